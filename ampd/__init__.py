@@ -1,0 +1,1 @@
+"""The shared core: types, configuration, performance model, policies, shared state and the `ampd` command."""

@@ -1,0 +1,23 @@
+"""The performance model's interface: how long prefills, decode steps and KV moves take."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ampd.types import Parallelism
+
+
+class PerformanceModel(Protocol):
+    """Predicted times in seconds; router, queue policies, simulator and planner all ask the same object."""
+
+    def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
+        """Time to prefill `incr_tokens` behind `hist_tokens` of existing KV; 0 when there is nothing to prefill."""
+        ...
+
+    def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
+        """Time of one decode step of `batch` sequences with `context_tokens` of KV in total."""
+        ...
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        """Time to move the KV of `tokens` between two workers; 0 when `tokens` is 0."""
+        ...

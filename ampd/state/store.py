@@ -1,0 +1,152 @@
+"""The one interface to shared state, implemented on Redis and in memory (same contract tests on both)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ampd.types import PrefillTask, WorkerView
+
+
+class StateUnavailableError(Exception):
+    """The store did not answer in time, or refused; the message is one line that a user can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A session's decode worker. `epoch` grows with every repin and fences writers that hold an old binding."""
+
+    session_id: str
+    worker_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteWrite:
+    """The one write of a routing decision: claim or refresh the binding and enter the task in a worker's queue.
+
+    Attributes:
+        worker_id: the decode worker that the decision assumed.
+        epoch: the binding's epoch that the decision assumed; 0 if the session was thought to be new.
+        task: the prefill to enter in `queue_worker_id`'s queue metadata.
+    """
+
+    session_id: str
+    worker_id: str
+    epoch: int
+    queue_worker_id: str
+    task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOutcome:
+    """`accepted`: nothing else was bound and the task is entered. Otherwise nothing was written and `binding` is the
+    one that holds: decide again with it."""
+
+    accepted: bool
+    binding: Binding
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUpdated:
+    """A worker published its whole view (its queue included)."""
+
+    view: WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRemoved:
+    """A worker left or its lease ran out."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQueued:
+    """A coordinator entered a prefill in a worker's queue."""
+
+    worker_id: str
+    task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """A worker finished (or gave up) a prefill that was in its queue."""
+
+    worker_id: str
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChanged:
+    """A worker's word on how much of a session's context it holds as KV (0: none any more)."""
+
+    worker_id: str
+    session_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """A session was ended; its binding is gone."""
+
+    session_id: str
+
+
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded
+
+
+class StateStore(Protocol):
+    """Shared state of one namespace. Every call may raise `StateUnavailableError`."""
+
+    # -- workers (written by the worker itself)
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> None:
+        """Write a worker's view and renew its lease; it disappears `lease_s` after the last call."""
+        ...
+
+    async def remove_worker(self, worker_id: str) -> None:
+        """Drop a worker and all that it published."""
+        ...
+
+    async def finish_task(self, worker_id: str, task_id: str) -> None:
+        """Take a prefill out of a worker's queue metadata."""
+        ...
+
+    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
+        """Say how many tokens of a session's context this worker holds; 0 forgets it."""
+        ...
+
+    # -- sessions (written by coordinators; Lua compare-and-set on Redis)
+    async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
+        """Claim or refresh a binding and enter the task, atomically; one round trip."""
+        ...
+
+    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+        """Move a session to another decode worker if `binding` still holds; epoch + 1."""
+        ...
+
+    async def binding(self, session_id: str) -> Binding | None:
+        """The binding that holds, or None."""
+        ...
+
+    async def end_session(self, session_id: str) -> Binding | None:
+        """Delete a binding and return it."""
+        ...
+
+    # -- readers
+    async def snapshot(self) -> list[WorkerView]:
+        """All live workers with their queues and held sessions."""
+        ...
+
+    def watch(self) -> AsyncIterator[StateEvent]:
+        """Events from the moment of the first `__anext__`; ends with `StateUnavailableError` when the store is lost."""
+        ...
+
+    async def ping(self) -> float:
+        """Round-trip time to the store, in seconds."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...

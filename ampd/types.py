@@ -1,0 +1,133 @@
+"""The vocabulary shared by every room: tasks, worker views and decisions, all immutable and free of I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a worker does: prefill only, or decode (which may also prefill locally)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Route(StrEnum):
+    """Where a round's increment is prefilled: on the session's decode worker, or on a prefill worker."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latency targets of one round.
+
+    Attributes:
+        ttft_s: seconds from the moment the round's prefill is handed to the system to its first token.
+        itl_s: seconds between consecutive output tokens.
+    """
+
+    ttft_s: float
+    itl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How one worker replica is partitioned over GPUs (theta in the paper)."""
+
+    tp: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTask:
+    """One round's prefill, as the policies see it.
+
+    Attributes:
+        task_id: unique over the cluster.
+        session_id: the session that the round belongs to.
+        hist_tokens: context whose KV already exists on the session's decode worker (0 for an initial prefill).
+        incr_tokens: new tokens to prefill in this round.
+        arrival_s: when the round was handed to the system, on the clock of the `now_s` that the policy is called with.
+        slo: the round's targets.
+        postponements: how often a later task of the same queue was run before this one.
+    """
+
+    task_id: str
+    session_id: str
+    hist_tokens: int
+    incr_tokens: int
+    arrival_s: float
+    slo: Slo
+    postponements: int = 0
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of the whole prompt: history and increment."""
+        return self.hist_tokens + self.incr_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A windowed mean: TTFTs of a prefill worker or ITLs of a decode worker over the last seconds."""
+
+    mean_s: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What a decision may know of one worker, as last heard.
+
+    Attributes:
+        worker_id: the Dynamo instance id, in hexadecimal.
+        queue: prefills that wait there or run there, in queue order.
+        ttft: windowed TTFT of the prefills that ran there.
+        itl: windowed ITL of the decode batch (decode workers).
+        decode_batch: sessions decoding now; `decode_context_tokens` is their total context.
+        kv_used_tokens, kv_capacity_tokens: KV memory in tokens.
+        held_tokens: session id -> tokens of its context whose KV this worker holds.
+    """
+
+    worker_id: str
+    role: Role
+    parallelism: Parallelism = Parallelism()
+    queue: tuple[PrefillTask, ...] = ()
+    ttft: Window = Window()
+    itl: Window = Window()
+    decode_batch: int = 0
+    decode_context_tokens: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    max_context_tokens: int = 0
+    held_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEstimate:
+    """The predicted TTFT of one candidate route, in seconds, with its parts."""
+
+    route: Route
+    worker_id: str
+    total_s: float
+    prefill_s: float
+    queue_s: float
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """Where a round goes and why.
+
+    Attributes:
+        worker_id: the worker that prefills: the decode worker itself if the route is local.
+        reason: a short stable word, for metrics and for people (`ttft-slack`, `itl-slack`, `cheapest`, ...).
+        estimates: what was compared, where the policy compared routes.
+    """
+
+    route: Route
+    worker_id: str
+    reason: str
+    estimates: tuple[RouteEstimate, ...] = ()

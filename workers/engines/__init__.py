@@ -1,0 +1,1 @@
+"""Engine adapters behind one protocol: SGLang (real) and modelled (sleeps by the performance model)."""

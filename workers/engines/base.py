@@ -1,0 +1,97 @@
+"""The engine protocol: what a worker needs of an inference engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ampd.types import Parallelism
+from workers.kv.exchange import KvExchange
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, known once it has started."""
+
+    parallelism: Parallelism
+    kv_capacity_tokens: int
+    max_context_tokens: int
+    page_size_tokens: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One call of the engine.
+
+    Attributes:
+        rid: unique and of fixed width (SGLang aborts by prefix).
+        max_new_tokens: None: until EOS or the end of the context; 0: only prefill and publish the KV.
+        request: the engine-relevant parts of Dynamo's preprocessed request (`sampling_options`, `stop_conditions`,
+            `output_options`, `eos_token_ids`, ...), mapped to the engine's own parameters by the adapter.
+    """
+
+    rid: str
+    session_id: str
+    token_ids: list[int]
+    max_new_tokens: int | None
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """New tokens of one choice. `finish_reason` is set in the choice's last output, with the engine's own counts."""
+
+    token_ids: list[int]
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    log_probs: list[float] | None = None
+    top_logprobs: list[list[dict[str, Any]]] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine measures of itself."""
+
+    running_requests: int
+    running_context_tokens: int
+    kv_used_tokens: int
+
+
+class EngineError(Exception):
+    """The engine refused or failed a request; `status` is the HTTP status that fits."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Engine(Protocol):
+    """One engine replica. `info` and `kv` may be used after `start`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def kv(self) -> KvExchange: ...
+
+    async def start(self) -> None:
+        """Load and warm up; returns when requests can be served."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        """Run one request; closing the iterator aborts it. Raises `EngineError`."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Current load; cheap, no I/O."""
+        ...
+
+    async def stop(self) -> None:
+        """Release everything; no process or memory is left behind."""
+        ...

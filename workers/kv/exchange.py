@@ -1,0 +1,67 @@
+"""The KV exchange's protocol: what a worker asks of it, hiding the transport (NIXL, modelled, in-process)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ampd.wire import KvReply, KvRequest
+
+
+@dataclass(frozen=True, slots=True)
+class KvFetch:
+    """What one fetch moved.
+
+    Attributes:
+        tokens: tokens whose KV was read from the peer (full pages); 0 if nothing was missing or nothing was held there.
+        bytes, seconds: of the transfer itself, directory look-up included.
+        error: why it ended short, if it did; the missing part is then recomputed.
+    """
+
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class KvPeers(Protocol):
+    """How a worker calls the KV endpoint of another worker."""
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """Raises `TimeoutError` or `ConnectionError`; both mean: recompute."""
+        ...
+
+
+HeldListener = Callable[[str, int], None]
+"""Called with (session_id, held tokens) whenever that number changes; 0: released."""
+
+
+class KvExchange(Protocol):
+    """Moves the KV of sessions between workers. No call raises for a transfer that failed: it says so in its result."""
+
+    async def serve(self, request: KvRequest) -> KvReply:
+        """Answer a peer's (or a coordinator's) call: lease, unlease, match, release_session."""
+        ...
+
+    async def fetch(
+        self, rid: str, session_id: str, token_ids: Sequence[int], source_worker_id: str, timeout_s: float
+    ) -> KvFetch:
+        """Read the pages of `token_ids` that are missing here from a peer into staging, for request `rid`."""
+        ...
+
+    async def discard(self, rid: str) -> None:
+        """Drop pages that were staged for a request that will not (or no longer) use them."""
+        ...
+
+    async def held_tokens(self, session_id: str) -> int:
+        """How much of a session's latest context is held here, in tokens."""
+        ...
+
+    async def release_session(self, session_id: str) -> int:
+        """Unpin all of a session's pages; returns the number of tokens released."""
+        ...
+
+    def connect(self, peers: KvPeers, on_held: HeldListener) -> None:
+        """Give the exchange its way to other workers and its listener, before the first fetch."""
+        ...

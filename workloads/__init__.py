@@ -1,0 +1,1 @@
+"""Agent workloads: the trace format, loaders, generators, live replay and reports."""
