@@ -1,21 +1,21 @@
-"""Settings of every command: pydantic models whose fields are at once flags, environment variables and documentation."""
+"""Settings of every command: pydantic models whose fields are flags, environment variables and docs at once."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
-from ampd.errors import RunError, UserError
+from ampd.errors import UserError
 
 
 class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
-    A field with the alias `dyn_x` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers.
+    A field declared with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers.
     """
 
     model_config = SettingsConfigDict(
@@ -39,37 +39,21 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
     Raises:
         UserError: an unknown flag or a value that does not fit, as one line.
     """
+    parser = _Parser(prog=prog, description=model.__doc__, allow_abbrev=False)
+    source: CliSettingsSource[Any] = CliSettingsSource(model, root_parser=parser)
     try:
-        source = _OneLineCli(model, cli_prog_name=prog, cli_parse_args=list(argv))
-        return model(_cli_settings_source=source)
+        return CliApp.run(model, cli_args=list(argv), cli_settings_source=source)
     except ValidationError as error:
         raise UserError(f"{prog}: {_first_line(error)}") from None
     except SettingsError as error:
         raise UserError(f"{prog}: {' '.join(str(error).split())}") from None
 
 
-def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command's body with the exit codes of the `ampd` command: 0 done, 1 failed, 2 wrong call or input."""
-    try:
-        return command(argv)
-    except UserError as error:
-        print(f"ampd: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"ampd: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+class _Parser(argparse.ArgumentParser):
+    """argparse with its errors as one line for the dispatcher, not a usage page and an exit."""
 
-
-class _OneLineCli(CliSettingsSource[Any]):
-    """The command-line source, with argparse's errors as one line instead of a usage page."""
-
-    def __init__(self, settings_cls: type[BaseSettings], **kwargs: Any) -> None:
-        super().__init__(settings_cls, **kwargs)
-
-    def _connect_root_parser(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super()._connect_root_parser(*args, **kwargs)
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
 
 
 def _first_line(error: ValidationError) -> str:
@@ -77,10 +61,5 @@ def _first_line(error: ValidationError) -> str:
     name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
     if detail["type"] == "missing":
         return f"--{name} is missing"
-    given = detail.get("input")
-    return f"--{name}: {detail['msg']} (given: {given!r})"
-
-
-def fail(message: str) -> NoReturn:
-    """Raise a `UserError`; for expressions."""
-    raise UserError(message)
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"--{name}: {message} (given: {detail.get('input')!r})" if name else message

@@ -1,0 +1,41 @@
+"""Settings that every process of a graph shares, so that coordinator and workers agree."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ampd.settings import Settings
+from ampd.types import Slo
+
+
+class GraphSettings(Settings):
+    """What coordinator and workers of one graph must agree on."""
+
+    namespace: str = Field(
+        "ampd",
+        validation_alias="dyn_namespace",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="Dynamo namespace of the graph; also the prefix of its keys in Redis.",
+    )
+    state_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Shared state: redis://, rediss:// (TLS) or unix:// of a Redis >= 6.2; credentials in it.",
+    )
+    ttft: float = Field(2.0, gt=0, description="TTFT target in seconds, for rounds that bring none of their own.")
+    itl: float = Field(0.1, gt=0, description="ITL target in seconds, for rounds that bring none of their own.")
+    perf: str = Field(
+        "tiny-cpu",
+        description="Performance model: the name of a shipped profile, or the path of a profile file.",
+    )
+    session_ttl_s: float = Field(
+        1800.0, gt=0, description="Seconds without a round after which a session's binding and its KV are released."
+    )
+    lease_s: float = Field(
+        5.0, gt=0, description="Seconds for which a worker counts as alive after its last heartbeat."
+    )
+    window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
+
+    @property
+    def slo(self) -> Slo:
+        """The default targets of a round."""
+        return Slo(ttft_s=self.ttft, itl_s=self.itl)
