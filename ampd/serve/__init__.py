@@ -1,0 +1,1 @@
+"""`ampd serve`: the whole graph on one machine, supervised."""

@@ -1,0 +1,55 @@
+"""Checks of `ampd serve` before anything is started: each failure is one line that says how to mend it."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+
+from ampd.errors import UserError
+from ampd.policies import registry
+from ampd.serve.settings import EngineName, ServeSettings
+
+
+def check_policies(settings: ServeSettings) -> None:
+    """Refuse names of policies that do not exist, naming those that do."""
+    for kind in ("binding", "routing", "ordering"):
+        registry.create(kind, getattr(settings, kind))
+
+
+def check_engine(engine: EngineName) -> None:
+    """Refuse an engine whose libraries are not installed."""
+    if engine is EngineName.SGLANG:
+        for module in ("sglang", "nixl"):
+            if importlib.util.find_spec(module) is None:
+                raise UserError(
+                    f"ampd serve: --engine sglang needs the package {module}; install it with "
+                    "pip install 'ampd[sglang]', or use --engine modelled"
+                )
+
+
+def check_model(path: Path) -> None:
+    """Refuse a folder that is not a model with a tokenizer."""
+    if not path.is_dir():
+        raise UserError(f"ampd serve: no model folder at {path}; give a folder in Hugging Face layout, or --model tiny")
+    if not (path / "config.json").is_file():
+        raise UserError(f"ampd serve: {path} has no config.json; is it a model folder in Hugging Face layout?")
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model")):
+        raise UserError(
+            f"ampd serve: {path} has no tokenizer (tokenizer.json); copy the model's tokenizer files into the folder"
+        )
+
+
+def claim_port(host: str, port: int) -> int:
+    """The port to listen on: `port` if it is free, any free one if it is 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"ampd serve: cannot listen on {host}:{port} ({error.strerror}); choose another --port, or --port 0"
+            ) from None
+        claimed: int = probe.getsockname()[1]
+    return claimed

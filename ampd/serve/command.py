@@ -1,0 +1,130 @@
+"""The body of `ampd serve`: checks, Redis, processes, the line that says it is ready, and the end of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ampd.errors import RunError, UserError
+from ampd.serve import checks
+from ampd.serve.devices import visible_gpus, worker_environments
+from ampd.serve.graph import GraphSite, graph_processes
+from ampd.serve.processes import Supervisor
+from ampd.serve.ready import wait_until_ready
+from ampd.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
+from ampd.settings import parse_settings
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateUnavailableError
+from ampd.tiny_model import tiny_model_path
+from ampd.types import Role
+
+_WATCH_S = 0.5
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
+    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    checks.check_policies(settings)
+    checks.check_engine(settings.engine)
+    model_path = tiny_model_path() if settings.model == TINY else Path(settings.model).expanduser().resolve()
+    checks.check_model(model_path)
+    port = checks.claim_port(settings.host, settings.port)
+    workers = settings.prefill + settings.decode
+    gpus = visible_gpus() if settings.engine is EngineName.SGLANG else []
+    environments = worker_environments(workers, settings.tp, gpus, os.cpu_count() or 1)
+    with _state_url(settings) as state_url, tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch:
+        site = GraphSite(
+            model_path=model_path,
+            model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
+            state_url=state_url,
+            port=port,
+            discovery_dir=Path(scratch) / "discovery",
+            worker_env=tuple(environments),
+        )
+        log_dir = Path(settings.log_dir or Path(scratch) / "logs")
+        log_dir.mkdir(parents=True, exist_ok=True)
+        return asyncio.run(_serve(settings, site, log_dir))
+
+
+@contextlib.contextmanager
+def _state_url(settings: ServeSettings) -> Iterator[str]:
+    if settings.state_url != EMBEDDED:
+        yield settings.state_url
+        return
+    with EmbeddedRedis() as redis:
+        yield redis.url
+
+
+async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        store = await open_store(site.state_url, settings.namespace)
+    except StateUnavailableError as error:
+        raise UserError(f"ampd serve: --state-url: {error}") from None
+    supervisor = Supervisor(log_dir)
+    url = f"http://{settings.host}:{site.port}"
+    try:
+        for spec in graph_processes(settings, site):
+            supervisor.start(spec)
+        expected = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
+        ready = asyncio.create_task(
+            wait_until_ready(
+                store, url, site.model_name, expected, supervisor.ended, settings.start_timeout_s, _progress
+            )
+        )
+        interrupted = asyncio.create_task(stopped.wait())
+        await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            return 0
+        await ready
+        print(_ready_line(settings, site, url, log_dir), flush=True)
+        await _watch(settings, supervisor, stopped)
+        return 0
+    finally:
+        _progress("stopping")
+        await asyncio.to_thread(supervisor.stop)
+        await store.close()
+
+
+def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
+    return (
+        f"ready: {url} serves model {site.model_name!r} with {settings.prefill} prefill and {settings.decode} decode "
+        f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}; "
+        f"state {site.state_url}, logs {log_dir}; Ctrl-C stops it"
+    )
+
+
+async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: asyncio.Event) -> None:
+    """Return when asked to stop; report processes that end, and fail when the graph can no longer serve."""
+    reported: set[str] = set()
+    while not stopped.is_set():
+        ended = supervisor.ended()
+        for name in ended.keys() - reported:
+            _progress(ended[name])
+        reported |= ended.keys()
+        if lost := _lost_part(settings, reported):
+            raise RunError(f"ampd serve: no {lost} is left: {ended[max(reported)]}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _WATCH_S)
+
+
+def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
+    parts = {"frontend": 1, "coordinator": settings.coordinators, "decode": settings.decode}
+    for part, count in parts.items():
+        if sum(name.split("-")[0] == part for name in ended) == count:
+            return part if part != "decode" else "decode worker"
+    return None
+
+
+def _progress(line: str) -> None:
+    print(f"ampd serve: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""A small supervisor: starts the graph's processes, notices the first that dies, and leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process of the graph: a name for people, its command line and what it adds to the environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: ProcessSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class Supervisor:
+    """Runs processes, each in its own process group and with its own log file.
+
+    A child gets SIGTERM when this process dies, however it dies; `stop` ends every group and waits for it.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._children: list[_Child] = []
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Start one process; its output goes to `<log_dir>/<name>.log`."""
+        log = self._log_dir / f"{spec.name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # long-lived: `stop` waits for it
+                spec.argv,
+                env={**os.environ, **spec.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        self._children.append(_Child(spec, process, log))
+
+    def ended(self) -> dict[str, str]:
+        """Name -> one line about every process that has ended by itself."""
+        lines = {}
+        for child in self._children:
+            code = child.process.poll()
+            if code is not None:
+                name = child.spec.name
+                lines[name] = f"{name} ended with exit code {code}: {last_line(child.log)} (log: {child.log})"
+        return lines
+
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of everything that was started."""
+        return {child.spec.name: child.process.pid for child in self._children}
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Ask every process to end, newest first, and kill what has not ended after `grace_s` seconds."""
+        for child in reversed(self._children):
+            _signal_group(child.process, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for child in self._children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(child.process, signal.SIGKILL)
+            child.process.wait()
+        self._children.clear()
+
+
+def last_line(log: Path) -> str:
+    """The last line with text in it of a log file, for error messages."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
+def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:
+    """The command line `python -m module flags...` with this interpreter."""
+    return (sys.executable, "-m", module, *flags)
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,60 @@
+"""Waiting until a local graph can serve: every worker has its lease and the frontend lists the model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import httpx
+
+from ampd.errors import RunError
+from ampd.state.store import StateStore
+from ampd.types import Role
+
+_POLL_S = 0.2
+
+
+async def wait_until_ready(
+    store: StateStore,
+    url: str,
+    model_name: str,
+    expected: dict[Role, int],
+    ended: Callable[[], dict[str, str]],
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Return when `expected` workers hold leases and `url` lists `model_name`.
+
+    Raises:
+        RunError: a process died, or `timeout_s` passed; the line says what was still missing.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = ""
+    async with httpx.AsyncClient(base_url=url, timeout=2.0) as client:
+        while missing := await _missing(store, client, model_name, expected):
+            for line in ended().values():
+                raise RunError(f"ampd serve: {line}")
+            if time.monotonic() > deadline:
+                raise RunError(f"ampd serve: not ready after {timeout_s:.0f} s; still missing: {missing}")
+            if missing != said:
+                progress(f"waiting for {missing}")
+                said = missing
+            await asyncio.sleep(_POLL_S)
+
+
+async def _missing(store: StateStore, client: httpx.AsyncClient, model_name: str, expected: dict[Role, int]) -> str:
+    live = Counter(view.role for view in await store.snapshot())
+    parts = [f"{count - live[role]} {role} worker(s)" for role, count in expected.items() if live[role] < count]
+    if not await _lists_model(client, model_name):
+        parts.append("the model at the frontend")
+    return ", ".join(parts)
+
+
+async def _lists_model(client: httpx.AsyncClient, model_name: str) -> bool:
+    try:
+        reply = await client.get("/v1/models")
+        return any(model["id"] == model_name for model in reply.json()["data"])
+    except (httpx.HTTPError, ValueError, KeyError):
+        return False

@@ -1,0 +1,56 @@
+"""Settings of `ampd serve`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from ampd.graph_settings import GraphSettings
+
+EMBEDDED = "embedded"
+TINY = "tiny"
+
+
+class EngineName(StrEnum):
+    """The engines that a worker can run."""
+
+    SGLANG = "sglang"
+    MODELLED = "modelled"
+
+
+class ServeSettings(GraphSettings):
+    """Start the whole graph on this machine: Redis, Dynamo frontend, coordinators and workers. Ctrl-C stops it."""
+
+    prefill: int = Field(1, ge=0, le=64, description="Number of prefill workers.")
+    decode: int = Field(1, ge=1, le=64, description="Number of decode workers.")
+    coordinators: int = Field(1, ge=1, le=16, description="Number of coordinator replicas.")
+    engine: EngineName = Field(
+        EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
+    )
+    model: str = Field(
+        TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is made locally."
+    )
+    model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
+    routing: str = Field("ampd", description="Routing policy; see docs/policies.md.")
+    binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
+    ordering: str = Field("ampd", description="Order of the prefill queues.")
+    host: str = Field("127.0.0.1", description="Address that the frontend listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
+    state_url: str = Field(
+        EMBEDDED,
+        description="Shared state: `embedded` starts a Redis of its own; otherwise redis://, rediss:// or unix://.",
+    )
+    tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
+    dyn_tool_call_parser: str | None = Field(
+        None, validation_alias="dyn_tool_call_parser", description="Tool-call parser of the model (as in Dynamo)."
+    )
+    dyn_reasoning_parser: str | None = Field(
+        None, validation_alias="dyn_reasoning_parser", description="Reasoning parser of the model (as in Dynamo)."
+    )
+    worker_args: str = Field(
+        "", description="Further flags for every worker, as one string (python -m workers --help)."
+    )
+    router_args: str = Field("", description="Further flags for every coordinator (python -m router --help).")
+    log_dir: str | None = Field(None, description="Folder for the processes' logs; default: a temporary one.")
+    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
