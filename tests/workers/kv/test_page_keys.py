@@ -1,0 +1,46 @@
+"""Page keys: a chain over all tokens, and the same chain as SGLang's."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.kv.page_keys import KEY_BYTES, page_keys
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
+
+
+@given(TOKENS, st.sampled_from([1, 4, 16]))
+def test_keys_of_a_prefix_are_a_prefix_of_the_keys(tokens: list[int], page_size: int) -> None:
+    keys = page_keys(tokens, page_size)
+    assert len(keys) == len(tokens) // page_size
+    assert all(len(key) == KEY_BYTES for key in keys)
+    assert page_keys(tokens[: len(tokens) // 2], page_size) == keys[: len(tokens) // 2 // page_size]
+
+
+@given(TOKENS.filter(bool), st.data())
+def test_a_changed_token_changes_its_page_and_all_after_it(tokens: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(tokens) - 1))
+    changed = [*tokens[:at], tokens[at] + 1, *tokens[at + 1 :]]
+    before, after = page_keys(tokens, 4), page_keys(changed, 4)
+    assert before[: at // 4] == after[: at // 4]
+    assert not set(before[at // 4 :]) & set(after[at // 4 :])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_chain_is_sglangs() -> None:
+    pytest.importorskip("sglang")
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+    @given(TOKENS)
+    def check(tokens: list[int]) -> None:
+        full = len(tokens) // 4 * 4
+        theirs = get_storage_hash_str(RadixKey(array("q", tokens[:full]), None), None, page_size=4)
+        assert [bytes.fromhex(key) for key in theirs] == page_keys(tokens, 4)
+
+    check()
