@@ -1,0 +1,47 @@
+import pytest
+from pydantic import Field
+
+from ampd.errors import UserError
+from ampd.graph_settings import GraphSettings
+from ampd.settings import Settings, parse_settings
+
+
+class _Sample(Settings):
+    """Says what it is for."""
+
+    rate: float | None = Field(None, gt=0, description="Sessions per second.")
+    name: str = Field("a", validation_alias="dyn_name", description="As in Dynamo.")
+    needed: int = Field(description="No default.")
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPD_RATE", "4")
+    monkeypatch.setenv("DYN_NAME", "b")
+    assert parse_settings(_Sample, ["--needed", "1"], "x").rate == 4
+    sample = parse_settings(_Sample, ["--needed", "1", "--rate", "2", "--dyn-name", "c"], "x")
+    assert (sample.rate, sample.name) == (2, "c")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--needed", "1", "--rate", "-1"], r"x: --rate: Input should be greater than 0 \(given: '-1'\)"),
+        (["--needed", "1", "--bogus"], "x: unrecognized arguments: --bogus"),
+        (["--need", "1"], "x: unrecognized arguments"),
+        ([], "x: --needed is missing"),
+    ],
+)
+def test_a_wrong_call_is_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        parse_settings(_Sample, argv, "x")
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(ValueError, match="extra"):
+        _Sample(needed=1, other=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("model", [GraphSettings])
+def test_every_field_says_what_it_is_for(model: type[Settings]) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []

@@ -1,0 +1,105 @@
+"""Wrong calls of the `ampd` command: one line that says where and how to mend it, exit code 2, nothing started."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ampd.tiny_model import tiny_model_path
+
+
+def _ampd(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ampd", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def _refusal(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refused call."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def test_unknown_command_lists_the_known_ones() -> None:
+    assert "serve, replay, trace" in _refusal(_ampd("fly"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "known"), [("--routing", "always-local"), ("--ordering", "fcfs"), ("--binding", "least-kv")]
+)
+def test_unknown_policy_lists_the_known_ones(flag: str, known: str) -> None:
+    line = _refusal(_ampd("serve", "--engine", "modelled", flag, "psychic"))
+    assert "psychic" in line
+    assert known in line
+
+
+def test_unknown_flag_is_named() -> None:
+    assert "--prefil" in _refusal(_ampd("serve", "--prefil", "2"))
+
+
+def test_value_out_of_range_is_named() -> None:
+    assert "--decode" in _refusal(_ampd("serve", "--decode", "0"))
+
+
+def test_unknown_perf_profile_lists_the_known_ones() -> None:
+    assert "tiny-cpu" in _refusal(_ampd("serve", "--engine", "modelled", "--perf", "no-such"))
+
+
+def test_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in _refusal(_ampd("serve", "--engine", "modelled", "--port", str(port)))
+
+
+def test_redis_that_does_not_answer_is_refused_within_five_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://user:secret@127.0.0.1:{silent.getsockname()[1]}/0"
+        started = time.monotonic()
+        line = _refusal(_ampd("serve", "--engine", "modelled", "--state-url", url))
+        # The interpreter's own start is not what is measured here: allow for a busy machine.
+        assert time.monotonic() - started < 15
+    assert "--state-url" in line
+    assert "secret" not in line
+
+
+def test_redis_url_that_nothing_listens_on_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    line = _refusal(_ampd("serve", "--engine", "modelled", "--state-url", f"redis://127.0.0.1:{port}/0"))
+    assert str(port) in line
+
+
+def test_state_url_of_another_kind_is_refused() -> None:
+    assert "redis://" in _refusal(_ampd("serve", "--engine", "modelled", "--state-url", "etcd://127.0.0.1"))
+
+
+def test_model_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in _refusal(_ampd("serve", "--engine", "modelled", "--model", str(tmp_path / "none")))
+
+
+def test_model_folder_without_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_model_path() / "config.json").read_text())
+    line = _refusal(_ampd("serve", "--engine", "modelled", "--model", str(tmp_path)))
+    assert "tokenizer" in line
+    assert str(tmp_path) in line
+
+
+def test_malformed_trace_line_names_file_and_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    good = {"session_id": "s1", "arrival_s": 0.0, "rounds": [{"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}]}
+    trace.write_text(json.dumps(good) + "\n" + '{"session_id": "s2", "rounds": [}\n')
+    for command in (("replay", str(trace), "--url", "http://127.0.0.1:1"), ("trace", "stats", str(trace))):
+        line = _refusal(_ampd(*command))
+        assert f"{trace}:2" in line or (str(trace) in line and "line 2" in line)
+
+
+def test_unknown_trace_lists_the_shipped_ones() -> None:
+    assert "tau-bench" in _refusal(_ampd("trace", "stats", "no-such-trace"))
