@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.kv.page_keys import KEY_BYTES, page_keys
@@ -37,6 +37,7 @@ def test_the_chain_is_sglangs() -> None:
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+    @settings(deadline=None)
     @given(TOKENS)
     def check(tokens: list[int]) -> None:
         full = len(tokens) // 4 * 4
