@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from ampd.errors import RunError
 from ampd.types import PrefillTask, WorkerView
 
 
-class StateUnavailableError(Exception):
+class StateUnavailableError(RunError):
     """The store did not answer in time, or refused; the message is one line that a user can act on."""
 
 
@@ -50,9 +51,10 @@ class RouteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUpdated:
-    """A worker published its whole view (its queue included)."""
+    """A worker published its whole view (its queue included), which holds for `lease_s` seconds."""
 
     view: WorkerView
+    lease_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,22 @@ class SessionEnded:
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded
 
 
+class Watcher(AsyncIterator[StateEvent], Protocol):
+    """One subscription to a store's events; iterating it starts it."""
+
+    async def start(self) -> None:
+        """Subscribe. Every event after its return will be seen, so a snapshot taken then loses none."""
+        ...
+
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life from the store: the staleness of what was seen."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        ...
+
+
 class StateStore(Protocol):
     """Shared state of one namespace. Every call may raise `StateUnavailableError`."""
 
@@ -139,8 +157,8 @@ class StateStore(Protocol):
         """All live workers with their queues and held sessions."""
         ...
 
-    def watch(self) -> AsyncIterator[StateEvent]:
-        """Events from the moment of the first `__anext__`; ends with `StateUnavailableError` when the store is lost."""
+    def watch(self) -> Watcher:
+        """Events from `start` (or the first `__anext__`) on; ends in `StateUnavailableError` when the store is lost."""
         ...
 
     async def ping(self) -> float:

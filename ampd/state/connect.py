@@ -1,0 +1,78 @@
+"""Opening the shared state that a URL names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import SplitResult, urlsplit
+from weakref import WeakValueDictionary
+
+from ampd.errors import UserError
+from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.store import StateStore
+
+DEFAULT_TIMEOUT_S = 2.0
+
+_memory_states: WeakValueDictionary[tuple[str, str], MemoryState] = WeakValueDictionary()
+
+
+async def open_store(
+    url: str,
+    namespace: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> StateStore:
+    """Open shared state and see that it answers.
+
+    Args:
+        url: `redis://[user:password@]host[:port][/db]`, `rediss://` (TLS; `?ssl_ca_certs=FILE` and the like),
+            `unix://[user:password@]/path[?db=N]`, or `memory://[name]`, which lives in this process only.
+        namespace: keeps the graphs that share a Redis apart.
+        clock: the clock of the tasks' arrival times.
+        timeout_s: for connecting and for each operation.
+
+    Raises:
+        UserError: the URL is malformed.
+        StateUnavailableError: the store does not answer, or refuses.
+    """
+    parts = _checked(url)
+    if parts.scheme == "memory":
+        key = (parts.netloc + parts.path, namespace)
+        state = _memory_states.setdefault(key, MemoryState())
+        return MemoryStore(state, clock)
+
+    from ampd.state.redis_store import RedisStore  # redis is a slow import and planning needs none
+
+    store = RedisStore(url, namespace, clock=clock, timeout_s=timeout_s)
+    try:
+        await store.ping()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def _checked(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UserError(f"state URL: {error}; expected redis://host:port/db") from None
+    if parts.scheme not in ("redis", "rediss", "unix", "memory"):
+        raise UserError(
+            f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss://, unix:// or memory://"
+        )
+    if parts.scheme == "unix" and not parts.path.strip("/"):
+        raise UserError("state URL: unix:// needs the path of a socket, as in unix:///run/redis/redis.sock")
+    if parts.scheme in ("redis", "rediss"):
+        _check_redis(parts)
+    return parts
+
+
+def _check_redis(parts: SplitResult) -> None:
+    if not parts.hostname:
+        raise UserError(f"state URL: {parts.scheme}:// needs a host, as in {parts.scheme}://127.0.0.1:6379/0")
+    database = parts.path.strip("/")
+    if database and not (database.isascii() and database.isdigit()):
+        raise UserError(f"state URL: the database must be a number, not {database!r}")

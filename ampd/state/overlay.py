@@ -1,0 +1,33 @@
+"""What others wrote about a worker since its last own word, laid over that word.
+
+A worker publishes its whole view about once a second. Between two publications coordinators enter prefills in its queue
+and the worker reports finished prefills and changed sessions one by one. Both the stores and the local copy keep those
+small changes beside the view and merge them when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from ampd.types import PrefillTask, WorkerView
+
+QUEUE_GRACE_S = 2.0
+"""How long a prefill that was entered may be missing from its worker's own queue before it counts as lost, and how long
+a finished one stays struck out of views that were written before it finished."""
+
+
+def merge(
+    view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int]
+) -> WorkerView:
+    """The view with `entered` tasks appended, `done` task ids struck out and `held` sessions corrected (0: gone)."""
+    queue = tuple(task for task in view.queue if task.task_id not in done)
+    known = {task.task_id for task in queue}
+    queue += tuple(task for task in entered if task.task_id not in known and task.task_id not in done)
+    return replace(view, queue=queue, held_tokens=_corrected(view.held_tokens, held))
+
+
+def _corrected(held: Mapping[str, int], changes: Mapping[str, int]) -> Mapping[str, int]:
+    if not changes:
+        return held
+    return {session_id: tokens for session_id, tokens in {**held, **changes}.items() if tokens > 0}

@@ -1,0 +1,323 @@
+"""The local copy of the cluster that decisions read: one dictionary away, without I/O.
+
+It starts from a snapshot and follows the store's events. While the store is lost it keeps serving the last view (leases
+do not run out then, for nobody can renew them) and reconnects with backoff; a fresh snapshot reconciles it. A worker
+that the snapshot misses is kept for one lease more, because a Redis that was restarted is empty until everyone has
+published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.store import (
+    HeldChanged,
+    SessionEnded,
+    StateEvent,
+    StateStore,
+    StateUnavailableError,
+    TaskDone,
+    TaskQueued,
+    Watcher,
+    WorkerRemoved,
+    WorkerUpdated,
+)
+from ampd.types import PrefillTask, Role, WorkerView
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+
+
+@dataclass(slots=True)
+class ViewCounters:
+    """What happened to a view since it was made; for metrics.
+
+    Attributes:
+        events: events applied.
+        snapshots: snapshots taken, the first one included.
+        losses, reconnects: times that the store was lost and found again.
+        expired_workers: workers whose lease ran out here.
+        lost_tasks: prefills that were entered but never listed by their worker.
+    """
+
+    events: int = 0
+    snapshots: int = 0
+    losses: int = 0
+    reconnects: int = 0
+    expired_workers: int = 0
+    lost_tasks: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker: its own word, what was said about it since, and the two merged (None: to be merged again)."""
+
+    said: WorkerView
+    deadline_s: float
+    suspect_until_s: float = float("-inf")
+    entered: dict[str, tuple[float, PrefillTask]] = field(default_factory=dict)
+    done: dict[str, float] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    merged: WorkerView | None = None
+
+    def view(self) -> WorkerView:
+        if self.merged is None:
+            self.merged = merge(self.said, [task for _, task in self.entered.values()], self.done, self.held)
+        return self.merged
+
+
+class ClusterView:
+    """The live workers as last heard. Use as an async context manager, or `start` and `stop`.
+
+    Args:
+        lease_s: how long a worker counts as alive after its last word, where the word does not say so itself.
+        clock: the clock of the tasks' arrival times; monotonic.
+        on_event: called after each event was applied, workers that expired here included.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        *,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        grace_s: float = QUEUE_GRACE_S,
+        on_event: Callable[[StateEvent], None] | None = None,
+    ) -> None:
+        self.counters = ViewCounters()
+        self._store = store
+        self._lease_s = lease_s
+        self._clock = clock
+        self._grace_s = grace_s
+        self._on_event = on_event
+        self._workers: dict[str, _Worker] = {}
+        self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
+        self._recheck_s = float("inf")
+        self._watcher: Watcher | None = None
+        self._fresh_s = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Take the first snapshot and follow from there.
+
+        Raises:
+            StateUnavailableError: the store does not answer.
+        """
+        await self._connect()
+        self._task = asyncio.create_task(self._follow(), name="cluster-view")
+
+    async def stop(self) -> None:
+        """End following; the last view stays readable."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self._disconnect()
+
+    async def __aenter__(self) -> ClusterView:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- what decisions read
+
+    def decode(self) -> tuple[WorkerView, ...]:
+        """Live decode workers."""
+        return self._current()[Role.DECODE]
+
+    def prefill(self) -> tuple[WorkerView, ...]:
+        """Live prefill workers."""
+        return self._current()[Role.PREFILL]
+
+    def worker(self, worker_id: str) -> WorkerView | None:
+        """A live worker, or None if it is unknown, expired or suspect."""
+        self._current()
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.suspect_until_s > self._clock():
+            return None
+        return worker.view()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store's events arrive."""
+        return self._watcher is not None
+
+    def age_s(self) -> float:
+        """Seconds since the view was last known to agree with the store."""
+        if self._watcher is not None:
+            return self._watcher.silent_s()
+        return self._clock() - self._fresh_s
+
+    # -- what the reader knows better
+
+    def suspect(self, worker_id: str, for_s: float) -> None:
+        """A call to this worker failed: leave it out until it publishes again, or for `for_s` seconds."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.suspect_until_s = self._clock() + for_s
+            self._lists = None
+
+    def apply(self, event: StateEvent) -> None:
+        """Take in an event: from the store, or one's own write before the store repeats it (events are idempotent)."""
+        match event:
+            case WorkerUpdated(view, lease_s):
+                self._updated(view, self._lease_s if lease_s is None else lease_s)
+                self._workers[view.worker_id].suspect_until_s = float("-inf")
+            case WorkerRemoved(worker_id):
+                self._workers.pop(worker_id, None)
+            case TaskQueued(worker_id, task):
+                self._queued(worker_id, task)
+            case TaskDone(worker_id, task_id):
+                self._done(worker_id, task_id)
+            case HeldChanged(worker_id, session_id, tokens):
+                if worker := self._workers.get(worker_id):
+                    worker.held[session_id] = tokens
+                    worker.merged = None
+            case SessionEnded():
+                pass  # what a worker holds of it is the worker's own word
+        self._lists = None
+        self.counters.events += 1
+        self._tell(event)
+
+    def _updated(self, view: WorkerView, lease_s: float) -> None:
+        now_s = self._clock()
+        worker = self._workers.setdefault(view.worker_id, _Worker(view, now_s))
+        worker.said = view
+        worker.deadline_s = now_s + lease_s
+        worker.held.clear()
+        worker.merged = None
+        # a listed task is the worker's from now on: it goes when the worker no longer lists it
+        for task in view.queue:
+            worker.entered.pop(task.task_id, None)
+        # one that is not listed was entered after this view was written, unless that is too long ago
+        for task_id, (at_s, _) in list(worker.entered.items()):
+            if now_s - at_s > self._grace_s:
+                del worker.entered[task_id]
+                self.counters.lost_tasks += 1
+        for task_id, at_s in list(worker.done.items()):
+            if now_s - at_s > self._grace_s:
+                del worker.done[task_id]
+
+    def _queued(self, worker_id: str, task: PrefillTask) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None or task.task_id in worker.entered:
+            return
+        worker.done.pop(task.task_id, None)
+        worker.entered[task.task_id] = (self._clock(), task)
+        worker.merged = None
+
+    def _done(self, worker_id: str, task_id: str) -> None:
+        if worker := self._workers.get(worker_id):
+            worker.entered.pop(task_id, None)
+            worker.done[task_id] = self._clock()
+            worker.merged = None
+
+    # -- the cached lists
+
+    def _current(self) -> dict[Role, tuple[WorkerView, ...]]:
+        now_s = self._clock()
+        if self._lists is None or now_s >= self._recheck_s:
+            self._lists = self._rebuilt(now_s)
+        return self._lists
+
+    def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
+        if self.connected:
+            self._expire(now_s)
+        lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
+        self._recheck_s = float("inf")
+        for worker in self._workers.values():
+            if self.connected:
+                self._recheck_s = min(self._recheck_s, worker.deadline_s)
+            if worker.suspect_until_s > now_s:
+                self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
+                continue
+            lists[worker.said.role].append(worker.view())
+        return {role: tuple(views) for role, views in lists.items()}
+
+    def _expire(self, now_s: float) -> None:
+        for worker_id, worker in list(self._workers.items()):
+            if worker.deadline_s <= now_s:
+                del self._workers[worker_id]
+                self.counters.expired_workers += 1
+                self._tell(WorkerRemoved(worker_id))
+
+    def _tell(self, event: StateEvent) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception:
+            log.exception("a listener failed on %s", type(event).__name__)
+
+    # -- following the store
+
+    async def _follow(self) -> None:
+        while True:
+            assert self._watcher is not None
+            try:
+                async for event in self._watcher:
+                    self.apply(event)
+            except StateUnavailableError as error:
+                log.warning("%s; serving the last view", error)
+            except Exception:
+                log.exception("following the shared state failed; starting over from a snapshot")
+            self.counters.losses += 1
+            await self._disconnect()
+            await self._reconnect()
+
+    async def _reconnect(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            try:
+                await self._connect()
+            except StateUnavailableError:
+                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                continue
+            self.counters.reconnects += 1
+            log.warning("shared state is back after %.1f s", self._clock() - self._fresh_s)
+            return
+
+    async def _connect(self) -> None:
+        watcher = self._store.watch()
+        try:
+            await watcher.start()
+            views = await self._store.snapshot()
+        except BaseException:
+            await watcher.aclose()
+            raise
+        self._reset(views)
+        self._watcher = watcher
+
+    async def _disconnect(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        self._lists = None
+        if watcher is not None:
+            self._fresh_s = self._clock() - watcher.silent_s()
+            await watcher.aclose()
+
+    def _reset(self, views: list[WorkerView]) -> None:
+        now_s = self._clock()
+        for worker in self._workers.values():
+            worker.deadline_s = now_s + self._lease_s
+        for view in views:
+            self._updated(view, self._lease_s)
+        self._lists = None
+        self.counters.snapshots += 1
