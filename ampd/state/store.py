@@ -99,8 +99,12 @@ class SessionEnded:
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded
 
 
-class Watcher(AsyncIterator[StateEvent], Protocol):
-    """One subscription to a store's events; iterating it starts it."""
+class Watcher(Protocol):
+    """One subscription to a store's events: an async iterator, which starts itself if `start` was not called."""
+
+    def __aiter__(self) -> AsyncIterator[StateEvent]: ...
+
+    async def __anext__(self) -> StateEvent: ...
 
     async def start(self) -> None:
         """Subscribe. Every event after its return will be seen, so a snapshot taken then loses none."""
