@@ -1,0 +1,186 @@
+"""Talking to one Redis: scripts with a deadline, each one counted, and every failure as one line.
+
+What redis-py would do on its own and must not here: retry for seconds, and resubscribe behind the reader's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from ampd.errors import UserError
+from ampd.state.counting import RoundTrips
+from ampd.state.store import StateUnavailableError
+
+MAX_CONNECTIONS = 32
+
+
+class RedisConnection:
+    """A pool of connections to the Redis that a URL names.
+
+    Raises:
+        UserError: redis-py does not accept the URL.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.round_trips = RoundTrips()
+        self.timeout_s = timeout_s
+        self.place = _without_secrets(url)
+        try:
+            self._pool: Any = BlockingConnectionPool.from_url(
+                url,
+                max_connections=MAX_CONNECTIONS,
+                timeout=timeout_s,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                # once, for a pooled connection that the server has closed meanwhile; every script may be repeated
+                retry=Retry(NoBackoff(), 1),
+                protocol=2,
+            )
+            self._new_connection()
+        except (ValueError, TypeError) as error:
+            raise UserError(f"state URL {self.place}: {error}") from None
+        self._redis: Any = Redis(connection_pool=self._pool)
+
+    async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+        """Run a script: one round trip, or two for the first run on a server that does not know it.
+
+        Raises:
+            StateUnavailableError: no answer in time, or a refusal.
+        """
+        text, digest = _script(name)
+        async with self._guarded():
+            with self.round_trips.trip(name):
+                try:
+                    return await self._redis.execute_command("EVALSHA", digest, len(keys), *keys, *arguments)
+                except NoScriptError:
+                    pass
+            with self.round_trips.trip(name):
+                return await self._redis.execute_command("EVAL", text, len(keys), *keys, *arguments)
+
+    async def command(self, name: str, *arguments: bytes | str | float) -> Any:
+        """Run one plain command.
+
+        Raises:
+            StateUnavailableError: no answer in time, or a refusal.
+        """
+        async with self._guarded():
+            with self.round_trips.trip(name.lower()):
+                return await self._redis.execute_command(name, *arguments)
+
+    async def subscribe(self, channel: bytes) -> Subscription:
+        """Subscribe on a connection of its own; every message published after this returns will be read.
+
+        Raises:
+            StateUnavailableError: no answer in time, or a refusal.
+        """
+        connection = self._new_connection()
+        try:
+            async with self._guarded():
+                await connection.connect()
+                await connection.send_command("SUBSCRIBE", channel)
+                await connection.read_response()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return Subscription(connection, self.timeout_s, self.place)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._redis.aclose()
+        await self._pool.aclose()
+
+    def _new_connection(self) -> Any:
+        return self._pool.make_connection()
+
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                yield
+        except TimeoutError:
+            raise StateUnavailableError(
+                f"shared state {self.place} did not answer within {self.timeout_s:g} s; is Redis running there?"
+            ) from None
+        except (RedisError, OSError) as error:
+            raise StateUnavailableError(f"shared state {self.place}: {_one_line(error)}") from None
+
+
+class Subscription:
+    """One subscribed connection. It never reconnects by itself: what was published meanwhile would be missing."""
+
+    def __init__(self, connection: Any, timeout_s: float, place: str) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._place = place
+        self._heard_s = time.monotonic()
+        self._asked = False
+
+    def silent_s(self) -> float:
+        """Seconds since the server was last heard."""
+        return time.monotonic() - self._heard_s
+
+    async def message(self) -> bytes:
+        """The next message. A silent server is asked for a sign of life, so that a dead connection is found.
+
+        Raises:
+            StateUnavailableError: the connection is lost.
+        """
+        while True:
+            match await self._read():
+                case [b"message", _, bytes(payload)]:
+                    return payload
+                case None if self._asked:
+                    raise StateUnavailableError(f"shared state {self._place} fell silent")
+                case None:
+                    await self._ask()
+
+    async def _read(self) -> Any:
+        try:
+            answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StateUnavailableError(f"shared state {self._place} is lost: {_one_line(error)}") from None
+        if answer is not None:
+            self._heard_s = time.monotonic()
+            self._asked = False
+        return answer
+
+    async def _ask(self) -> None:
+        self._asked = True
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._connection.send_command("PING", check_health=False)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StateUnavailableError(f"shared state {self._place} is lost: {_one_line(error)}") from None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.disconnect(nowait=True)
+
+
+@functools.cache
+def _script(name: str) -> tuple[str, str]:
+    text = (files("ampd.state") / "scripts" / f"{name}.lua").read_text("utf-8")
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

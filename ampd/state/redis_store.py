@@ -1,0 +1,223 @@
+"""Shared state in Redis >= 6.2: one script, and so one round trip, for each operation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ampd.state import codec
+from ampd.state.codec import to_bytes, to_text
+from ampd.state.counting import RoundTrips
+from ampd.state.overlay import merge
+from ampd.state.redis_connection import RedisConnection, Subscription
+from ampd.state.schema import QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
+from ampd.state.store import (
+    Binding,
+    HeldChanged,
+    RouteOutcome,
+    RouteWrite,
+    SessionEnded,
+    StateEvent,
+    TaskDone,
+    TaskQueued,
+    WorkerRemoved,
+)
+from ampd.types import PrefillTask, WorkerView
+
+log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """One process's handle on a namespace; a `StateStore`. `clock` is the one that its arrival times are on.
+
+    Raises:
+        UserError: the URL is malformed.
+    """
+
+    def __init__(
+        self, url: str, namespace: str, *, clock: Callable[[], float] = time.monotonic, timeout_s: float = 2.0
+    ) -> None:
+        self._schema = Schema(namespace)
+        self._clock = clock
+        self._connection = RedisConnection(url, timeout_s)
+
+    @property
+    def round_trips(self) -> RoundTrips:
+        """What went over the wire so far, subscriptions aside."""
+        return self._connection.round_trips
+
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> None:
+        schema, worker_id = self._schema, view.worker_id
+        await self._connection.script(
+            "publish",
+            [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)],
+            [
+                to_bytes(worker_id),
+                ms(lease_s),
+                f"{lease_s:g}",
+                codec.encode_view(view, self._clock()),
+                schema.events,
+                QUEUE_GRACE_MS,
+                schema.prefix,
+            ],
+        )
+
+    async def remove_worker(self, worker_id: str) -> None:
+        schema = self._schema
+        await self._connection.script(
+            "remove",
+            [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)],
+            [to_bytes(worker_id), schema.events, self._event(WorkerRemoved(worker_id))],
+        )
+
+    async def finish_task(self, worker_id: str, task_id: str) -> None:
+        schema = self._schema
+        await self._connection.script(
+            "finish",
+            [schema.worker(worker_id), schema.queue(worker_id)],
+            [to_bytes(task_id), schema.events, self._event(TaskDone(worker_id, task_id)), ms(QUEUE_TTL_S)],
+        )
+
+    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
+        schema = self._schema
+        await self._connection.script(
+            "held",
+            [schema.worker(worker_id), schema.held(worker_id)],
+            [to_bytes(session_id), tokens, schema.events, self._event(HeldChanged(worker_id, session_id, tokens))],
+        )
+
+    async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
+        schema = self._schema
+        accepted, epoch, worker_id = await self._connection.script(
+            "route",
+            [schema.session(write.session_id), schema.queue(write.queue_worker_id)],
+            [
+                to_bytes(write.worker_id),
+                write.epoch,
+                ms(session_ttl_s),
+                to_bytes(write.task.task_id),
+                codec.encode_task(write.task, self._clock()),
+                schema.events,
+                self._event(TaskQueued(write.queue_worker_id, write.task)),
+                ms(QUEUE_TTL_S),
+            ],
+        )
+        return RouteOutcome(bool(accepted), Binding(write.session_id, to_text(worker_id), epoch))
+
+    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+        accepted, epoch, holder = await self._connection.script(
+            "repin",
+            [self._schema.session(binding.session_id)],
+            [to_bytes(binding.worker_id), binding.epoch, to_bytes(worker_id), ms(session_ttl_s)],
+        )
+        return RouteOutcome(bool(accepted), Binding(binding.session_id, to_text(holder), epoch))
+
+    async def binding(self, session_id: str) -> Binding | None:
+        record = await self._connection.command("GET", self._schema.session(session_id))
+        return _binding(session_id, record)
+
+    async def end_session(self, session_id: str) -> Binding | None:
+        record = await self._connection.script(
+            "end",
+            [self._schema.session(session_id)],
+            [self._schema.events, self._event(SessionEnded(session_id))],
+        )
+        return _binding(session_id, record)
+
+    async def snapshot(self) -> list[WorkerView]:
+        now_ms, *workers = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
+        reader = _SnapshotReader(int(now_ms), self._clock())
+        views = []
+        for view, queue, held in workers:
+            try:
+                views.append(reader.worker(view, queue, held))
+            except codec.CodecError as error:
+                log.warning("left out a worker: %s", error)
+        return views
+
+    def watch(self) -> RedisWatcher:
+        return RedisWatcher(self._connection, self._schema.events, self._clock)
+
+    async def ping(self) -> float:
+        start_s = time.perf_counter()
+        await self._connection.command("PING")
+        return time.perf_counter() - start_s
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _event(self, event: StateEvent) -> str:
+        return codec.encode_event(event, self._clock())
+
+
+class RedisWatcher:
+    """A subscription to a namespace's events; a `Watcher`."""
+
+    def __init__(self, connection: RedisConnection, channel: bytes, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._clock = clock
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        if self._subscription is None:
+            self._subscription = await self._connection.subscribe(self._channel)
+
+    def silent_s(self) -> float:
+        return 0.0 if self._subscription is None else self._subscription.silent_s()
+
+    def __aiter__(self) -> RedisWatcher:
+        return self
+
+    async def __anext__(self) -> StateEvent:
+        await self.start()
+        assert self._subscription is not None
+        while True:
+            record = await self._subscription.message()
+            try:
+                return codec.decode_event(record, self._clock())
+            except codec.CodecError as error:
+                log.warning("skipped an event: %s", error)
+
+    async def aclose(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+            self._subscription = None
+
+
+class _SnapshotReader:
+    """Turns the server's records into views, with the server's times on the reader's clock."""
+
+    def __init__(self, server_now_ms: int, now_s: float) -> None:
+        self._server_now_ms = server_now_ms
+        self._now_s = now_s
+
+    def worker(self, view: bytes, queue: list[bytes], held: list[bytes]) -> WorkerView:
+        entered: list[tuple[float, PrefillTask]] = []
+        done: set[str] = set()
+        for task_id, change in _pairs(queue):
+            written_s, record = self._stamped(change)
+            if record:
+                entered.append((written_s, codec.decode_task(record, written_s)))
+            else:
+                done.add(to_text(task_id))
+        entered.sort(key=lambda item: (item[0], item[1].arrival_s))
+        written_s, record = self._stamped(view)
+        changes = {to_text(session_id): int(tokens) for session_id, tokens in _pairs(held)}
+        return merge(codec.decode_view(record, written_s), [task for _, task in entered], done, changes)
+
+    def _stamped(self, record: bytes) -> tuple[float, bytes]:
+        written_ms, _, rest = record.partition(b" ")
+        return self._now_s - (self._server_now_ms - int(written_ms)) / 1000, rest
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _binding(session_id: str, record: bytes | None) -> Binding | None:
+    if record is None:
+        return None
+    epoch, _, worker_id = record.partition(b" ")
+    return Binding(session_id, to_text(worker_id), int(epoch))

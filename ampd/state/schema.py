@@ -1,0 +1,71 @@
+"""Every key, channel and TTL of shared state in Redis, and nothing else. docs/state.md explains them.
+
+The hash tag `{namespace}` keeps a namespace's keys in one slot, so that one script may touch several of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampd.state.codec import to_bytes
+from ampd.state.overlay import QUEUE_GRACE_S
+
+QUEUE_TTL_S = 60.0
+"""Life of what was written about a worker's queue since the last write to it; a live worker's is pruned long before."""
+
+QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Key names of one namespace, as bytes: ids may be any string.
+
+    ========================  ======  ===============================================  ==================
+    key                       type    holds                                            expires
+    ========================  ======  ===============================================  ==================
+    workers                   zset    worker id, scored by the end of its lease (ms)   the longest lease
+    worker:<worker id>        string  `<written ms> <view as JSON>`                    lease
+    queue:<worker id>         hash    task id -> `<written ms> <task as JSON, or "">`  QUEUE_TTL_S
+    held:<worker id>          hash    session id -> tokens, since the view             lease
+    session:<session id>      string  `<epoch> <decode worker id>`                     session TTL
+    events                    (pub/sub channel)
+    ========================  ======  ===============================================  ==================
+    """
+
+    namespace: str
+
+    @property
+    def prefix(self) -> bytes:
+        """What every key begins with."""
+        return to_bytes(f"ampd:{{{self.namespace}}}:")
+
+    @property
+    def workers(self) -> bytes:
+        """The index of workers."""
+        return self.prefix + b"workers"
+
+    def worker(self, worker_id: str) -> bytes:
+        """A worker's own word."""
+        return self.prefix + b"worker:" + to_bytes(worker_id)
+
+    def queue(self, worker_id: str) -> bytes:
+        """Prefills entered in or struck out of a worker's queue since it spoke."""
+        return self.prefix + b"queue:" + to_bytes(worker_id)
+
+    def held(self, worker_id: str) -> bytes:
+        """Sessions whose KV at a worker changed since it spoke."""
+        return self.prefix + b"held:" + to_bytes(worker_id)
+
+    def session(self, session_id: str) -> bytes:
+        """A session's binding."""
+        return self.prefix + b"session:" + to_bytes(session_id)
+
+    @property
+    def events(self) -> bytes:
+        """The one channel of events."""
+        return self.prefix + b"events"
+
+
+def ms(seconds: float) -> int:
+    """A TTL for Redis: whole milliseconds, at least one."""
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,24 @@
+-- Write a worker's whole view, renew its lease, and remove the workers whose lease ran out.
+-- KEYS: workers, worker, queue, held   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local lease = tonumber(ARGV[2])
+redis.call('SET', KEYS[2], string.format('%.0f', now) .. ' ' .. ARGV[4], 'PX', lease)
+redis.call('ZADD', KEYS[1], string.format('%.0f', now + lease), ARGV[1])
+if redis.call('PTTL', KEYS[1]) < lease then
+  redis.call('PEXPIRE', KEYS[1], lease)
+end
+redis.call('DEL', KEYS[4])
+local changes = redis.call('HGETALL', KEYS[3])
+for i = 1, #changes, 2 do
+  local written = tonumber(string.sub(changes[i + 1], 1, string.find(changes[i + 1], ' ', 1, true) - 1))
+  if now - written >= tonumber(ARGV[6]) then
+    redis.call('HDEL', KEYS[3], changes[i])
+  end
+end
+redis.call('PUBLISH', ARGV[5], '["updated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']')
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))) do
+  redis.call('ZREM', KEYS[1], gone)
+  redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone, ARGV[7] .. 'held:' .. gone)
+  redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone}))
+end

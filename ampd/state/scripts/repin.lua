@@ -1,0 +1,13 @@
+-- Move a session to another decode worker if the caller's binding still holds; a repeated call finds its own work done.
+-- KEYS: session   ARGV: old worker id, old epoch, new worker id, session TTL ms
+-- Returns {1 if accepted, epoch, worker id} of the binding that holds.
+local holding = redis.call('GET', KEYS[1])
+local old = ARGV[2] .. ' ' .. ARGV[1]
+local new_epoch = string.format('%.0f', tonumber(ARGV[2]) + 1)
+local new = new_epoch .. ' ' .. ARGV[3]
+if holding and holding ~= old and holding ~= new then
+  local space = string.find(holding, ' ', 1, true)
+  return {0, tonumber(string.sub(holding, 1, space - 1)), string.sub(holding, space + 1)}
+end
+redis.call('SET', KEYS[1], new, 'PX', ARGV[4])
+return {1, tonumber(new_epoch), ARGV[3]}
