@@ -1,0 +1,92 @@
+"""The registry of trace formats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from ampd.errors import UserError
+from workloads.tokencount import TokenCounter, approximate_tokens
+from workloads.trace import Session
+
+_MODULES = (
+    "toolbench",
+    "kv_cache_tester",
+    "trail",
+    "mooncake",
+    "agentic_mooncake",
+    "tracelab",
+    "tau_bench",
+    "azure",
+    "dynamo_request",
+)
+
+
+def _to_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a loader may be told.
+
+    Attributes:
+        count_tokens: counts the tokens of words where the source records none.
+        with_text: keep the words of every increment, for replays with real words.
+        note: hears about input that was left out, one line each.
+    """
+
+    count_tokens: TokenCounter = approximate_tokens
+    with_text: bool = False
+    note: Callable[[str], None] = _to_stderr
+
+
+Loader = Callable[[Path, LoadOptions], Iterator[Session]]
+"""(file or folder, options) -> sessions. Raises UserError for input that does not fit, with file and place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One known format: its name, one line about it, and its loader."""
+
+    name: str
+    summary: str
+    load: Loader
+
+
+_FORMATS: dict[str, Format] = {}
+
+
+def register(name: str, summary: str) -> Callable[[Loader], Loader]:
+    """Make a loader known under `name`."""
+
+    def add(loader: Loader) -> Loader:
+        _FORMATS[name] = Format(name, summary, loader)
+        return loader
+
+    return add
+
+
+def formats() -> dict[str, Format]:
+    """All known formats by name."""
+    for module in _MODULES:
+        import_module(f"workloads.formats.{module}")
+    return dict(sorted(_FORMATS.items()))
+
+
+def load_sessions(name: str, path: Path, options: LoadOptions) -> Iterator[Session]:
+    """Load `path` as the format `name` (underscores and hyphens are the same).
+
+    Raises:
+        UserError: an unknown format (the known ones are listed), a missing path, or input that does not fit.
+    """
+    known = formats()
+    chosen = known.get(name.lower().replace("_", "-"))
+    if chosen is None:
+        raise UserError(f"unknown trace format {name!r}; known: {', '.join(known)}")
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    return chosen.load(path, options)

@@ -1,0 +1,105 @@
+"""Reading source files: a file or a folder, plain or gzipped, with errors that name the place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ampd.errors import UserError
+from workloads.trace import open_text
+
+
+def source_files(path: Path, *suffixes: str) -> list[Path]:
+    """The file itself, or all files below a folder with one of the suffixes (also with `.gz`), sorted.
+
+    Raises:
+        UserError: a folder without such a file.
+    """
+    if path.is_file():
+        return [path]
+    wanted = tuple(suffixes) + tuple(f"{suffix}.gz" for suffix in suffixes)
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(wanted))
+    if not found:
+        raise UserError(f"{path}: holds no file ending in {' or '.join(wanted)}")
+    return found
+
+
+def file_stem(file: Path) -> str:
+    """A file's name without `.gz` and without its last suffix."""
+    return Path(file.name.removesuffix(".gz")).stem
+
+
+def read_json(file: Path) -> Any:
+    """A whole file as one JSON value."""
+    with open_text(file) as stream:
+        try:
+            return json.load(stream)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
+        except (UnicodeDecodeError, OSError, EOFError) as error:
+            raise UserError(f"{file}: cannot be read ({error})") from None
+
+
+def read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of every line that is not blank."""
+    with open_text(file) as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{file}:{number}", _parse(line, f"{file}:{number}")
+        except (UnicodeDecodeError, OSError, EOFError) as error:
+            raise UserError(f"{file}: cannot be read ({error})") from None
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        return as_object(json.loads(line), where)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg})") from None
+
+
+def as_object(value: Any, where: str) -> dict[str, Any]:
+    """`value` if it is a JSON object."""
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    """`value` if it is a JSON array."""
+    if not isinstance(value, list):
+        raise UserError(f"{where}: expected a list, found {type(value).__name__}")
+    return value
+
+
+def count_of(record: dict[str, Any], key: str, where: str) -> int:
+    """A count (an integer of at least 0) that must be there."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise UserError(f"{where}: {key} must be a count of at least 0 (found: {value!r})")
+    return int(value)
+
+
+def seconds_of(record: dict[str, Any], key: str, where: str, *, unit_s: float = 1.0) -> float | None:
+    """A duration or time in seconds, from a number in units of `unit_s`; None where there is none."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{where}: {key} must be a number (found: {value!r})")
+    return float(value) * unit_s
+
+
+def timestamp_s(value: Any, where: str) -> float:
+    """An ISO 8601 time as seconds since 1970; a time without a zone counts as UTC."""
+    try:
+        text = str(value).strip()
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00") if text.endswith("Z") else text)
+    except ValueError:
+        raise UserError(f"{where}: {value!r} is not an ISO 8601 time") from None
+    if moment.tzinfo is None:
+        moment = datetime.fromisoformat(f"{moment.isoformat()}+00:00")
+    return moment.timestamp()

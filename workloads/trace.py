@@ -1,0 +1,231 @@
+"""The trace format: agent sessions as token counts and times, one JSON object a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ampd.errors import UserError
+
+SHIPPED_SUFFIX = ".jsonl"
+
+
+class Round(BaseModel):
+    """One prefill and the decode after it.
+
+    Attributes:
+        incr_tokens: new tokens in front of the model in this round, after what is kept of the context.
+        output_tokens: tokens that the model generates.
+        tool_s: seconds between the end of the previous round and this one; 0 in the first.
+        keep_tokens: how much of the previous context (prompt and output) is still a prefix of this prompt; None: all.
+        text: the words of the increment, for replays with real words.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    incr_tokens: int = Field(ge=1, strict=True)
+    output_tokens: int = Field(ge=1, strict=True)
+    tool_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    keep_tokens: int | None = Field(default=None, ge=0, strict=True)
+    text: str | None = None
+
+
+class Session(BaseModel):
+    """One agent run: a chain of rounds that share one context.
+
+    Attributes:
+        arrival_s: when the first round is sent, in seconds from the start of the trace.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    session_id: str = Field(min_length=1)
+    arrival_s: float = Field(ge=0, allow_inf_nan=False)
+    rounds: tuple[Round, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _chain_fits(self) -> Self:
+        first = self.rounds[0]
+        if first.tool_s != 0:
+            raise ValueError(f"rounds.0.tool_s: the first round follows no tool, it must be 0 (given: {first.tool_s})")
+        context_tokens = 0
+        for index, item in enumerate(self.rounds):
+            if item.keep_tokens is not None and item.keep_tokens > context_tokens:
+                raise ValueError(
+                    f"rounds.{index}.keep_tokens: {item.keep_tokens} is more than the context before it "
+                    f"({context_tokens} tokens)"
+                )
+            context_tokens = kept_tokens(item, context_tokens) + item.incr_tokens + item.output_tokens
+        return self
+
+    def prompts_tokens(self) -> list[tuple[int, int]]:
+        """(history, increment) tokens of every round's prompt; their sum is the prompt's length."""
+        pairs: list[tuple[int, int]] = []
+        context_tokens = 0
+        for item in self.rounds:
+            kept = kept_tokens(item, context_tokens)
+            pairs.append((kept, item.incr_tokens))
+            context_tokens = kept + item.incr_tokens + item.output_tokens
+        return pairs
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest prompt with its output: what the model's context window must hold."""
+        return max(
+            history + increment + item.output_tokens
+            for (history, increment), item in zip(self.prompts_tokens(), self.rounds, strict=True)
+        )
+
+
+def kept_tokens(item: Round, context_tokens: int) -> int:
+    """How much of a context of `context_tokens` stays valid in this round."""
+    return context_tokens if item.keep_tokens is None else item.keep_tokens
+
+
+def read_trace(path: Path) -> Iterator[Session]:
+    """Stream the sessions of a trace file (`.gz` is unpacked), in the file's order.
+
+    Raises:
+        UserError: a line that does not fit, with file, line number and what is wrong; a file that cannot be read.
+    """
+    seen: dict[str, int] = {}
+    with open_text(path) as lines:
+        for number, line in enumerate(_decoded(lines, path), start=1):
+            if not line.strip():
+                continue
+            session = _parse_line(line, f"{path}:{number}")
+            if session.session_id in seen:
+                first = seen[session.session_id]
+                raise UserError(f"{path}:{number}: session_id {session.session_id!r} was used in line {first} already")
+            seen[session.session_id] = number
+            yield session
+
+
+def write_trace(sessions: Iterable[Session], path: Path) -> int:
+    """Write sessions, one a line; returns how many. The file appears only when all of it is written.
+
+    Raises:
+        UserError: the folder is missing or may not be written.
+    """
+    count = 0
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with _open_for_writing(partial, gzipped=path.suffix == ".gz") as out:
+            for session in sessions:
+                out.write(dump_session(session) + "\n")
+                count += 1
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def dump_session(session: Session) -> str:
+    """One session as one line of JSON, without the optional keys that it does not use."""
+    rounds = []
+    for item in session.rounds:
+        row: dict[str, Any] = {
+            "incr_tokens": item.incr_tokens,
+            "output_tokens": item.output_tokens,
+            "tool_s": item.tool_s,
+            "keep_tokens": item.keep_tokens,
+        }
+        if item.text is not None:
+            row["text"] = item.text
+        rounds.append(row)
+    return json.dumps(
+        {"session_id": session.session_id, "arrival_s": session.arrival_s, "rounds": rounds}, ensure_ascii=False
+    )
+
+
+def load_trace(name_or_path: str) -> list[Session]:
+    """All sessions of a trace by file path or by the name of a shipped trace, in order of arrival.
+
+    Raises:
+        UserError: no such file or name (the shipped ones are listed), a malformed line, or no session at all.
+    """
+    path = find_trace(name_or_path)
+    sessions = sorted(read_trace(path), key=lambda session: session.arrival_s)
+    if not sessions:
+        raise UserError(f"{path}: holds no session")
+    return sessions
+
+
+def find_trace(name_or_path: str) -> Path:
+    """The file of a trace given by path or by shipped name."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UserError(f"{name_or_path}: is a folder; a trace is one JSONL file (ampd trace convert makes one)")
+    shipped = shipped_traces()
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    raise UserError(f"{name_or_path}: no such trace file, nor a shipped trace; shipped: {', '.join(sorted(shipped))}")
+
+
+def shipped_traces() -> dict[str, Path]:
+    """Name -> file of the traces that come with the project."""
+    folder = Path(str(files("workloads").joinpath("traces")))
+    return {path.name.removesuffix(SHIPPED_SUFFIX): path for path in sorted(folder.glob(f"*{SHIPPED_SUFFIX}"))}
+
+
+def open_text(path: Path) -> IO[str]:
+    """Open a UTF-8 text file for reading, unpacked if its name ends in `.gz`.
+
+    Raises:
+        UserError: it does not exist or may not be read.
+    """
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8")
+        return path.open(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _decoded(lines: IO[str], path: Path) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read to its end ({error})") from None
+
+
+def _parse_line(line: str, where: str) -> Session:
+    try:
+        raw = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{where}: a session is a JSON object, this is a {type(raw).__name__}")
+    try:
+        return Session.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    place = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return f"{place} is missing"
+    if detail["type"] == "extra_forbidden":
+        return f"{place}: unknown key"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{place}: {message} (given: {str(detail['input'])[:80]})" if place else message
+
+
+def _open_for_writing(path: Path, *, gzipped: bool) -> IO[str]:
+    return gzip.open(path, "wt", encoding="utf-8") if gzipped else path.open("w", encoding="utf-8")
