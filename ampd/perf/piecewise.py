@@ -1,0 +1,197 @@
+"""The piecewise alpha-beta performance model: three curves per parallelism, read from a profile.
+
+A segment's `alpha_s` is paid once when the main variable enters it, its slope for the part that lies in it. With one
+segment the times are
+
+    prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist
+    decode    alpha + beta * batch + context * tokens
+    transfer  alpha + beta * tokens
+
+`gamma` is attention: the k-th new token looks at hist + k tokens. Nothing to do takes no time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from ampd.errors import UserError
+from ampd.perf.profile import (
+    DecodeCurve,
+    PerformanceProfile,
+    PrefillCurve,
+    Provenance,
+    TransferCurve,
+    read_profile,
+    write_profile,
+)
+from ampd.types import Parallelism
+
+_Starts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """`rows[k]`: first length of segment k; time there without history; extra time per token of history there; beta;
+    gamma."""
+
+    starts: _Starts
+    rows: tuple[tuple[int, float, float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """`rows[k]`: first value of segment k, time there, slope."""
+
+    starts: _Starts
+    rows: tuple[tuple[int, float, float], ...]
+
+    def __call__(self, value: int) -> float:
+        start, base_s, slope_s = self.rows[bisect_right(self.starts, value) - 1]
+        return base_s + (value - start) * slope_s
+
+
+class PiecewiseModel:
+    """A performance model that evaluates a profile.
+
+    Times of a parallelism, or of a pair of them, that the profile lacks raise a `UserError` that names those it has.
+    """
+
+    def __init__(self, profile: PerformanceProfile, name: str = "performance model") -> None:
+        """`name` is how errors call it: the shipped profile's name or the file."""
+        self.profile = profile
+        self.name = name
+        self._prefill = {curves.tp: _prefill(curves.prefill) for curves in profile.workers}
+        self._decode = {curves.tp: _decode(curves.decode) for curves in profile.workers}
+        self._transfer = {(curve.tp_source, curve.tp_target): _transfer(curve) for curve in profile.kv_transfers}
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the figures come from."""
+        return self.profile.provenance
+
+    @property
+    def parallelisms(self) -> tuple[Parallelism, ...]:
+        """The parallelisms whose compute times are known."""
+        return tuple(Parallelism(tp) for tp in sorted(self._prefill))
+
+    def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
+        """Time to prefill `incr_tokens` behind `hist_tokens` of existing KV; 0 when there is nothing to prefill."""
+        if incr_tokens <= 0:
+            return 0.0
+        try:
+            curve = self._prefill[parallelism.tp]
+        except KeyError:
+            raise self._lacks(parallelism) from None
+        start, base_s, history_s, beta_s, gamma_s = curve.rows[bisect_right(curve.starts, incr_tokens) - 1]
+        inside = incr_tokens - start
+        return base_s + hist_tokens * history_s + inside * (beta_s + gamma_s * (hist_tokens + start + 0.5 * inside))
+
+    def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
+        """Time of one decode step of `batch` sequences with `context_tokens` of KV in total; 0 for an empty batch."""
+        if batch <= 0:
+            return 0.0
+        try:
+            line, context_s = self._decode[parallelism.tp]
+        except KeyError:
+            raise self._lacks(parallelism) from None
+        return line(batch) + context_tokens * context_s
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        """Time to move the KV of `tokens` between two workers; 0 when `tokens` is 0."""
+        if tokens <= 0:
+            return 0.0
+        try:
+            line = self._transfer[source.tp, target.tp]
+        except KeyError:
+            raise self._lacks_pair(source, target) from None
+        return line(tokens)
+
+    def require(self, prefill: Iterable[Parallelism], decode: Iterable[Parallelism]) -> None:
+        """Check before a start that workers of these parallelisms, and KV moves both ways between them, are covered.
+
+        Raises:
+            UserError: one is not; the message names those that are.
+        """
+        prefill, decode = tuple(prefill), tuple(decode)
+        for parallelism in (*prefill, *decode):
+            if parallelism.tp not in self._prefill:
+                raise self._lacks(parallelism)
+        for one in prefill:
+            for other in decode:
+                for source, target in ((one, other), (other, one)):
+                    if (source.tp, target.tp) not in self._transfer:
+                        raise self._lacks_pair(source, target)
+
+    def save(self, path: Path) -> None:
+        """Write the profile to a file. Raises `UserError` if it cannot be written."""
+        write_profile(self.profile, path)
+
+    def _lacks(self, parallelism: Parallelism) -> UserError:
+        known = ", ".join(str(tp) for tp in sorted(self._prefill))
+        return UserError(f"{self.name}: no times for tp {parallelism.tp}; it has tp {known}")
+
+    def _lacks_pair(self, source: Parallelism, target: Parallelism) -> UserError:
+        known = ", ".join(f"{a} -> {b}" for a, b in sorted(self._transfer)) or "none"
+        return UserError(f"{self.name}: no KV transfer times for tp {source.tp} -> {target.tp}; it has {known}")
+
+
+def load_performance_model(name_or_path: str | Path) -> PiecewiseModel:
+    """A model by the name of a shipped profile, or by the path of a profile file.
+
+    Raises:
+        UserError: no such name or file (the known names are listed), or a file that is wrong.
+    """
+    name = str(name_or_path)
+    if name in profile_names():
+        with_name = _profiles_folder() / f"{name}.json"
+        return PiecewiseModel(read_profile(with_name), name)
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise UserError(f"no performance model {name!r}; give a file or one of: {', '.join(profile_names())}")
+    return PiecewiseModel(read_profile(path), name)
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the shipped profiles."""
+    return tuple(sorted(path.stem for path in _profiles_folder().glob("*.json")))
+
+
+def _profiles_folder() -> Path:
+    return Path(str(files("ampd.perf"))) / "profiles"
+
+
+def _prefill(curve: PrefillCurve) -> _Prefill:
+    rows: list[tuple[int, float, float, float, float]] = []
+    for segment in curve.segments:
+        start, base_s, history_s = segment.from_incr_tokens, segment.alpha_s, curve.history_s_per_token
+        if rows:
+            before, before_s, history_s, beta_s, gamma_s = rows[-1]
+            inside = start - before
+            base_s += before_s + inside * (beta_s + gamma_s * (before + 0.5 * inside))
+            history_s += inside * gamma_s
+        rows.append((start, base_s, history_s, segment.beta_s_per_token, segment.gamma_s_per_token2))
+    return _Prefill(tuple(row[0] for row in rows), tuple(rows))
+
+
+def _line(segments: Iterable[tuple[int, float, float]]) -> _Line:
+    """From (first value, alpha, slope) per segment."""
+    rows: list[tuple[int, float, float]] = []
+    for start, base_s, slope_s in segments:
+        if rows:
+            before, before_s, before_slope_s = rows[-1]
+            base_s += before_s + (start - before) * before_slope_s
+        rows.append((start, base_s, slope_s))
+    return _Line(tuple(row[0] for row in rows), tuple(rows))
+
+
+def _decode(curve: DecodeCurve) -> tuple[_Line, float]:
+    segments = [(segment.from_batch, segment.alpha_s, segment.beta_s_per_sequence) for segment in curve.segments]
+    return _line(segments), curve.context_s_per_token
+
+
+def _transfer(curve: TransferCurve) -> _Line:
+    return _line((segment.from_tokens, segment.alpha_s, segment.beta_s_per_token) for segment in curve.segments)

@@ -1,0 +1,179 @@
+"""The file of a performance model: a readable JSON document whose keys carry their units.
+
+All curves are continuous sums of costs that cannot be negative (apart from the steps that a segment's own `alpha_s`
+adds where it begins), so predicted times never fall when there is more to do. See `ampd.perf.piecewise` for how they
+are evaluated.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ampd.errors import UserError
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TensorParallel = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Provenance(_Part):
+    """Where the figures come from and how far they can be trusted."""
+
+    kind: Literal["measured", "analytic", "rough"] = Field(
+        description="`measured` by a profiler, `analytic` from published figures, `rough` from a few observations."
+    )
+    source: str = Field(min_length=1, description="Who or what produced the figures.")
+    model: str = Field(min_length=1, description="The language model.")
+    gpu: str = Field(min_length=1, description="The accelerator (or CPU) of the workers.")
+    date: datetime.date = Field(description="When the figures were produced.")
+    method: str = Field(min_length=1, description="How they were measured or derived.")
+    assumptions: dict[str, float | str] = Field(
+        default_factory=dict, description="Figures that the method took for granted, with units in their names."
+    )
+    fit_error: dict[str, float] = Field(
+        default_factory=dict,
+        description="Mean relative error of a fit on points that it has not seen, by curve; empty: none was measured.",
+    )
+
+
+class PrefillSegment(_Part):
+    """Costs of the new tokens from `from_incr_tokens` up to the next segment."""
+
+    from_incr_tokens: int = Field(ge=0, description="First length of an increment that enters this segment.")
+    alpha_s: Seconds = Field(description="Added once when the increment enters the segment.")
+    beta_s_per_token: Seconds = Field(description="Cost of a token.")
+    gamma_s_per_token2: Seconds = Field(description="Cost of a token's attention to one token before it.")
+
+
+class PrefillCurve(_Part):
+    """Prefill time over history and increment."""
+
+    history_s_per_token: Seconds = Field(0.0, description="Cost of reading one token of history, once per prefill.")
+    segments: tuple[PrefillSegment, ...] = Field(min_length=1)
+
+    _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_incr_tokens"))
+
+
+class DecodeSegment(_Part):
+    """Costs of the sequences from `from_batch` up to the next segment."""
+
+    from_batch: int = Field(ge=0, description="First batch size that enters this segment.")
+    alpha_s: Seconds = Field(description="Added once when the batch enters the segment.")
+    beta_s_per_sequence: Seconds = Field(description="Cost of a sequence.")
+
+
+class DecodeCurve(_Part):
+    """Time of one decode step over batch size and total context."""
+
+    context_s_per_token: Seconds = Field(description="Cost of one token of context, summed over the batch.")
+    segments: tuple[DecodeSegment, ...] = Field(min_length=1)
+
+    _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_batch"))
+
+
+class TransferSegment(_Part):
+    """Costs of the tokens from `from_tokens` up to the next segment."""
+
+    from_tokens: int = Field(ge=0, description="First length that enters this segment.")
+    alpha_s: Seconds = Field(description="Added once when the transfer enters the segment.")
+    beta_s_per_token: Seconds = Field(description="Cost of a token's KV.")
+
+
+class TransferCurve(_Part):
+    """Time to move KV from a worker of one parallelism to one of another."""
+
+    tp_source: TensorParallel
+    tp_target: TensorParallel
+    segments: tuple[TransferSegment, ...] = Field(min_length=1)
+
+    _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_tokens"))
+
+
+class ParallelismCurves(_Part):
+    """What one worker replica of a tensor-parallel degree takes to compute."""
+
+    tp: TensorParallel
+    prefill: PrefillCurve
+    decode: DecodeCurve
+
+
+class PerformanceProfile(_Part):
+    """A performance model as it is stored."""
+
+    format: Literal["ampd-performance-model/1"] = "ampd-performance-model/1"
+    provenance: Provenance
+    workers: tuple[ParallelismCurves, ...] = Field(min_length=1)
+    kv_transfers: tuple[TransferCurve, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> PerformanceProfile:
+        degrees = [curves.tp for curves in self.workers]
+        pairs = [(curve.tp_source, curve.tp_target) for curve in self.kv_transfers]
+        if len(set(degrees)) < len(degrees):
+            raise ValueError(f"workers: a tp occurs twice in {degrees}")
+        if len(set(pairs)) < len(pairs):
+            raise ValueError(f"kv_transfers: a pair (tp_source, tp_target) occurs twice in {pairs}")
+        return self
+
+
+Segments = TypeVar("Segments", bound=tuple[BaseModel, ...])
+
+
+def _check_starts(segments: Segments, key: str) -> Segments:
+    starts = [getattr(segment, key) for segment in segments]
+    if starts[0] != 0:
+        raise ValueError(f"the first segment must have {key} 0, not {starts[0]}")
+    if any(later <= earlier for earlier, later in pairwise(starts)):
+        raise ValueError(f"{key} must grow from segment to segment: {starts}")
+    return segments
+
+
+def read_profile(path: Path) -> PerformanceProfile:
+    """Read and check a file.
+
+    Raises:
+        UserError: the file cannot be read or a field is wrong, as one line with the file and the field.
+    """
+    try:
+        return PerformanceProfile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the performance model ({error.strerror})") from None
+    except ValidationError as error:
+        raise UserError(f"{path}: {_first_line(error)}") from None
+
+
+def write_profile(profile: PerformanceProfile, path: Path) -> None:
+    """Write a file that `read_profile` reads back equal; an existing one is replaced only as a whole.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(profile.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write the performance model ({error.strerror})") from None
+
+
+def _first_line(error: ValidationError) -> str:
+    detail = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "json_invalid":
+        return f"not a JSON document: {message.removeprefix('Invalid JSON: ')}"
+    if detail["type"] == "extra_forbidden":
+        return f"{field}: unknown field"
+    if detail["type"] == "missing":
+        return f"{field}: missing"
+    given = repr(detail["input"])
+    return ": ".join(filter(None, (field, message))) + (f" (given: {given})" if field and len(given) < 60 else "")
