@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from ampd.errors import UserError
+from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.serve.settings import EngineName, ServeSettings
 
@@ -15,6 +16,11 @@ def check_policies(settings: ServeSettings) -> None:
     """Refuse names of policies that do not exist, naming those that do."""
     for kind in ("binding", "routing", "ordering"):
         registry.create(kind, getattr(settings, kind))
+
+
+def check_perf(name_or_path: str) -> None:
+    """Refuse a performance model that is not there or does not read."""
+    load_performance_model(name_or_path)
 
 
 def check_engine(engine: EngineName) -> None:

@@ -32,6 +32,7 @@ def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
     settings = parse_settings(ServeSettings, argv, "ampd serve")
     checks.check_policies(settings)
+    checks.check_perf(settings.perf)
     checks.check_engine(settings.engine)
     model_path = tiny_model_path() if settings.model == TINY else Path(settings.model).expanduser().resolve()
     checks.check_model(model_path)
