@@ -11,7 +11,7 @@ from ampd.state.codec import to_bytes, to_text
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
-from ampd.state.schema import QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
+from ampd.state.schema import INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
 from ampd.state.store import (
     Binding,
     HeldChanged,
@@ -60,6 +60,7 @@ class RedisStore:
                 schema.events,
                 QUEUE_GRACE_MS,
                 schema.prefix,
+                ms(INDEX_TTL_S),
             ],
         )
 

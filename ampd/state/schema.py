@@ -13,6 +13,9 @@ from ampd.state.overlay import QUEUE_GRACE_S
 QUEUE_TTL_S = 60.0
 """Life of what was written about a worker's queue since the last write to it; a live worker's is pruned long before."""
 
+INDEX_TTL_S = 60.0
+"""How long a worker stays in the index after its lease, so that the next heartbeat of any worker announces its end."""
+
 QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
 
 
@@ -23,7 +26,7 @@ class Schema:
     ========================  ======  ===============================================  ==================
     key                       type    holds                                            expires
     ========================  ======  ===============================================  ==================
-    workers                   zset    worker id, scored by the end of its lease (ms)   the longest lease
+    workers                   zset    worker id, scored by the end of its lease (ms)   lease + INDEX_TTL_S
     worker:<worker id>        string  `<written ms> <view as JSON>`                    lease
     queue:<worker id>         hash    task id -> `<written ms> <task as JSON, or "">`  QUEUE_TTL_S
     held:<worker id>          hash    session id -> tokens, since the view             lease

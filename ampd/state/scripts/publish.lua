@@ -1,12 +1,14 @@
 -- Write a worker's whole view, renew its lease, and remove the workers whose lease ran out.
--- KEYS: workers, worker, queue, held   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix
+-- KEYS: workers, worker, queue, held   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
+--   ms that the index outlives a lease
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lease = tonumber(ARGV[2])
 redis.call('SET', KEYS[2], string.format('%.0f', now) .. ' ' .. ARGV[4], 'PX', lease)
 redis.call('ZADD', KEYS[1], string.format('%.0f', now + lease), ARGV[1])
-if redis.call('PTTL', KEYS[1]) < lease then
-  redis.call('PEXPIRE', KEYS[1], lease)
+local index_ttl = lease + tonumber(ARGV[8])
+if redis.call('PTTL', KEYS[1]) < index_ttl then
+  redis.call('PEXPIRE', KEYS[1], index_ttl)
 end
 redis.call('DEL', KEYS[4])
 local changes = redis.call('HGETALL', KEYS[3])

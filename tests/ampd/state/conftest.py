@@ -1,0 +1,100 @@
+"""Shared state to test on: the in-memory twin and a real Redis behind one fixture."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.store import RouteWrite, StateEvent, StateStore, Watcher
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+
+
+class Cluster:
+    """One namespace of shared state, on which a test opens as many handles as it plays processes."""
+
+    def __init__(self, redis_url: str | None) -> None:
+        self._redis_url = redis_url
+        self._namespace = uuid.uuid4().hex
+        self._memory = MemoryState()
+        self._stores: list[StateStore] = []
+
+    async def store(self, clock: Callable[[], float] = time.monotonic) -> StateStore:
+        store: StateStore
+        if self._redis_url is None:
+            store = MemoryStore(self._memory, clock)
+        else:
+            store = await open_store(self._redis_url, self._namespace, clock=clock)
+        self._stores.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tcp=True) as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
+    cluster = Cluster(url)
+    yield cluster
+    await cluster.close()
+
+
+class Make:
+    """Builders of the records that tests write."""
+
+    def task(self, task_id: str = "t1", session_id: str = "s1", arrival_s: float | None = None) -> PrefillTask:
+        arrival_s = time.monotonic() if arrival_s is None else arrival_s
+        return PrefillTask(task_id, session_id, 100, 20, arrival_s, Slo(ttft_s=1.0, itl_s=0.05))
+
+    def view(self, worker_id: str = "d1", role: Role = Role.DECODE, **fields: object) -> WorkerView:
+        return WorkerView(worker_id=worker_id, role=role, **fields)  # type: ignore[arg-type]
+
+    def write(
+        self, session_id: str = "s1", worker_id: str = "d1", epoch: int = 0, task_id: str = "t1", at: str = ""
+    ) -> RouteWrite:
+        return RouteWrite(session_id, worker_id, epoch, at or worker_id, self.task(task_id, session_id))
+
+
+@pytest.fixture
+def make() -> Make:
+    return Make()
+
+
+class Waiting:
+    """Waiting for what must come to be, without a time that it may take."""
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async def ask() -> object:
+            return condition()
+
+        await self.until_true(ask)
+
+    async def until_true(self, ask: Callable[[], Awaitable[object]]) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                if await ask():
+                    return
+                await asyncio.sleep(0.005)
+
+    async def events(self, watcher: Watcher, count: int) -> list[StateEvent]:
+        async with asyncio.timeout(20):
+            return [await anext(watcher) for _ in range(count)]
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()

@@ -1,0 +1,428 @@
+"""What every store promises; each test runs on the in-memory twin and on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from ampd.state.store import (
+    Binding,
+    HeldChanged,
+    SessionEnded,
+    StateStore,
+    TaskDone,
+    TaskQueued,
+    WorkerRemoved,
+    WorkerUpdated,
+)
+from ampd.types import Parallelism, Role, Window
+
+LONG_S = 60.0
+SHORT_S = 0.05
+
+HOSTILE_IDS = [
+    "",
+    " ",
+    "two words",
+    "{braces}",
+    "}{",
+    "line\nbreak\r\n",
+    "nul\x00byte",
+    "Zürich 東京 😀",
+    "lone \ud800 surrogate",
+    "\"quotes\" \\ and 'more'",
+    "x" * 1024,
+    "1 d2",
+]
+
+
+async def view_of(store: StateStore, worker_id: str) -> Any:
+    return next((view for view in await store.snapshot() if view.worker_id == worker_id), None)
+
+
+async def is_falsy(answer: Awaitable[object]) -> bool:
+    return not await answer
+
+
+class TestClaims:
+    async def test_concurrent_claims_leave_every_session_one_worker(self, cluster: Any, make: Any) -> None:
+        stores = [await cluster.store() for _ in range(3)]
+        sessions = [f"s{number}" for number in range(50)]
+        outcomes = await asyncio.gather(
+            *(
+                store.route(make.write(session, f"d{index}", task_id=f"{session}-{index}"), LONG_S)
+                for session in sessions
+                for index, store in enumerate(stores)
+            )
+        )
+        for position, session in enumerate(sessions):
+            own = outcomes[3 * position : 3 * position + 3]
+            assert [outcome.accepted for outcome in own].count(True) == 1
+            assert {outcome.binding for outcome in own} == {await stores[0].binding(session)}
+            winner = next(index for index, outcome in enumerate(own) if outcome.accepted)
+            assert own[0].binding == Binding(session, f"d{winner}", 1)
+
+    async def test_a_claim_race_enters_only_the_winners_task(self, cluster: Any, make: Any) -> None:
+        stores = [await cluster.store() for _ in range(3)]
+        for index in range(3):
+            await stores[0].publish_worker(make.view(f"d{index}"), LONG_S)
+        outcomes = await asyncio.gather(
+            *(
+                store.route(make.write("s", f"d{index}", task_id=f"t{index}"), LONG_S)
+                for index, store in enumerate(stores)
+            )
+        )
+        queued = [task.task_id for view in await stores[0].snapshot() for task in view.queue]
+        assert queued == [f"t{index}" for index, outcome in enumerate(outcomes) if outcome.accepted]
+
+    async def test_refresh_keeps_worker_and_epoch(self, cluster: Any, make: Any) -> None:
+        one, other = await cluster.store(), await cluster.store()
+        claimed = await one.route(make.write(), LONG_S)
+        refreshed = await other.route(make.write(epoch=1, task_id="t2"), LONG_S)
+        assert claimed.accepted
+        assert refreshed.accepted
+        assert claimed.binding == refreshed.binding == Binding("s1", "d1", 1)
+
+    async def test_a_newcomer_that_chose_the_bound_worker_is_accepted(self, cluster: Any, make: Any) -> None:
+        one, other = await cluster.store(), await cluster.store()
+        await one.route(make.write(), LONG_S)
+        await one.repin(Binding("s1", "d1", 1), "d2", LONG_S)
+        outcome = await other.route(make.write(worker_id="d2", epoch=0, task_id="t2"), LONG_S)
+        assert outcome.accepted
+        assert outcome.binding == Binding("s1", "d2", 2)
+
+    async def test_another_worker_is_refused_with_the_binding_that_holds(self, cluster: Any, make: Any) -> None:
+        one, other = await cluster.store(), await cluster.store()
+        await one.route(make.write(worker_id="d1"), LONG_S)
+        refused = await other.route(make.write(worker_id="d2", task_id="t2"), LONG_S)
+        assert not refused.accepted
+        assert refused.binding == Binding("s1", "d1", 1)
+
+    async def test_a_refused_route_writes_nothing(self, cluster: Any, make: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("d2"), LONG_S)
+        await store.route(make.write(worker_id="d1"), LONG_S)
+        watcher = store.watch()
+        await watcher.start()
+        await store.route(make.write(worker_id="d2", task_id="t2"), LONG_S)
+        await store.set_held("d2", "marker", 1)
+        assert await waiting.events(watcher, 1) == [HeldChanged("d2", "marker", 1)]
+        assert (await view_of(store, "d2")).queue == ()
+        await watcher.aclose()
+
+    async def test_a_binding_that_was_lost_is_taken_up_again_with_its_epoch(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        outcome = await store.route(make.write(epoch=7), LONG_S)
+        assert outcome.accepted
+        assert outcome.binding == Binding("s1", "d1", 7) == await store.binding("s1")
+
+    async def test_bindings_expire_unless_refreshed(self, cluster: Any, make: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        await store.route(make.write("gone", task_id="t1"), SHORT_S)
+        await store.route(make.write("kept", task_id="t2"), SHORT_S)
+        await store.route(make.write("kept", task_id="t3"), LONG_S)
+        await waiting.until_true(lambda: is_falsy(store.binding("gone")))
+        assert await store.binding("kept") == Binding("kept", "d1", 1)
+
+    @pytest.mark.parametrize("session_id", HOSTILE_IDS)
+    async def test_any_string_is_a_session_id(self, cluster: Any, make: Any, waiting: Any, session_id: str) -> None:
+        store = await cluster.store()
+        watcher = store.watch()
+        await watcher.start()
+        await store.publish_worker(make.view("d1"), LONG_S)
+        outcome = await store.route(make.write(session_id), LONG_S)
+        await store.set_held("d1", session_id, 42)
+        view = await view_of(store, "d1")
+        assert outcome.binding == await store.binding(session_id) == Binding(session_id, "d1", 1)
+        assert await store.binding(session_id + "?") is None
+        assert view.held_tokens == {session_id: 42}
+        assert [task.session_id for task in view.queue] == [session_id]
+        assert await store.end_session(session_id) == Binding(session_id, "d1", 1)
+        assert await store.binding(session_id) is None
+        _, queued, held, ended = await waiting.events(watcher, 4)
+        assert queued.task.session_id == held.session_id == ended.session_id == session_id
+        await watcher.aclose()
+
+    async def test_namespaced_lookalikes_do_not_collide(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.route(make.write("workers"), LONG_S)
+        await store.publish_worker(make.view("d1"), LONG_S)
+        assert await store.binding("workers") == Binding("workers", "d1", 1)
+        assert len(await store.snapshot()) == 1
+
+
+class TestFencing:
+    async def test_repin_moves_and_counts_up(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        held = (await store.route(make.write(), LONG_S)).binding
+        moved = await store.repin(held, "d2", LONG_S)
+        assert moved.accepted
+        assert moved.binding == Binding("s1", "d2", 2) == await store.binding("s1")
+
+    async def test_of_two_repins_one_wins(self, cluster: Any, make: Any) -> None:
+        stores = [await cluster.store() for _ in range(8)]
+        held = (await stores[0].route(make.write(), LONG_S)).binding
+        outcomes = await asyncio.gather(
+            *(store.repin(held, f"d{index + 2}", LONG_S) for index, store in enumerate(stores))
+        )
+        assert [outcome.accepted for outcome in outcomes].count(True) == 1
+        assert {outcome.binding for outcome in outcomes} == {await stores[0].binding("s1")}
+        assert outcomes[0].binding.epoch == 2
+
+    async def test_a_repeated_repin_finds_its_own_work(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        held = (await store.route(make.write(), LONG_S)).binding
+        first = await store.repin(held, "d2", LONG_S)
+        assert await store.repin(held, "d2", LONG_S) == first
+
+    async def test_a_stale_epoch_is_refused(self, cluster: Any, make: Any) -> None:
+        one, other = await cluster.store(), await cluster.store()
+        old = (await one.route(make.write(), LONG_S)).binding
+        moved = (await one.repin(old, "d2", LONG_S)).binding
+        back = (await one.repin(moved, "d1", LONG_S)).binding
+        # the worker is the same again, and still the old epoch is too old
+        refused = await other.route(make.write(epoch=old.epoch, task_id="t2"), LONG_S)
+        assert not refused.accepted
+        assert refused.binding == back == Binding("s1", "d1", 3)
+        late = await other.repin(old, "d9", LONG_S)
+        assert not late.accepted
+        assert late.binding == back
+
+    async def test_repin_of_a_binding_that_is_gone_takes_it_up(self, cluster: Any) -> None:
+        store = await cluster.store()
+        outcome = await store.repin(Binding("s1", "d1", 4), "d2", LONG_S)
+        assert outcome.accepted
+        assert outcome.binding == Binding("s1", "d2", 5) == await store.binding("s1")
+
+
+class TestEnding:
+    async def test_end_returns_the_binding_once(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        held = (await store.route(make.write(), LONG_S)).binding
+        assert await store.end_session("s1") == held
+        assert await store.end_session("s1") is None
+        assert await store.binding("s1") is None
+
+    async def test_end_is_announced_even_without_a_binding(self, cluster: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        watcher = store.watch()
+        await watcher.start()
+        await store.end_session("unbound")
+        assert await waiting.events(watcher, 1) == [SessionEnded("unbound")]
+        await watcher.aclose()
+
+
+class TestWorkers:
+    async def test_a_view_comes_back_whole(self, cluster: Any, make: Any) -> None:
+        worker, reader = await cluster.store(), await cluster.store()
+        view = make.view(
+            "f" * 16,
+            Role.PREFILL,
+            parallelism=Parallelism(tp=4),
+            ttft=Window(0.25, 7),
+            itl=Window(0.0125, 9000),
+            decode_batch=3,
+            decode_context_tokens=4096,
+            kv_used_tokens=5000,
+            kv_capacity_tokens=10**9,
+            max_context_tokens=131072,
+            held_tokens={"a": 1, "b": 2},
+        )
+        await worker.publish_worker(view, LONG_S)
+        assert await reader.snapshot() == [view]
+
+    async def test_leases_run_out(self, cluster: Any, make: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("short"), SHORT_S)
+        await store.publish_worker(make.view("renewed"), SHORT_S)
+        await store.publish_worker(make.view("renewed"), LONG_S)
+        await waiting.until_true(lambda: is_falsy(view_of(store, "short")))
+        assert [view.worker_id for view in await store.snapshot()] == ["renewed"]
+
+    async def test_a_lease_that_ran_out_is_announced_by_the_next_heartbeat(
+        self, cluster: Any, make: Any, waiting: Any
+    ) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view('dead "worker"'), SHORT_S)
+        await waiting.until_true(lambda: is_falsy(store.snapshot()))
+        watcher = store.watch()
+        await watcher.start()
+        await store.publish_worker(make.view("alive"), LONG_S)
+        await store.publish_worker(make.view("alive"), LONG_S)
+        first, second, third = await waiting.events(watcher, 3)
+        assert isinstance(first, WorkerUpdated)
+        assert second == WorkerRemoved('dead "worker"')
+        assert isinstance(third, WorkerUpdated)
+        await watcher.aclose()
+
+    async def test_removal_takes_everything_along(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("d1"), LONG_S)
+        await store.route(make.write(), LONG_S)
+        await store.set_held("d1", "s1", 9)
+        await store.remove_worker("d1")
+        assert await store.snapshot() == []
+        await store.publish_worker(make.view("d1"), LONG_S)
+        assert await store.snapshot() == [make.view("d1")]
+
+    async def test_no_snapshot_shows_half_a_write(self, cluster: Any, make: Any) -> None:
+        worker, reader = await cluster.store(), await cluster.store()
+
+        async def publish() -> None:
+            for step in range(200):
+                await worker.publish_worker(
+                    make.view("d1", decode_batch=step, kv_used_tokens=step, held_tokens={"s": step}), LONG_S
+                )
+
+        writing = asyncio.create_task(publish())
+        while not writing.done():
+            for view in await reader.snapshot():
+                assert view.decode_batch == view.kv_used_tokens == view.held_tokens["s"]
+        await writing
+
+
+class TestQueues:
+    async def test_entered_tasks_follow_the_workers_own(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(
+            make.view("p1", Role.PREFILL, queue=(make.task("own-b"), make.task("own-a"))), LONG_S
+        )
+        for task_id in ("t1", "t2", "t3"):
+            await store.route(make.write(task_id, task_id=task_id, at="p1"), LONG_S)
+            await asyncio.sleep(0.002)  # the order of entry is kept to the millisecond
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["own-b", "own-a", "t1", "t2", "t3"]
+
+    async def test_a_listed_task_shows_once_in_the_workers_order(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("p1"), LONG_S)
+        await store.route(make.write(task_id="t1", at="p1"), LONG_S)
+        await store.publish_worker(make.view("p1", queue=(make.task("t2"), make.task("t1"))), LONG_S)
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2", "t1"]
+
+    async def test_a_view_that_does_not_know_a_fresh_task_keeps_it(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("p1"), LONG_S)
+        await store.route(make.write(task_id="t1", at="p1"), LONG_S)
+        await store.publish_worker(make.view("p1"), LONG_S)
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t1"]
+
+    async def test_a_finished_task_goes_at_once_and_stays_gone(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        written_before = make.view("p1", queue=(make.task("t1"), make.task("t2")))
+        await store.publish_worker(written_before, LONG_S)
+        await store.finish_task("p1", "t1")
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
+        await store.publish_worker(written_before, LONG_S)
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
+
+    async def test_a_task_may_return_to_the_queue_it_left(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("d1"), LONG_S)
+        await store.route(make.write(), LONG_S)
+        await store.finish_task("d1", "t1")
+        await store.route(make.write(epoch=1), LONG_S)
+        assert [task.task_id for task in (await view_of(store, "d1")).queue] == ["t1"]
+
+    async def test_arrival_times_move_to_the_readers_clock(self, cluster: Any, make: Any) -> None:
+        now = {"writer": 1000.0, "reader": 5.0}
+        writer = await cluster.store(clock=lambda: now["writer"])
+        reader = await cluster.store(clock=lambda: now["reader"])
+        watcher = reader.watch()
+        await watcher.start()
+        await writer.publish_worker(make.view("p1", queue=(make.task("old", arrival_s=997.0),)), LONG_S)
+        (updated,) = [await anext(watcher)]
+        assert isinstance(updated, WorkerUpdated)
+        assert updated.view.queue[0].arrival_s == pytest.approx(2.0)
+        (view,) = await reader.snapshot()
+        # what has passed since the writing counts as waiting too, by the store's own clock: at most this test's length
+        assert 2.0 - 20.0 < view.queue[0].arrival_s <= 2.0 + 1e-6
+        await watcher.aclose()
+
+    async def test_waiting_goes_on_in_the_store(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        task = make.task("t1")
+        await store.publish_worker(make.view("p1", queue=(task,)), LONG_S)
+        await asyncio.sleep(0.25)
+        (view,) = await store.snapshot()
+        assert view.queue[0].arrival_s == pytest.approx(task.arrival_s, abs=0.1)
+
+
+class TestHeld:
+    async def test_changes_hold_until_the_next_view(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("d1", held_tokens={"a": 10, "b": 20}), LONG_S)
+        await store.set_held("d1", "a", 0)
+        await store.set_held("d1", "c", 30)
+        assert (await view_of(store, "d1")).held_tokens == {"b": 20, "c": 30}
+        await store.publish_worker(make.view("d1", held_tokens={"c": 31}), LONG_S)
+        assert (await view_of(store, "d1")).held_tokens == {"c": 31}
+
+    async def test_a_worker_without_a_lease_holds_nothing(self, cluster: Any) -> None:
+        store = await cluster.store()
+        await store.set_held("d1", "a", 10)
+        assert await store.snapshot() == []
+
+
+class TestEvents:
+    async def test_every_watcher_sees_all_writers_in_one_order(self, cluster: Any, make: Any, waiting: Any) -> None:
+        coordinator, worker = await cluster.store(), await cluster.store()
+        watchers = [coordinator.watch(), worker.watch()]
+        for watcher in watchers:
+            await watcher.start()
+        await worker.publish_worker(make.view("d1", held_tokens={"a": 1}), LONG_S)
+        write = make.write()
+        await coordinator.route(write, LONG_S)
+        await worker.set_held("d1", "s1", 120)
+        await worker.finish_task("d1", "t1")
+        await coordinator.end_session("s1")
+        await worker.remove_worker("d1")
+        for watcher in watchers:
+            events = await waiting.events(watcher, 6)
+            assert events[0] == WorkerUpdated(make.view("d1", held_tokens={"a": 1}), LONG_S)
+            queued = events[1]
+            assert isinstance(queued, TaskQueued)
+            assert (queued.worker_id, queued.task.task_id, queued.task.slo) == ("d1", "t1", write.task.slo)
+            assert events[2:] == [
+                HeldChanged("d1", "s1", 120),
+                TaskDone("d1", "t1"),
+                SessionEnded("s1"),
+                WorkerRemoved("d1"),
+            ]
+            await watcher.aclose()
+
+    async def test_nothing_is_lost_between_start_and_snapshot(self, cluster: Any, make: Any, waiting: Any) -> None:
+        reader, writer = await cluster.store(), await cluster.store()
+        watcher = reader.watch()
+        await watcher.start()
+        await writer.publish_worker(make.view("d1"), LONG_S)
+        assert await reader.snapshot() == [make.view("d1")]
+        assert await waiting.events(watcher, 1) == [WorkerUpdated(make.view("d1"), LONG_S)]
+        await watcher.aclose()
+
+    async def test_iterating_starts_a_watcher(self, cluster: Any) -> None:
+        store = await cluster.store()
+        watcher = store.watch()
+        first = asyncio.ensure_future(anext(watcher))
+        async with asyncio.timeout(20):
+            while not first.done():
+                await store.end_session("s1")
+                await asyncio.sleep(0.01)
+        assert await first == SessionEnded("s1")
+        await watcher.aclose()
+
+    async def test_order_is_kept_under_load(self, cluster: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        watcher = store.watch()
+        await watcher.start()
+        for tokens in range(500):
+            await store.set_held("d1", "s1", tokens)
+        assert [event.tokens for event in await waiting.events(watcher, 500)] == list(range(500))
+        await watcher.aclose()
+
+
+async def test_ping_answers(cluster: Any) -> None:
+    store = await cluster.store()
+    assert await store.ping() >= 0
