@@ -6,6 +6,7 @@ Plain typed dictionaries: a prompt of 100,000 token ids must not be validated el
 
 from __future__ import annotations
 
+import re
 from typing import Any, NotRequired, TypedDict
 
 COMPONENT = "worker"
@@ -102,3 +103,17 @@ class KvReply(TypedDict):
     descriptor: NotRequired[bytes]
     released_tokens: NotRequired[int]
     error: NotRequired[str]
+
+
+_ERROR = re.compile(r"ampd-error (\d{3}): (.*)", re.DOTALL)
+
+
+def error_text(status: int, message: str) -> str:
+    """What a worker puts in the exception that it raises: Dynamo carries the text to the caller, not the class."""
+    return f"ampd-error {status}: {message}"
+
+
+def parse_error(text: str) -> tuple[int, str] | None:
+    """The HTTP status and the message in the text of a failed call; None if no worker of ours wrote it."""
+    found = _ERROR.search(text)
+    return (int(found[1]), found[2].strip()) if found else None

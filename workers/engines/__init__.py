@@ -1,1 +1,57 @@
-"""Engine adapters behind one protocol: SGLang (real) and modelled (sleeps by the performance model)."""
+"""Engine adapters, made by name; each is imported only when asked for: no engine loads the libraries of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import create_model
+
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import load_performance_model
+from ampd.perf.scaled import scaled
+from workers.engines.base import Engine
+from workers.settings import WorkerSettings
+
+
+def settings_model(engine: str) -> type[WorkerSettings]:
+    """The worker settings together with those of `engine` (none if it is unknown), as one flat set of flags."""
+    bases = (*_engine_settings(engine), WorkerSettings)
+    combined: Any = create_model("WorkerSettings", __base__=bases, __doc__=WorkerSettings.__doc__)
+    model: type[WorkerSettings] = combined
+    return model
+
+
+def performance_model(settings: WorkerSettings) -> PerformanceModel:
+    """The model that predicts this worker's times, on the clock of its engine.
+
+    Raises:
+        UserError: there is no such profile, or it is wrong.
+    """
+    return scaled(load_performance_model(settings.perf), getattr(settings, "time_scale", 1.0))
+
+
+def create_engine(settings: WorkerSettings, model: PerformanceModel) -> Engine:
+    """The engine that `settings` (made by `settings_model`) describe, not started yet.
+
+    Raises:
+        UserError: the model folder cannot be used.
+    """
+    if settings.engine == "modelled":
+        from workers.engines.modelled_factory import create_modelled
+
+        return create_modelled(settings, model)
+    from workers.engines.sglang import SglangEngine
+
+    return SglangEngine(settings)
+
+
+def _engine_settings(engine: str) -> tuple[Any, ...]:
+    if engine == "modelled":
+        from workers.engines.modelled_settings import ModelledSettings
+
+        return (ModelledSettings,)
+    if engine == "sglang":
+        from workers.engines.sglang import SglangSettings
+
+        return (SglangSettings,)
+    return ()

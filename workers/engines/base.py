@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ampd.types import Parallelism
 from workers.kv.exchange import KvExchange
@@ -69,6 +69,22 @@ class EngineError(Exception):
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
         self.status = status
+
+
+class EngineLostError(EngineError):
+    """The engine is gone and will not come back: the worker ends."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 503)
+
+
+@runtime_checkable
+class WatchedEngine(Protocol):
+    """An engine that can tell when it is lost, also when nobody calls it."""
+
+    async def wait_lost(self) -> str:
+        """Return, with one line for people, when the engine cannot serve any more."""
+        ...
 
 
 class Engine(Protocol):

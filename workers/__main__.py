@@ -1,0 +1,52 @@
+"""`python -m workers`: one worker process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ampd.cli import guarded
+from ampd.settings import parse_settings
+from workers.settings import PROG, chosen_engine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker until SIGTERM.
+
+    Returns:
+        0 ended as asked, 1 the engine or the shared state failed, 2 the call was wrong (one line on stderr).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    from workers.engines import settings_model
+
+    settings = parse_settings(settings_model(chosen_engine(arguments)), arguments, PROG)
+
+    # Only now: --help and mistakes should not wait for these.
+    import uvloop
+    from dynamo.runtime import DistributedRuntime, dynamo_worker
+    from dynamo.runtime.logging import configure_dynamo_logging
+
+    from workers.component import serve_worker
+
+    configure_dynamo_logging()
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+    async def worker(runtime: DistributedRuntime) -> None:
+        await serve_worker(runtime, settings)
+
+    uvloop.run(dynamo_worker()(worker)())
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Dynamo's runtime threads may outlive the interpreter's teardown and crash in it; everything is released by now.
+    os._exit(code)

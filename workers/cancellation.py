@@ -1,0 +1,53 @@
+"""Ends a round's work when its client goes: Dynamo does not cancel a handler that waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+class StopSignal(Protocol):
+    """The part of Dynamo's `Context` that tells when the caller has gone."""
+
+    def is_stopped(self) -> bool: ...
+
+    def async_killed_or_stopped(self) -> Any:
+        """A future that completes when the context is killed or stopped."""
+        ...
+
+
+async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal) -> AsyncIterator[ItemT]:
+    """The items of `source` until it ends or the caller goes; then `source` is cancelled where it waits, and closed.
+
+    `source` runs in one task of its own, so that nothing is created per item.
+    """
+    items: asyncio.Queue[ItemT | None] = asyncio.Queue()
+    if context.is_stopped():
+        await source.aclose()
+        return
+    pump = asyncio.create_task(_pump(source, items))
+    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+    stopped.add_done_callback(lambda _: pump.cancel())
+    try:
+        while (item := await items.get()) is not None:
+            yield item
+        await asyncio.wait({pump})
+        if not pump.cancelled() and (error := pump.exception()) is not None:
+            raise error
+    finally:
+        stopped.cancel()
+        pump.cancel()
+        await asyncio.wait({pump})
+
+
+async def _pump(source: AsyncGenerator[ItemT, None], items: asyncio.Queue[ItemT | None]) -> None:
+    try:
+        async with aclosing(source):
+            async for item in source:
+                items.put_nowait(item)
+    finally:
+        items.put_nowait(None)

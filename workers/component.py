@@ -1,0 +1,240 @@
+"""The worker as a Dynamo component: endpoints `prefill`, `generate` and `kv`, one engine, one lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
+from dynamo.llm import HttpError
+from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
+
+from ampd.errors import RunError
+from ampd.policies.registry import create
+from ampd.state.connect import open_store
+from ampd.state.store import StateUnavailableError
+from ampd.state.window import SlidingWindow
+from ampd.types import Role, WorkerView
+from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
+from workers.cancellation import until_stopped
+from workers.engines import create_engine, performance_model
+from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
+from workers.peers import DynamoPeers
+from workers.prefill_queue import PrefillQueue
+from workers.publisher import Publisher
+from workers.rounds import Rounds
+from workers.sessions import SessionKeeper
+from workers.settings import WorkerSettings
+
+_LOG = logging.getLogger(__name__)
+_REGISTRATION_POLL_S = 0.01
+
+Handler = Callable[[Any, Context], AsyncIterator[Any]]
+
+
+async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) -> None:
+    """Run one worker until it is told to end.
+
+    Raises:
+        UserError: the settings name something that is not there.
+        RunError: the shared state does not answer at the start, or the engine was lost.
+    """
+    async with AsyncExitStack() as stack:
+        worker = await _build(runtime, settings, stack)
+        await worker.run()
+
+
+class Worker:
+    """One worker process's parts, wired together.
+
+    Args:
+        endpoints: name -> endpoint, of the three that are served.
+    """
+
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        settings: WorkerSettings,
+        engine: Engine,
+        rounds: Rounds,
+        publisher: Publisher,
+        endpoints: dict[str, Endpoint],
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._engine = engine
+        self._rounds = rounds
+        self._publisher = publisher
+        self._endpoints = endpoints
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._shutdown: asyncio.Task[None] | None = None
+        self._clients: list[Client] = []
+
+    async def run(self) -> None:
+        """Serve until a signal comes or the engine is lost."""
+        handlers: dict[str, Handler] = {
+            PREFILL_ENDPOINT: self._guarded(self._rounds.prefill),
+            GENERATE_ENDPOINT: self._guarded(self._rounds.generate),
+            KV_ENDPOINT: self._kv,
+        }
+        self._install_signal_handlers()
+        serving = asyncio.gather(
+            *(endpoint.serve_endpoint(handlers[name]) for name, endpoint in self._endpoints.items())
+        )
+        watching = asyncio.create_task(self._watch_engine())
+        try:
+            await self._announce(serving)
+            ends: set[asyncio.Future[Any]] = {serving, self._lost}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._lost.done():
+                await self._publisher.retire()
+                raise RunError(f"ampd worker: {self._lost.result()}")
+            await serving
+        finally:
+            watching.cancel()
+            if not serving.done():
+                self._runtime.shutdown()
+                await asyncio.wait({serving}, timeout=5.0)
+            if self._shutdown:
+                await asyncio.wait({self._shutdown})
+
+    async def _announce(self, serving: asyncio.Future[Any]) -> None:
+        """Enter the shared state once callers can reach every endpoint."""
+        for endpoint in self._endpoints.values():
+            client = await endpoint.client()
+            # A client that is dropped leaves its watch behind, which complains at every change of the cluster.
+            self._clients.append(client)
+            while endpoint.connection_id() not in client.instance_ids():
+                if serving.done():
+                    await serving
+                    raise RunError("ampd worker: ended before it was registered")
+                await asyncio.sleep(_REGISTRATION_POLL_S)
+        if self._shutdown:
+            return
+        try:
+            await self._publisher.start()
+        except StateUnavailableError as error:
+            raise RunError(f"ampd worker: {error}") from None
+        _LOG.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
+
+    async def _watch_engine(self) -> None:
+        if isinstance(self._engine, WatchedEngine):
+            self._engine_lost(await self._engine.wait_lost())
+
+    def _engine_lost(self, line: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(line)
+
+    # -- handlers
+
+    def _guarded(self, rounds: Callable[[Any], AsyncGenerator[dict[str, Any], None]]) -> Handler:
+        async def handle(request: Any, context: Context) -> AsyncIterator[dict[str, Any]]:
+            try:
+                async for chunk in until_stopped(rounds(request), context):
+                    yield chunk
+            except EngineLostError as error:
+                self._engine_lost(str(error))
+                raise HttpError(error.status, error_text(error.status, str(error))) from None
+            except EngineError as error:
+                raise HttpError(error.status, error_text(error.status, str(error))) from None
+            except (KeyError, TypeError, ValueError) as error:
+                _LOG.exception("a round failed")
+                raise HttpError(500, error_text(500, f"the worker cannot read the request: {error!r}")) from None
+            except Exception as error:
+                _LOG.exception("a round failed")
+                raise HttpError(500, error_text(500, f"the worker failed: {error!r}")) from None
+
+        return handle
+
+    async def _kv(self, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ARG002
+        try:
+            yield await self._rounds.kv(request)
+        except Exception as error:
+            _LOG.exception("a KV call failed")
+            yield {"error": repr(error)}
+
+    # -- the end
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._begin_shutdown)
+
+    def _begin_shutdown(self) -> None:
+        if self._shutdown is None:
+            self._shutdown = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        """Leave: no new rounds, running ones finish, the KV stays readable until they have."""
+        # Coordinators go by the shared state, so leave that first; discovery follows.
+        await self._publisher.retire()
+        await graceful_shutdown_with_discovery(
+            self._runtime,
+            [self._endpoints[PREFILL_ENDPOINT], self._endpoints[GENERATE_ENDPOINT]],
+            grace_period_s=self._settings.grace_s,
+            drain_callback=self._drain,
+        )
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await self._rounds.drained()
+        except TimeoutError:
+            _LOG.warning("%d rounds did not finish in %g s", self._rounds.running, self._settings.drain_s)
+
+
+async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: AsyncExitStack) -> Worker:
+    """Open, start and wire everything; `stack` closes it again."""
+    ordering, model = create("ordering", settings.ordering), performance_model(settings)
+    try:
+        store = await open_store(settings.state_url, settings.namespace)
+    except StateUnavailableError as error:
+        raise RunError(f"ampd worker: {error}") from None
+    stack.push_async_callback(store.close)
+    engine = create_engine(settings, model)
+    stack.push_async_callback(engine.stop)
+    await engine.start()
+
+    path = f"{settings.namespace}.{COMPONENT}"
+    endpoints = {
+        name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+    }
+    worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
+    ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
+
+    def read_view() -> WorkerView:
+        now_s, info, load = time.monotonic(), engine.info, engine.load()
+        return WorkerView(
+            worker_id=worker_id,
+            role=Role(settings.role),
+            parallelism=info.parallelism,
+            queue=queue.tasks(),
+            ttft=ttft.read(now_s),
+            itl=itl.read(now_s),
+            decode_batch=load.running_requests,
+            decode_context_tokens=load.running_context_tokens,
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=info.kv_capacity_tokens,
+            max_context_tokens=info.max_context_tokens,
+        )
+
+    publisher = Publisher(store, read_view, settings.lease_s, settings.publish_interval_s)
+    queue = PrefillQueue(
+        ordering,
+        model,
+        engine.info.parallelism,
+        settings.prefill_concurrency,
+        settings.prefetch,
+        on_change=publisher.changed,
+    )
+    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client()), publisher.held)
+    sessions = SessionKeeper(engine.kv, settings.session_ttl_s)
+    sweeper = asyncio.create_task(sessions.run(), name="session-sweeper")
+    stack.callback(sweeper.cancel)
+    rounds = Rounds(worker_id, engine, queue, sessions, publisher, ttft, itl, settings.kv_timeout_s)
+    return Worker(runtime, settings, engine, rounds, publisher, endpoints)

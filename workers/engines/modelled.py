@@ -1,0 +1,265 @@
+"""An engine that takes the time the performance model says: continuous batching without a GPU, and without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism
+from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
+from workers.engines.modelled_sequence import Limits, Sequence
+from workers.engines.modelled_tokens import ModelFacts, TokenSource
+from workers.kv.modelled_exchange import ModelledExchange
+from workers.kv.page_keys import page_keys
+
+_LOG = logging.getLogger(__name__)
+_MAX_LAG_S = 0.1
+"""How far behind its own time line the engine may fall and still catch up by not sleeping."""
+
+
+class ModelledEngine:
+    """One modelled replica: a single time line on which prefills and decode steps follow each other.
+
+    A waiting prefill runs before the next decode step and so pauses the batch. A request whose missing prompt is at
+    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail.
+
+    Args:
+        facts: vocabulary, limits and sizes of the model.
+        eos_every: mean number of tokens between two ends of sequence; 0: none.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        model: PerformanceModel,
+        parallelism: Parallelism,
+        kv_capacity_tokens: int,
+        page_size: int = 16,
+        eos_every: int = 0,
+    ) -> None:
+        self._info = EngineInfo(
+            parallelism=parallelism,
+            kv_capacity_tokens=kv_capacity_tokens,
+            max_context_tokens=facts.max_context_tokens,
+            page_size_tokens=page_size,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+        )
+        self._facts = facts
+        self._model = model
+        self._source = TokenSource(facts.printable, eos_every)
+        self._kv = ModelledExchange(model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._prefilling: Sequence | None = None
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self._time_line_s = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def kv(self) -> ModelledExchange:
+        return self._kv
+
+    async def start(self) -> None:
+        """Start the time line."""
+        self._lost = asyncio.get_running_loop().create_future()
+        self._loop_task = asyncio.create_task(self._run(), name="modelled-engine")
+        self._loop_task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """End the time line; requests in progress fail."""
+        if self._loop_task:
+            self._loop_task.cancel()
+            await asyncio.wait({self._loop_task})
+        self._fail("the engine was stopped")
+
+    async def wait_lost(self) -> str:
+        """Return, with one line, when the engine cannot serve any more."""
+        if self._lost is None:
+            raise RuntimeError("not started")
+        return await asyncio.shield(self._lost)
+
+    def load(self) -> EngineLoad:
+        """Current load."""
+        sequences = [*self._running, *([self._prefilling] if self._prefilling else [])]
+        return EngineLoad(
+            running_requests=sum(len(one.decoding) for one in self._running),
+            running_context_tokens=sum(one.context_tokens for one in self._running),
+            kv_used_tokens=self._kv.pinned_tokens + sum(one.private_tokens for one in sequences),
+        )
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        """Run one request; one output per choice and step."""
+        sequence = self._submit(request)
+        try:
+            while True:
+                output = await sequence.outputs.get()
+                if isinstance(output, EngineError):
+                    raise output
+                yield output
+                if sequence.finished and sequence.outputs.empty():
+                    return
+        finally:
+            self._leave(sequence)
+
+    # -- requests come and go
+
+    def _submit(self, request: EngineRequest) -> Sequence:
+        if self._loop_task is None or self._loop_task.done():
+            raise EngineLostError("the engine is not running")
+        limits = Limits.of(request, self._info.max_context_tokens, self._facts.eos_token_ids)
+        capacity = self._info.kv_capacity_tokens
+        if len(request.token_ids) > capacity:
+            raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
+        sequence = Sequence(request, limits, page_keys(request.token_ids, self._info.page_size_tokens))
+        self._kv.begin(request.session_id, sequence.keys)
+        self._waiting.append(sequence)
+        self._wake.set()
+        return sequence
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a request out wherever it is; what it has computed stays pinned for its session."""
+        if sequence.aborted.is_set():
+            return
+        sequence.aborted.set()
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self._settle(sequence)
+        self._wake.set()
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Pin the context as far as it was computed and let the session go, once."""
+        if sequence.settled:
+            return
+        sequence.settled = True
+        session_id, keys = sequence.request.session_id, sequence.keys
+        if sequence.prefilled:
+            # The last token was put out but never read, so it has no KV yet.
+            context = sequence.request.token_ids + sequence.choices[0].tokens[:-1]
+            keys = page_keys(context, self._info.page_size_tokens)
+            self._kv.keep(sequence.request.rid, session_id, keys)
+        self._kv.end(session_id, keys)
+
+    # -- the time line
+
+    async def _run(self) -> None:
+        while True:
+            if not (self._waiting or self._running):
+                await self._sleep_until_work()
+            elif (sequence := self._admit()) is not None:
+                await self._start(sequence)
+            elif self._running:
+                await self._decode_step()
+            else:
+                await self._sleep_until_work()
+
+    async def _sleep_until_work(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+        self._time_line_s = time.monotonic()
+
+    def _admit(self) -> Sequence | None:
+        """The next request, if the KV memory has room for it."""
+        if not self._waiting:
+            return None
+        sequence = self._waiting[0]
+        page_size = self._info.page_size_tokens
+        # The engine always computes the last prompt token, whose output it needs.
+        usable = min(
+            self._kv.usable_pages(sequence.request.rid, sequence.keys), (sequence.prompt_tokens - 1) // page_size
+        )
+        sequence.cached_tokens = usable * page_size
+        reserved = sum(one.reserved_tokens for one in self._running)
+        needed = min(sequence.reserved_tokens, self._info.kv_capacity_tokens - sequence.cached_tokens)
+        if not self._kv.make_room(reserved + needed) and self._running:
+            return None
+        self._waiting.popleft()
+        return sequence
+
+    async def _start(self, sequence: Sequence) -> None:
+        missing = sequence.prompt_tokens - sequence.cached_tokens
+        if missing > self._info.page_size_tokens:
+            self._prefilling = sequence
+            try:
+                await self._pass(
+                    self._model.prefill_s(sequence.cached_tokens, missing, self._info.parallelism), sequence.aborted
+                )
+            finally:
+                self._prefilling = None
+            if sequence.aborted.is_set():
+                return
+            self._prefilled(sequence)
+            if sequence.limits.max_new_tokens:
+                for choice in sequence.choices:
+                    sequence.advance(choice, self._source)
+        elif not sequence.limits.max_new_tokens:
+            self._prefilled(sequence)
+        if not sequence.limits.max_new_tokens:
+            sequence.close_empty()
+        if sequence.finished:
+            self._settle(sequence)
+        else:
+            self._running.append(sequence)
+
+    def _prefilled(self, sequence: Sequence) -> None:
+        sequence.prefilled = True
+        self._kv.keep(sequence.request.rid, sequence.request.session_id, sequence.keys)
+
+    async def _decode_step(self) -> None:
+        batch = list(self._running)
+        size = sum(len(one.decoding) for one in batch)
+        context = sum(one.context_tokens for one in batch)
+        await self._pass(self._model.decode_step_s(size, context, self._info.parallelism))
+        for sequence in batch:
+            if sequence.aborted.is_set():
+                continue
+            if not sequence.prefilled:
+                self._prefilled(sequence)
+            for choice in sequence.decoding:
+                sequence.advance(choice, self._source)
+            if sequence.finished:
+                self._running.remove(sequence)
+                self._settle(sequence)
+
+    async def _pass(self, seconds: float, interrupt: asyncio.Event | None = None) -> None:
+        """Let modelled time go by. Sleeps aim at points of one time line, so that late wake-ups do not add up."""
+        now_s = time.monotonic()
+        self._time_line_s = max(self._time_line_s, now_s - _MAX_LAG_S) + seconds
+        delay_s = self._time_line_s - now_s
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+        elif interrupt is None:
+            await asyncio.sleep(delay_s)
+        else:
+            try:
+                async with asyncio.timeout(delay_s):
+                    await interrupt.wait()
+                self._time_line_s = time.monotonic()
+            except TimeoutError:
+                pass
+
+    # -- the end
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._lost is None:
+            return
+        line = f"the modelled engine failed: {task.exception()!r}"
+        _LOG.error("%s", line, exc_info=task.exception())
+        self._fail(line)
+        if not self._lost.done():
+            self._lost.set_result(line)
+
+    def _fail(self, reason: str) -> None:
+        prefilling = [self._prefilling] if self._prefilling else []
+        for sequence in [*self._waiting, *self._running, *prefilling]:
+            sequence.outputs.put_nowait(EngineLostError(reason))

@@ -1,0 +1,37 @@
+"""Builds the modelled engine from a worker's settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ampd.errors import UserError
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism
+from workers.engines.modelled import ModelledEngine
+from workers.engines.modelled_settings import ModelledSettings
+from workers.engines.modelled_tokens import read_model_folder
+from workers.settings import WorkerSettings
+
+
+def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> ModelledEngine:
+    """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
+
+    Raises:
+        UserError: the model folder cannot be used.
+    """
+    if not isinstance(settings, ModelledSettings):
+        raise UserError("the settings are not those of the modelled engine")
+    facts = read_model_folder(settings.model)
+    facts = replace(
+        facts,
+        max_context_tokens=settings.max_context_tokens or facts.max_context_tokens,
+        kv_bytes_per_token=settings.kv_bytes_per_token or facts.kv_bytes_per_token,
+    )
+    return ModelledEngine(
+        facts,
+        model,
+        Parallelism(tp=settings.tp),
+        settings.kv_capacity_tokens,
+        settings.page_size,
+        settings.eos_every_tokens,
+    )

@@ -1,0 +1,166 @@
+"""One request inside the modelled engine: its limits, its choices and what has come out of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.engines.base import EngineError, EngineOutput, EngineRequest
+from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
+
+_MAX_RESERVED_TOKENS = 4096
+"""New tokens that admission counts on at most; longer outputs take room as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a choice ends, and what is reported with its tokens."""
+
+    max_new_tokens: int
+    min_tokens: int
+    ends: frozenset[int]
+    stops: frozenset[int]
+    eos_token_id: int | None
+    choices: int
+    logprobs: int | None
+
+    @classmethod
+    def of(cls, request: EngineRequest, max_context_tokens: int, eos_token_ids: tuple[int, ...]) -> Limits:
+        """Read a request.
+
+        Raises:
+            EngineError: (400) the request asks for what cannot be.
+        """
+        sampling, stop = _part(request, "sampling_options"), _part(request, "stop_conditions")
+        if sampling.get("guided_decoding"):
+            raise EngineError("the modelled engine cannot follow a grammar (guided decoding)", 400)
+        prompt_tokens = len(request.token_ids)
+        if not prompt_tokens:
+            raise EngineError("the prompt is empty", 400)
+        room = max_context_tokens - prompt_tokens
+        if room < (0 if request.max_new_tokens == 0 else 1):
+            raise EngineError(f"the prompt has {prompt_tokens} tokens, the context takes {max_context_tokens}", 400)
+        limit = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
+        eos = tuple(request.request.get("eos_token_ids") or eos_token_ids)
+        ignore = bool(stop.get("ignore_eos"))
+        stops = frozenset(stop.get("stop_token_ids") or ())
+        hidden = frozenset(stop.get("stop_token_ids_hidden") or ())
+        return cls(
+            max_new_tokens=limit,
+            min_tokens=int(stop.get("min_tokens") or 0),
+            ends=hidden | (frozenset() if ignore else frozenset(eos)),
+            stops=stops,
+            eos_token_id=eos[0] if eos and not ignore else None,
+            choices=max(1, int(sampling.get("n") or 1)),
+            logprobs=_count(_part(request, "output_options").get("logprobs")),
+        )
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of a request's n outputs."""
+
+    index: int
+    state: ContextHash
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+class Sequence:
+    """A request from submission to its end.
+
+    Attributes:
+        keys: names of the prompt's full pages.
+        cached_tokens: prompt tokens whose KV was there at admission.
+        prefilled: its prompt's KV is there. settled: its pages were handed to its session.
+        aborted: nobody waits for it any more.
+    """
+
+    def __init__(self, request: EngineRequest, limits: Limits, keys: list[bytes]) -> None:
+        self.request = request
+        self.limits = limits
+        self.keys = keys
+        self.cached_tokens = 0
+        self.prefilled = False
+        self.settled = False
+        self.aborted = asyncio.Event()
+        self.outputs: asyncio.Queue[EngineOutput | EngineError] = asyncio.Queue()
+        state = ContextHash(request.token_ids)
+        self.choices = [Choice(index, state.copy()) for index in range(limits.choices)]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self.choices)
+
+    @property
+    def decoding(self) -> list[Choice]:
+        return [choice for choice in self.choices if not choice.finished]
+
+    @property
+    def context_tokens(self) -> int:
+        """KV that the choices still decoding read in one step."""
+        return sum(self.prompt_tokens + len(choice.tokens) for choice in self.choices if not choice.finished)
+
+    @property
+    def private_tokens(self) -> int:
+        """KV that belongs to this request alone: what is not pinned for its session."""
+        produced = sum(len(choice.tokens) for choice in self.choices)
+        return produced + (0 if self.prefilled else self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Room that admission sets aside beside the pins: the prompt's missing part and the output to come."""
+        produced = sum(len(choice.tokens) for choice in self.choices)
+        output = max(produced, min(self.limits.max_new_tokens, _MAX_RESERVED_TOKENS) * len(self.choices))
+        return output + (0 if self.prefilled else self.prompt_tokens - self.cached_tokens)
+
+    def advance(self, choice: Choice, source: TokenSource) -> None:
+        """Give a choice its next token and put it out."""
+        limits = self.limits
+        may_end = len(choice.tokens) + 1 > limits.min_tokens
+        token = source.choose(
+            choice.state, choice.index, limits.eos_token_id if may_end else None, limits.logprobs or 0
+        )
+        choice.state.push(token.token_id)
+        choice.tokens.append(token.token_id)
+        output = EngineOutput([token.token_id], choice.index)
+        self._report(output, token)
+        if may_end and token.token_id in limits.stops:
+            output.finish_reason, output.stop_reason = "stop", token.token_id
+        elif may_end and token.token_id in limits.ends:
+            output.finish_reason = "stop"
+        elif len(choice.tokens) >= limits.max_new_tokens:
+            output.finish_reason = "length"
+        self._close(choice, output)
+
+    def close_empty(self) -> None:
+        """End a request that asked for no tokens."""
+        for choice in self.choices:
+            self._close(choice, EngineOutput([], choice.index, finish_reason="length"))
+
+    def _report(self, output: EngineOutput, token: Token) -> None:
+        if self.limits.logprobs is not None:
+            output.log_probs = [token.log_prob]
+            if self.limits.logprobs:
+                output.top_logprobs = [list(token.top)]
+
+    def _close(self, choice: Choice, output: EngineOutput) -> None:
+        choice.finished = output.finish_reason is not None
+        output.prompt_tokens = self.prompt_tokens
+        output.completion_tokens = len(choice.tokens)
+        output.cached_tokens = self.cached_tokens
+        self.outputs.put_nowait(output)
+
+
+def _part(request: EngineRequest, name: str) -> dict[str, Any]:
+    part: dict[str, Any] = request.request.get(name) or {}
+    return part
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None or value is False else int(value)

@@ -1,0 +1,40 @@
+"""Calls to the KV endpoint of other workers, through Dynamo."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from dynamo.runtime import Client, Context
+
+from ampd.wire import KvReply, KvRequest
+
+
+class DynamoPeers:
+    """The KV endpoints of the graph's workers.
+
+    Args:
+        client: a client of the workers' KV endpoint.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """One call; raises `TimeoutError` or `ConnectionError`."""
+        context = Context()
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies = await self._client.direct(request, int(worker_id, 16), annotated=False, context=context)
+                async for reply in replies:
+                    return cast(KvReply, reply)
+        except TimeoutError:
+            context.stop_generating()
+            raise TimeoutError(f"worker {worker_id} did not answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            context.stop_generating()
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ConnectionError(f"worker {worker_id} cannot be reached: {text[:200]}") from None
+        raise ConnectionError(f"worker {worker_id} gave no answer")

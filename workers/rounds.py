@@ -1,0 +1,274 @@
+"""A round on one worker: queue, KV read, engine, measurements. Knows nothing of Dynamo but the shape of its chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import uuid4
+
+from ampd.state.window import SlidingWindow
+from ampd.types import PrefillTask
+from ampd.wire import GenerateRequest, KvReply, KvRequest, PrefillRequest, RoundReport
+from workers.chunks import chunk_of, task_from_wire, usage_of
+from workers.engines.base import Engine, EngineOutput, EngineRequest
+from workers.kv.exchange import KvFetch
+from workers.prefill_queue import PrefillQueue, QueueEntry
+from workers.publisher import Publisher
+from workers.sessions import SessionKeeper
+
+Chunk = dict[str, Any]
+Chunks = AsyncGenerator[Chunk, None]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is measured of one round here. Times are on the worker's clock.
+
+    Attributes:
+        handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
+    """
+
+    rid: str
+    session_id: str
+    arrived_s: float
+    started_s: float = 0.0
+    handed_over_s: float | None = None
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    fetched: KvFetch = field(default_factory=KvFetch)
+
+
+class Rounds:
+    """Runs the rounds that coordinators send to one worker, whatever its role.
+
+    Args:
+        worker_id: this worker, so that it never reads from itself.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        engine: Engine,
+        queue: PrefillQueue,
+        sessions: SessionKeeper,
+        publisher: Publisher,
+        ttft: SlidingWindow,
+        itl: SlidingWindow,
+        kv_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_id = worker_id
+        self._engine = engine
+        self._queue = queue
+        self._sessions = sessions
+        self._publisher = publisher
+        self._ttft = ttft
+        self._itl = itl
+        self._kv_timeout_s = kv_timeout_s
+        self._clock = clock
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Rounds in progress here, waiting ones included."""
+        return self._running
+
+    async def drained(self) -> None:
+        """Wait until no round is in progress."""
+        await self._idle.wait()
+
+    async def prefill(self, request: PrefillRequest) -> Chunks:
+        """Prefill a context for another worker: one chunk with the first token; the KV stays for the other's read."""
+        task, progress = self._begin(request)
+        source = self._peer(request["source_worker_id"])
+        try:
+            with self._queue.entry(task, fetches=source is not None) as entry:
+                async with self._sessions.round(task.session_id):
+                    await entry.picked()
+                    await self._fetch(progress, request["token_ids"], source)
+                    await entry.slot()
+                    progress.started_s = self._clock()
+                    chunk = await self._first_token(request, progress)
+                    self._saw_first_token(task, progress)
+            yield await self._with_report(chunk, progress)
+        finally:
+            await self._end(progress, task)
+
+    async def generate(self, request: GenerateRequest) -> Chunks:
+        """Run a round to its end; with a source its increment was prefilled there, without one it queues here."""
+        task, progress = self._begin(request)
+        source = self._peer(request["source_worker_id"])
+        rounds = self._decode(request, progress, source) if source else self._local(request, task, progress)
+        try:
+            async with self._sessions.round(task.session_id), aclosing(rounds):
+                async for chunk in rounds:
+                    yield chunk
+        finally:
+            await self._end(progress, None if source else task)
+
+    async def kv(self, request: KvRequest) -> KvReply:
+        """Answer a call of another worker, or of a coordinator."""
+        if request["op"] == "release_session":
+            return {"released_tokens": await self._sessions.release(request["session_id"])}
+        return await self._engine.kv.serve(request)
+
+    # -- the two kinds of rounds
+
+    async def _local(self, request: GenerateRequest, task: PrefillTask, progress: _Progress) -> Chunks:
+        with self._queue.entry(task, fetches=False) as entry:
+            await entry.picked()
+            await entry.slot()
+            progress.started_s = self._clock()
+            async with aclosing(self._stream(request, progress, entry, task)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _decode(self, request: GenerateRequest, progress: _Progress, source: str) -> Chunks:
+        await self._fetch(progress, request["token_ids"], source)
+        progress.started_s = self._clock()
+        if len(request["token_ids"]) >= self._engine.info.max_context_tokens:
+            # The first token was the last one that the context takes.
+            output = EngineOutput([], finish_reason="length", prompt_tokens=len(request["token_ids"]))
+            yield await self._with_report(chunk_of(output), progress)
+            return
+        progress.handed_over_s = progress.arrived_s
+        async with aclosing(self._stream(request, progress, None, None)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _stream(
+        self, request: GenerateRequest, progress: _Progress, entry: QueueEntry | None, task: PrefillTask | None
+    ) -> Chunks:
+        """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
+        outputs = self._outputs(request, progress, _max_tokens(request))
+        last_s: dict[int, float] = {}
+        last: Chunk | None = None
+        async with aclosing(outputs) as stream:
+            async for output in stream:
+                if entry and task:
+                    self._saw_first_token(task, progress)
+                    entry.leave()
+                    entry = None
+                self._saw_tokens(output, last_s, progress)
+                if last is not None:
+                    yield last
+                last = None
+                chunk = chunk_of(output)
+                if output.finish_reason is None:
+                    yield chunk
+                else:
+                    progress.cached_tokens = output.cached_tokens
+                    last = chunk
+        if last is not None:
+            yield await self._with_report(last, progress)
+
+    async def _first_token(self, request: PrefillRequest, progress: _Progress) -> Chunk:
+        """Prefill and sample one token."""
+        outputs = self._outputs(request, progress, 1)
+        whole = EngineOutput([])
+        async with aclosing(outputs) as stream:
+            async for output in stream:
+                _append(whole, output)
+        progress.cached_tokens = whole.cached_tokens
+        reason, whole.finish_reason = whole.finish_reason, None
+        if reason not in (None, "length"):
+            # One token was asked for, so reaching that length ends nothing; anything else ends the round.
+            whole.finish_reason = reason
+        chunk = chunk_of(whole)
+        chunk["completion_usage"] = usage_of(whole)
+        return chunk
+
+    # -- steps
+
+    def _begin(self, request: PrefillRequest | GenerateRequest) -> tuple[PrefillTask, _Progress]:
+        now_s = self._clock()
+        task = task_from_wire(request["task"], now_s)
+        self._running += 1
+        self._idle.clear()
+        return task, _Progress(uuid4().hex, task.session_id, now_s)
+
+    async def _end(self, progress: _Progress, task: PrefillTask | None) -> None:
+        """Whatever happened, leave nothing behind."""
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+        if task:
+            self._publisher.finished(task.task_id)
+        self._publisher.changed()
+        await self._engine.kv.discard(progress.rid)
+
+    async def _fetch(self, progress: _Progress, token_ids: list[int], source: str | None) -> None:
+        if source:
+            progress.fetched = await self._engine.kv.fetch(
+                progress.rid, progress.session_id, token_ids, source, self._kv_timeout_s
+            )
+
+    def _saw_first_token(self, task: PrefillTask, progress: _Progress) -> None:
+        now_s = self._clock()
+        progress.prefill_s = now_s - progress.started_s
+        self._ttft.add(now_s - task.arrival_s, now_s)
+        self._publisher.changed()
+
+    def _saw_tokens(self, output: EngineOutput, last_s: dict[int, float], progress: _Progress) -> None:
+        if not output.token_ids:
+            return
+        now_s = self._clock()
+        before_s = last_s.get(output.index, progress.handed_over_s)
+        last_s[output.index] = now_s
+        if before_s is not None:
+            self._itl.add((now_s - before_s) / len(output.token_ids), now_s, len(output.token_ids))
+            self._publisher.sampled()
+
+    async def _with_report(self, chunk: Chunk, progress: _Progress) -> Chunk:
+        report = RoundReport(
+            held_tokens=await self._engine.kv.held_tokens(progress.session_id),
+            cached_tokens=progress.cached_tokens,
+            queued_s=max(0.0, progress.started_s - progress.arrived_s - progress.fetched.seconds),
+            prefill_s=progress.prefill_s,
+            kv_read_tokens=progress.fetched.tokens,
+            kv_read_bytes=progress.fetched.bytes,
+            kv_read_s=progress.fetched.seconds,
+        )
+        if progress.fetched.error:
+            report["kv_read_error"] = progress.fetched.error
+        return {**chunk, "ampd": report}
+
+    def _peer(self, worker_id: str | None) -> str | None:
+        return None if worker_id == self._worker_id else worker_id
+
+    def _outputs(
+        self, request: PrefillRequest | GenerateRequest, progress: _Progress, max_new_tokens: int | None
+    ) -> AsyncGenerator[EngineOutput, None]:
+        call = EngineRequest(
+            rid=progress.rid,
+            session_id=progress.session_id,
+            token_ids=request["token_ids"],
+            max_new_tokens=max_new_tokens,
+            request=request["request"],
+        )
+        # Closing it aborts the request, so an engine's iterator always has `aclose`.
+        return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))
+
+
+def _max_tokens(request: GenerateRequest) -> int | None:
+    stop: dict[str, Any] = request["request"].get("stop_conditions") or {}
+    limit = stop.get("max_tokens")
+    return None if limit is None else int(limit)
+
+
+def _append(whole: EngineOutput, part: EngineOutput) -> None:
+    whole.token_ids = whole.token_ids + part.token_ids
+    if part.log_probs is not None:
+        whole.log_probs = (whole.log_probs or []) + part.log_probs
+    if part.top_logprobs is not None:
+        whole.top_logprobs = (whole.top_logprobs or []) + part.top_logprobs
+    if part.finish_reason is not None:
+        whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
+        whole.prompt_tokens, whole.completion_tokens = part.prompt_tokens, part.completion_tokens
+        whole.cached_tokens = part.cached_tokens

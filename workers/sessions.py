@@ -1,0 +1,78 @@
+"""Which sessions run here and when they ran last: their KV goes when they are over, never under a running round."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from workers.kv.exchange import KvExchange
+
+_LOG = logging.getLogger(__name__)
+_MAX_SWEEP_S = 15.0
+
+
+@dataclass(slots=True)
+class _Use:
+    running: int = 0
+    last_s: float = 0.0
+    release: bool = False
+
+
+class SessionKeeper:
+    """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds."""
+
+    def __init__(self, kv: KvExchange, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kv = kv
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._uses: OrderedDict[str, _Use] = OrderedDict()
+
+    @asynccontextmanager
+    async def round(self, session_id: str) -> AsyncIterator[None]:
+        """A round of the session runs while the block does; a release that came meanwhile happens at its end."""
+        use = self._uses.setdefault(session_id, _Use())
+        use.running += 1
+        use.release = False
+        try:
+            yield
+        finally:
+            use.running -= 1
+            use.last_s = self._clock()
+            self._uses.move_to_end(session_id)
+            if use.release and not use.running:
+                await self._drop(session_id)
+
+    async def release(self, session_id: str) -> int:
+        """Release a session now, or (0 for the moment) when its last running round has ended; returns tokens."""
+        use = self._uses.get(session_id)
+        if use and use.running:
+            use.release = True
+            return 0
+        return await self._drop(session_id)
+
+    async def release_idle(self) -> list[str]:
+        """Release every session that has been idle for longer than the TTL; returns their ids."""
+        horizon_s = self._clock() - self._ttl_s
+        idle = [name for name, use in self._uses.items() if not use.running and use.last_s <= horizon_s]
+        for session_id in idle:
+            await self.release(session_id)
+        return idle
+
+    async def run(self) -> None:
+        """Release idle sessions for ever."""
+        while True:
+            await asyncio.sleep(min(self._ttl_s / 4, _MAX_SWEEP_S))
+            try:
+                for session_id in await self.release_idle():
+                    _LOG.info("released the KV of session %s: no round for %g s", session_id, self._ttl_s)
+            except Exception:
+                _LOG.exception("releasing idle sessions failed; trying again")
+
+    async def _drop(self, session_id: str) -> int:
+        self._uses.pop(session_id, None)
+        return await self._kv.release_session(session_id)

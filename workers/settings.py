@@ -1,0 +1,56 @@
+"""Settings of a worker process: what every worker takes, and the settings of the engine that was chosen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from ampd.graph_settings import GraphSettings
+
+PROG = "python -m workers"
+
+
+class WorkerSettings(GraphSettings):
+    """One AMPD worker: a Dynamo component that prefills and decodes rounds of agent sessions on one engine replica."""
+
+    role: Literal["prefill", "decode"] = Field(description="What coordinators use this worker for.")
+    engine: Literal["sglang", "modelled"] = Field(
+        "sglang",
+        description="Engine: real SGLang, or modelled (sleeps by the performance model). "
+        "`--engine NAME --help` shows the settings of that engine.",
+    )
+    model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
+    tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
+    ordering: str = Field("ampd", description="Policy that orders the prefill queue.")
+    prefill_concurrency: int = Field(1, ge=1, description="Prefills that the engine computes at the same time.")
+    prefetch: int = Field(
+        1, ge=0, description="Prefills whose history is read while earlier ones compute; 0: no overlap."
+    )
+    kv_timeout_s: float = Field(
+        5.0, gt=0, description="Longest time for one read of KV from another worker; what is missing is recomputed."
+    )
+    publish_interval_s: float = Field(
+        0.025, gt=0, description="Shortest time between two publications of this worker's view to the shared state."
+    )
+    grace_s: float = Field(
+        0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."
+    )
+    drain_s: float = Field(
+        25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take to finish."
+    )
+
+
+def chosen_engine(argv: Sequence[str]) -> str:
+    """The engine that `argv` (or the environment) names, before everything else is parsed.
+
+    The settings of an engine are part of its own module, so its name must be known to know which flags there are.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--engine", nargs="?")
+    known, _ = parser.parse_known_args(list(argv))
+    return str(known.engine or os.environ.get("AMPD_ENGINE") or "sglang")
