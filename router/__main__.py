@@ -1,0 +1,162 @@
+"""`python -m router`: one coordinator process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ampd.cli import guarded
+from ampd.errors import UserError
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.settings import parse_settings
+from ampd.state import open_store
+from ampd.state.store import StateUnavailableError
+from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
+from router.settings import PROG, CoordinatorSettings, check_model, context_length, parse_params
+
+log = logging.getLogger("router")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _run(arguments))
+
+
+def _run(argv: list[str]) -> int:
+    settings = parse_settings(CoordinatorSettings, argv, PROG)
+    folder = check_model(settings.model)
+    card = _ModelCard(settings, folder)
+    binding = registry.create("binding", settings.binding, **parse_params("--binding-params", settings.binding_params))
+    routing = registry.create("routing", settings.routing, **parse_params("--routing-params", settings.routing_params))
+    model = load_performance_model(settings.perf)
+
+    import uvloop
+    from dynamo.runtime import dynamo_worker
+    from dynamo.runtime.logging import configure_dynamo_logging
+
+    configure_dynamo_logging()
+
+    @dynamo_worker()  # type: ignore[untyped-decorator]
+    async def serve(runtime: Any) -> None:
+        await _serve(runtime, settings, card, binding, routing, model)
+
+    uvloop.run(serve())
+    return 0
+
+
+class _ModelCard:
+    """What the frontend is told of the model, checked before anything starts."""
+
+    def __init__(self, settings: CoordinatorSettings, folder: Path) -> None:
+        from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
+
+        self.folder = folder
+        self.name = settings.served_name
+        self.context_length = context_length(folder, settings.context_length)
+        self.tool_call_parser = _known("--dyn-tool-call-parser", settings.dyn_tool_call_parser, get_tool_parser_names())
+        self.reasoning_parser = _known(
+            "--dyn-reasoning-parser", settings.dyn_reasoning_parser, get_reasoning_parser_names()
+        )
+        self.template = _template(settings.custom_jinja_template)
+        self.kv_block_size = settings.kv_block_size
+
+    async def register(self, endpoint: Any) -> None:
+        """Make the model known to the frontends."""
+        from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model
+
+        config = ModelRuntimeConfig()
+        config.context_length = self.context_length
+        config.tool_call_parser = self.tool_call_parser
+        config.reasoning_parser = self.reasoning_parser
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            endpoint,
+            str(self.folder),
+            self.name,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=self.kv_block_size,
+            runtime_config=config,
+            custom_template_path=self.template,
+        )
+
+
+async def _serve(
+    runtime: Any,
+    settings: CoordinatorSettings,
+    card: _ModelCard,
+    binding: BindingPolicy,
+    routing: RoutingPolicy,
+    model: PerformanceModel,
+) -> None:
+    import asyncio
+
+    from dynamo.common.utils.graceful_shutdown import install_signal_handlers
+
+    from router.calls import DynamoCalls
+    from router.coordinator import Coordinator
+
+    try:
+        store = await open_store(settings.state_url, settings.namespace)
+    except StateUnavailableError as error:
+        raise UserError(f"{PROG}: --state-url: {error}") from None
+    calls = await DynamoCalls.connect(runtime, settings.namespace)
+    coordinator = Coordinator(settings, calls, store, binding, routing, model)
+    endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
+
+    async def drain() -> None:
+        try:
+            async with asyncio.timeout(settings.drain_s):
+                await coordinator.drained()
+        except TimeoutError:
+            log.warning("rounds still in progress after %g s are given up", settings.drain_s)
+        await coordinator.stop()
+
+    install_signal_handlers(
+        asyncio.get_running_loop(), runtime, [endpoint], grace_period_s=settings.grace_s, drain_callback=drain
+    )
+    await coordinator.start()
+    try:
+        await card.register(endpoint)
+        log.info(
+            "coordinator %x serves model %s with routing %s, binding %s",
+            endpoint.connection_id(),
+            card.name,
+            settings.routing,
+            settings.binding,
+        )
+        await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
+    finally:
+        await coordinator.stop()
+        await store.close()
+
+
+def _known(flag: str, name: str | None, known: Sequence[str]) -> str | None:
+    if name is not None and name not in known:
+        raise UserError(f"{PROG}: {flag}: unknown parser {name!r}; known: {', '.join(sorted(known))}")
+    return name
+
+
+def _template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    expanded = Path(os.path.expandvars(path)).expanduser().resolve()
+    if not expanded.is_file():
+        raise UserError(f"{PROG}: --custom-jinja-template: no file at {expanded}")
+    return str(expanded)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Dynamo's runtime threads may outlive the interpreter's teardown and crash in it; everything is released by now.
+    os._exit(code)

@@ -1,0 +1,125 @@
+"""How the coordinator calls workers: over Dynamo's request plane, each call with a context of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
+from router.errors import WorkerLostError, WorkerRefusedError
+from router.outputs import Chunk
+
+
+class CallContext(Protocol):
+    """The part of Dynamo's `Context` that is used here."""
+
+    def id(self) -> str: ...
+    def is_stopped(self) -> bool: ...
+    def stop_generating(self) -> None: ...
+    def detached(self, id: str) -> CallContext: ...
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
+
+
+class WorkerCalls(Protocol):
+    """The workers of a graph, by worker id. All methods may raise `WorkerLostError`."""
+
+    async def prefill(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
+        """Start a prefill."""
+        ...
+
+    async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
+        """Start a round on a decode worker."""
+        ...
+
+    async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """Ask a worker about its KV."""
+        ...
+
+
+class DynamoCalls:
+    """`WorkerCalls` over Dynamo clients, one per endpoint."""
+
+    def __init__(self, prefill: Any, generate: Any, kv: Any) -> None:
+        self._prefill = prefill
+        self._generate = generate
+        self._kv = kv
+
+    @classmethod
+    async def connect(cls, runtime: Any, namespace: str) -> DynamoCalls:
+        """Clients of the three endpoints of a namespace's workers."""
+        names = (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+        return cls(*[await runtime.endpoint(f"{namespace}.{COMPONENT}.{name}").client() for name in names])
+
+    async def prefill(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
+        return await _start(self._prefill, worker_id, request, context)
+
+    async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
+        return await _start(self._generate, worker_id, request, context)
+
+    async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for reply in await _start(self._kv, worker_id, request, None):
+                    answer: Any = reply
+                    return answer  # type: ignore[no-any-return]
+        except TimeoutError:
+            raise WorkerLostError(worker_id, f"no answer about KV within {timeout_s:g} s") from None
+        except Exception as error:
+            raise worker_error(worker_id, error) from None
+        raise WorkerLostError(worker_id, "empty answer about KV")
+
+
+def worker_error(worker_id: str, error: Exception) -> Exception:
+    """What a failed call means: the worker refused (it says so with a status), or it is lost.
+
+    A worker's exception loses its class on the way, so its status travels in the text (`ampd-error <status>: ...`).
+    """
+    if isinstance(error, (WorkerLostError, WorkerRefusedError)):
+        return error
+    if refusal := parse_error(str(error)):
+        return WorkerRefusedError(worker_id, *refusal)
+    return WorkerLostError(worker_id, " ".join(str(error).split()) or type(error).__name__)
+
+
+class LinkedContexts:
+    """Gives every call of a round a context of its own that stops when the round's does.
+
+    A context of its own, because a call to a worker that hangs must be given up without ending the round.
+    """
+
+    def __init__(self, parent: CallContext) -> None:
+        self._parent = parent
+        self._children: list[CallContext] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def new(self) -> CallContext:
+        """A context for one call."""
+        child = self._parent.detached(uuid.uuid4().hex)
+        self._children.append(child)
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow())
+        return child
+
+    def close(self) -> None:
+        """End the link, when the round is over."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._parent.async_killed_or_stopped()
+            for child in self._children:
+                child.stop_generating()
+
+
+async def _start(client: Any, worker_id: str, request: Any, context: CallContext | None) -> AsyncIterator[Chunk]:
+    try:
+        stream: AsyncIterator[Chunk] = await client.direct(
+            request, int(worker_id, 16), annotated=False, context=context
+        )
+        return stream
+    except Exception as error:
+        raise worker_error(worker_id, error) from None

@@ -1,0 +1,142 @@
+"""The coordinator as Dynamo sees it: a handler of preprocessed requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from dynamo.llm import HttpError
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.state.store import StateStore
+from ampd.state.view import ClusterView
+from router.calls import CallContext, WorkerCalls
+from router.errors import RequestError
+from router.guard import StreamGuard
+from router.outputs import Chunk, merged_usage
+from router.placement import Placer
+from router.request import Round, parse_round
+from router.rounds import RoundRun, Services, release_session
+from router.sessions import SessionMemory
+from router.settings import CoordinatorSettings
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Serves rounds. Several replicas may run: what must be agreed on is in the store.
+
+    Use `start` and `stop` around serving; `stop` waits for what the rounds left to do (releases).
+    """
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        calls: WorkerCalls,
+        store: StateStore,
+        binding: BindingPolicy,
+        routing: RoutingPolicy,
+        model: PerformanceModel,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slo = settings.slo
+        self._view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
+        self._guard = StreamGuard(self._view, patience_s=settings.lease_s, clock=clock)
+        self._background: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._services = Services(
+            placer=Placer(
+                self._view,
+                store,
+                binding,
+                routing,
+                model,
+                session_ttl_s=settings.session_ttl_s,
+                suspect_s=settings.suspect_s,
+                rng=rng or random.Random(),
+                clock=clock,
+            ),
+            calls=calls,
+            sessions=SessionMemory(settings.context_memory_mib << 20),
+            guard=self._guard,
+            clock=clock,
+            spawn=self._spawn,
+            policy=settings.routing,
+            retries=settings.retries,
+            page_size=settings.kv_block_size,
+            call_timeout_s=settings.call_timeout_s,
+        )
+
+    @property
+    def view(self) -> ClusterView:
+        """The workers as this replica knows them."""
+        return self._view
+
+    async def start(self) -> None:
+        """Connect to the shared state. Raises `StateUnavailableError`."""
+        await self._view.start()
+        self._watch = asyncio.create_task(self._guard.run(), name="stream-guard")
+
+    async def drained(self) -> None:
+        """Wait until no round is in progress here."""
+        await self._idle.wait()
+
+    async def stop(self, timeout_s: float = 2.0) -> None:
+        """Finish what rounds left to do, as far as `timeout_s` allows, and disconnect."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=timeout_s)
+        for task in [*self._background, *([self._watch] if self._watch else [])]:
+            task.cancel()
+        await self._view.stop()
+
+    async def generate(self, request: Mapping[str, Any], context: CallContext) -> AsyncGenerator[Chunk, None]:
+        """Serve one round: Dynamo's handler.
+
+        Raises:
+            HttpError: with the status that the client gets.
+        """
+        self._running += 1
+        self._idle.clear()
+        try:
+            one = parse_round(request, self._slo)
+            if one.max_tokens == 0 and one.is_final:
+                yield await self._end(one)
+                return
+            async with aclosing(RoundRun(one, context, self._services).serve()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except RequestError as error:
+            raise HttpError(error.status, str(error)) from None
+        except Exception as error:
+            log.exception("a round failed in the coordinator")
+            raise HttpError(500, f"the coordinator failed: {error!r}") from None
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _end(self, one: Round) -> Chunk:
+        """A session that ends without another output."""
+        await release_session(self._services, one.session_id, set())
+        usage = merged_usage(None, len(one.token_ids), 0, None)
+        return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("what a round left to do failed", exc_info=error)

@@ -1,0 +1,81 @@
+"""Output chunks of workers made into those of one round: where it ends, and what its counts are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+Chunk: TypeAlias = dict[str, Any]
+
+REPORT_KEY = "ampd"
+"""Where a worker's `RoundReport` travels in its last chunk, and the decision record in `engine_data`."""
+
+
+def ends_at_prefill(
+    chunk: Mapping[str, Any],
+    stop_token_ids: Collection[int],
+    max_tokens: int | None,
+    prompt_tokens: int,
+    context_limit: int,
+) -> str | None:
+    """The finish reason if the round is over with the first token, sampled on a prefill worker; else None.
+
+    The prefill worker was asked for a single token, so its own `length` says nothing about the round.
+
+    Args:
+        chunk: the prefill worker's chunk with the first token.
+        stop_token_ids: tokens that end the output.
+        max_tokens: most tokens that may still come out, the first one included.
+        context_limit: longest context of the decode worker; 0 if unknown.
+    """
+    reason = chunk.get("finish_reason")
+    if reason not in (None, "length"):
+        return str(reason)
+    if any(token in stop_token_ids for token in chunk.get("token_ids") or ()):
+        return "stop"
+    if max_tokens is not None and max_tokens <= 1:
+        return "length"
+    if context_limit and prompt_tokens + 1 >= context_limit:
+        return "length"
+    return None
+
+
+def first_chunk(chunk: Chunk) -> Chunk:
+    """A prefill worker's chunk as the first of the round: without the end that only the prefill has."""
+    dropped = ("finish_reason", "stop_reason", "completion_usage", REPORT_KEY)
+    return {name: value for name, value in chunk.items() if name not in dropped}
+
+
+def merged_usage(
+    usage: Mapping[str, Any] | None, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None
+) -> dict[str, Any]:
+    """The usage that the client sees: its own prompt, and the output of all parts of the round.
+
+    Args:
+        usage: what the last worker counted; its other fields are kept.
+        cached_tokens: prompt tokens that were not computed in this round; None leaves the worker's word.
+    """
+    merged = dict(usage or {})
+    merged["prompt_tokens"] = prompt_tokens
+    merged["completion_tokens"] = completion_tokens
+    merged["total_tokens"] = prompt_tokens + completion_tokens
+    if cached_tokens is not None:
+        details = dict(merged.get("prompt_tokens_details") or {})
+        details["cached_tokens"] = min(cached_tokens, prompt_tokens)
+        merged["prompt_tokens_details"] = details
+    return merged
+
+
+def continued_request(engine_request: Mapping[str, Any], emitted_tokens: int) -> dict[str, Any]:
+    """The engine's part of a request whose first `emitted_tokens` output tokens exist already (now part of the prompt).
+
+    Only for requests that may be split (`carriable.local_only_reason` is None).
+    """
+    continued = dict(engine_request)
+    stops = dict(continued.get("stop_conditions") or {})
+    if stops.get("max_tokens") is not None:
+        stops["max_tokens"] = max(0, stops["max_tokens"] - emitted_tokens)
+    if stops.get("min_tokens"):
+        stops["min_tokens"] = max(0, stops["min_tokens"] - emitted_tokens)
+    continued["stop_conditions"] = stops
+    return continued

@@ -1,0 +1,241 @@
+"""Where a round goes: the session's decode worker, the route of its prefill, and the one write that says so to all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
+from ampd.state.view import ClusterView
+from ampd.types import PrefillTask, Route, RouteDecision, Slo, WorkerView
+from router.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_CONFLICTS = 16
+_STORE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What has to be placed.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        hist_tokens: asked once the decode worker is known: how much of the prompt's KV that worker has.
+        local_only: why the prefill must be local, if it must.
+        binding: the binding that is thought to hold.
+        lost: workers that failed this round already.
+    """
+
+    session_id: str
+    prompt_tokens: int
+    slo: Slo
+    arrival_s: float
+    hist_tokens: Callable[[WorkerView], Awaitable[int]]
+    local_only: str | None
+    binding: Binding | None
+    lost: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a round goes. `is_shared`: the store knows; otherwise it is lost and this replica decided alone."""
+
+    binding: Binding
+    decode: WorkerView
+    decision: RouteDecision
+    task: PrefillTask
+    is_shared: bool
+
+
+class Placer:
+    """Binds sessions and routes rounds, from the local view and with one write a round."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        store: StateStore,
+        binding: BindingPolicy,
+        routing: RoutingPolicy,
+        model: PerformanceModel,
+        session_ttl_s: float,
+        suspect_s: float,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.view = view
+        self.store = store
+        self._binding = binding
+        self._routing = routing
+        self._model = model
+        self._session_ttl_s = session_ttl_s
+        self._suspect_s = suspect_s
+        self._rng = rng
+        self._clock = clock
+        self._suspects: dict[str, float] = {}
+        self._store_retry_s = float("-inf")
+        self._is_alone = False
+
+    def suspect(self, worker_id: str) -> None:
+        """A call to this worker failed: leave it out until it publishes again."""
+        self.view.suspect(worker_id, self._suspect_s)
+        self._suspects[worker_id] = self._clock() + self._suspect_s
+
+    async def place(self, ask: Ask) -> Placement:
+        """Decide and write; decide again when another replica was faster.
+
+        Raises:
+            RequestError: 503 without a live decode worker, 400 if the prompt does not fit.
+        """
+        known = ask.binding
+        for _ in range(_CONFLICTS):
+            decode = await self._bound(ask, known) if known else None
+            if decode is None:
+                decode = self._bind(ask)
+                if known is not None:
+                    known = await self._repin(known, decode.worker_id)
+                    if known.worker_id != decode.worker_id:
+                        continue
+            self._check_fits(ask, decode)
+            task, decision = await self._decide(ask, decode)
+            was_alone = not self._store_answers()
+            outcome = await self._write(ask, known, decode, task, decision)
+            if outcome is None:
+                if known is None and not was_alone:
+                    continue  # bind again, as the other replicas do without the store
+                alone = known or Binding(ask.session_id, decode.worker_id, 0)
+                return Placement(alone, decode, decision, task, is_shared=False)
+            if outcome.accepted:
+                return Placement(outcome.binding, decode, decision, task, is_shared=True)
+            known = outcome.binding
+        raise RequestError(503, f"session {ask.session_id!r} is being moved between workers; try again")
+
+    # -- the decode worker
+
+    async def _bound(self, ask: Ask, known: Binding) -> WorkerView | None:
+        """The bound worker if it can be used; None if the session must move."""
+        if known.worker_id in ask.lost:
+            return None
+        if found := self.view.worker(known.worker_id):
+            return found
+        if self._suspects.get(known.worker_id, 0.0) > self._clock() or not self._store_answers():
+            return None
+        # It may be so new that its first words are still on the way to this replica.
+        try:
+            views = await self.store.snapshot()
+        except StateUnavailableError as error:
+            self._lost_store(error)
+            return None
+        return next((view for view in views if view.worker_id == known.worker_id), None)
+
+    def _bind(self, ask: Ask) -> WorkerView:
+        live = [view for view in self.view.decode() if view.worker_id not in ask.lost]
+        if not live:
+            raise RequestError(503, "no live decode worker; try again when one has started")
+        roomy = [view for view in live if fits(ask.prompt_tokens, view)]
+        if not roomy:
+            longest = max(view.max_context_tokens for view in live)
+            raise RequestError(400, _too_long(ask.prompt_tokens, longest))
+        if not self._store_answers():
+            return deterministic_choice(ask.session_id, roomy)
+        task = self._task(ask, 0)
+        chosen = self._binding.bind(task, roomy, self._model, self._clock(), self._rng)
+        return next(view for view in roomy if view.worker_id == chosen)
+
+    async def _repin(self, known: Binding, worker_id: str) -> Binding:
+        moved = Binding(known.session_id, worker_id, known.epoch + 1)
+        if not self._store_answers():
+            return moved
+        try:
+            outcome = await self.store.repin(known, worker_id, self._session_ttl_s)
+        except StateUnavailableError as error:
+            self._lost_store(error)
+            return moved
+        return outcome.binding
+
+    def _check_fits(self, ask: Ask, decode: WorkerView) -> None:
+        if not fits(ask.prompt_tokens, decode):
+            raise RequestError(400, _too_long(ask.prompt_tokens, decode.max_context_tokens))
+
+    # -- the route
+
+    async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
+        # At least one token is always computed: the one whose logits give the first output.
+        hist_tokens = min(await ask.hist_tokens(decode), ask.prompt_tokens - 1)
+        task = self._task(ask, hist_tokens)
+        if ask.local_only is not None:
+            return task, RouteDecision(Route.LOCAL, decode.worker_id, ask.local_only)
+        prefill = [view for view in self.view.prefill() if view.worker_id not in ask.lost]
+        return task, self._routing.route(task, decode, prefill, self._model, self._clock(), self._rng)
+
+    def _task(self, ask: Ask, hist_tokens: int) -> PrefillTask:
+        return PrefillTask(
+            task_id=uuid.uuid4().hex,
+            session_id=ask.session_id,
+            hist_tokens=hist_tokens,
+            incr_tokens=ask.prompt_tokens - hist_tokens,
+            arrival_s=ask.arrival_s,
+            slo=ask.slo,
+        )
+
+    # -- the write
+
+    async def _write(
+        self, ask: Ask, known: Binding | None, decode: WorkerView, task: PrefillTask, decision: RouteDecision
+    ) -> RouteOutcome | None:
+        """What the store says; None if it is lost."""
+        if not self._store_answers():
+            return None
+        epoch = known.epoch if known else 0
+        write = RouteWrite(ask.session_id, decode.worker_id, epoch, decision.worker_id, task)
+        try:
+            outcome = await self.store.route(write, self._session_ttl_s)
+        except StateUnavailableError as error:
+            self._lost_store(error)
+            return None
+        if self._is_alone:
+            self._is_alone = False
+            log.warning("shared state answers again: bindings are shared with the other coordinators")
+        if outcome.accepted:
+            self.view.apply(TaskQueued(decision.worker_id, task))
+        return outcome
+
+    def _store_answers(self) -> bool:
+        """False for a moment after a failure, so that not every round waits for the same timeout."""
+        return self._clock() >= self._store_retry_s
+
+    def _lost_store(self, error: Exception) -> None:
+        self._store_retry_s = self._clock() + _STORE_RETRY_S
+        if not self._is_alone:
+            self._is_alone = True
+            log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
+
+
+def fits(prompt_tokens: int, worker: WorkerView) -> bool:
+    """Whether a worker's context has room for a prompt and one token of output."""
+    return worker.max_context_tokens <= 0 or prompt_tokens < worker.max_context_tokens
+
+
+def deterministic_choice(session_id: str, workers: Sequence[WorkerView]) -> WorkerView:
+    """The worker that every replica with the same view chooses for a session (highest random weight)."""
+
+    def weight(worker: WorkerView) -> bytes:
+        text = f"{worker.worker_id}/{session_id}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, digest_size=8).digest()
+
+    return max(workers, key=weight)
+
+
+def _too_long(prompt_tokens: int, limit: int) -> str:
+    return (
+        f"the prompt has {prompt_tokens} tokens, the longest context of the worker is {limit} tokens "
+        "(prompt and output together); send a shorter prompt"
+    )

@@ -1,0 +1,90 @@
+"""The decision record of a round: what was decided, on what estimates, and what it then took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ampd.types import RouteDecision
+from ampd.wire import RoundReport
+
+
+@dataclass(slots=True)
+class DecisionRecord:
+    """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
+
+    Attributes:
+        route, reason, policy: where the increment was prefilled, and which rule of which policy said so.
+        hist_tokens, incr_tokens: how the decision split the prompt.
+        estimates: the routes that were compared.
+        queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
+        ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
+        kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
+        cached_tokens: prompt tokens that the prefill did not compute.
+        rewritten: the prompt departs from the session's last context.
+        retries: workers that failed this round.
+    """
+
+    session_id: str
+    policy: str
+    route: str = ""
+    reason: str = ""
+    decode_worker: str = ""
+    prefill_worker: str | None = None
+    epoch: int = 0
+    hist_tokens: int = 0
+    incr_tokens: int = 0
+    estimates: list[dict[str, Any]] = field(default_factory=list)
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float | None = None
+    kv_read_tokens_history: int = 0
+    kv_read_bytes_history: int = 0
+    kv_read_s_history: float = 0.0
+    kv_read_tokens_increment: int = 0
+    kv_read_bytes_increment: int = 0
+    kv_read_s_increment: float = 0.0
+    cached_tokens: int = 0
+    rewritten: bool = False
+    retries: int = 0
+
+    def decided(
+        self, decision: RouteDecision, decode_worker: str, epoch: int, hist_tokens: int, incr_tokens: int
+    ) -> None:
+        """A placement; a later one of the same round replaces it."""
+        self.route, self.reason = str(decision.route), decision.reason
+        self.decode_worker, self.epoch = decode_worker, epoch
+        self.prefill_worker = decision.worker_id if decision.worker_id != decode_worker else None
+        self.hist_tokens, self.incr_tokens = hist_tokens, incr_tokens
+        self.estimates = [
+            {
+                "route": str(one.route),
+                "worker_id": one.worker_id,
+                "total_s": one.total_s,
+                "prefill_s": one.prefill_s,
+                "queue_s": one.queue_s,
+                "transfer_s": one.transfer_s,
+            }
+            for one in decision.estimates
+        ]
+
+    def prefilled(self, report: RoundReport) -> None:
+        """What the worker that ran the prefill measured."""
+        self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
+        self.cached_tokens = report["cached_tokens"]
+
+    def read_history(self, report: RoundReport) -> None:
+        """What the prefill worker read from the decode worker."""
+        self.kv_read_tokens_history += report["kv_read_tokens"]
+        self.kv_read_bytes_history += report["kv_read_bytes"]
+        self.kv_read_s_history += report["kv_read_s"]
+
+    def read_increment(self, report: RoundReport) -> None:
+        """What the decode worker read from the prefill worker."""
+        self.kv_read_tokens_increment += report["kv_read_tokens"]
+        self.kv_read_bytes_increment += report["kv_read_bytes"]
+        self.kv_read_s_increment += report["kv_read_s"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as it travels."""
+        return asdict(self)

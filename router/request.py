@@ -1,0 +1,124 @@
+"""Dynamo's preprocessed request as a round: whose it is, what it wants, and what is handed on to an engine."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampd.types import Slo
+from ampd.wire import ENGINE_FIELDS
+from router.carriable import local_only_reason
+from router.errors import RequestError
+
+MAX_SESSION_ID_CHARS = 512
+_MS = 1e-3
+_NOT_TEXT = ("multi_modal_data", "prompt_embeds", "mm_processor_kwargs", "mm_routing_info", "encoder_result")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a session, as a client asked for it.
+
+    Attributes:
+        session_id: the client's, or a fresh one for a round without.
+        is_named: whether the client named the session; otherwise it ends with this round.
+        is_final: whether the client said that this is the session's last round.
+        token_ids: the whole prompt.
+        max_tokens: most output tokens a choice; None: until the model or the context ends.
+        stop_token_ids: tokens that end the output, the model's own included; empty under `ignore_eos`.
+        choices: number of choices (`n`).
+        wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
+        local_only: the option that forbids a remote prefill, if one does.
+        engine_request: the parts that an engine needs, as Dynamo sent them.
+    """
+
+    session_id: str
+    is_named: bool
+    is_final: bool
+    token_ids: list[int]
+    slo: Slo
+    max_tokens: int | None
+    stop_token_ids: frozenset[int]
+    choices: int
+    wants_record: bool
+    local_only: str | None
+    engine_request: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether nothing of the session is needed after this round."""
+        return self.is_final or not self.is_named
+
+
+def parse_round(request: Mapping[str, Any], default_slo: Slo) -> Round:
+    """Read Dynamo's preprocessed request.
+
+    Raises:
+        RequestError: 400, for what this graph cannot serve.
+    """
+    for name in _NOT_TEXT:
+        if request.get(name):
+            raise RequestError(400, f"this model is served for text only; the request carries {name}")
+    token_ids = request.get("token_ids")
+    if not token_ids:
+        raise RequestError(400, "the prompt is empty")
+    agent = request.get("agent_context") or {}
+    stops = request.get("stop_conditions") or {}
+    named = _session_id(agent)
+    return Round(
+        session_id=named or f"single-{uuid.uuid4().hex}",
+        is_named=named is not None,
+        is_final=bool(agent.get("session_final")),
+        token_ids=token_ids,
+        slo=_slo(request.get("router"), default_slo),
+        max_tokens=stops.get("max_tokens"),
+        stop_token_ids=_stop_token_ids(request, stops),
+        choices=(request.get("sampling_options") or {}).get("n") or 1,
+        wants_record=_wants_record(request),
+        local_only=local_only_reason(request),
+        engine_request={name: request[name] for name in ENGINE_FIELDS if request.get(name) is not None},
+    )
+
+
+def _session_id(agent: Mapping[str, Any]) -> str | None:
+    session_id = agent.get("session_id")
+    if not session_id:
+        return None
+    if not isinstance(session_id, str) or len(session_id) > MAX_SESSION_ID_CHARS:
+        raise RequestError(400, f"the session id must be text of at most {MAX_SESSION_ID_CHARS} characters")
+    return session_id
+
+
+def _slo(targets: Mapping[str, Any] | None, default: Slo) -> Slo:
+    """Dynamo's `nvext.router` targets are in milliseconds, each optional."""
+    if not targets:
+        return default
+    ttft, itl = (_target_s(targets, name) for name in ("ttft_target", "itl_target"))
+    return Slo(
+        ttft_s=default.ttft_s if ttft is None else ttft,
+        itl_s=default.itl_s if itl is None else itl,
+    )
+
+
+def _target_s(targets: Mapping[str, Any], name: str) -> float | None:
+    value = targets.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise RequestError(400, f"nvext.router.{name} must be a positive number of milliseconds (given: {value!r})")
+    return value * _MS
+
+
+def _stop_token_ids(request: Mapping[str, Any], stops: Mapping[str, Any]) -> frozenset[int]:
+    if stops.get("ignore_eos"):
+        return frozenset()
+    names = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
+    return frozenset(request.get("eos_token_ids") or ()).union(*(stops.get(name) or () for name in names))
+
+
+def _wants_record(request: Mapping[str, Any]) -> bool:
+    nvext = (request.get("extra_args") or {}).get("nvext") or {}
+    return "engine_data" in (nvext.get("extra_fields") or ())

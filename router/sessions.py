@@ -1,0 +1,116 @@
+"""What this replica remembers of its sessions: the last context and the binding, to see how much of a prompt is known.
+
+A hint, never the truth: another replica may have served the session since, and what KV exists is the worker's word.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampd.state.store import Binding
+
+_ENTRY_BYTES = 512
+"""What an entry costs besides its tokens, roughly: dictionary slot, key, objects."""
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as native 32-bit words."""
+    return array("I", token_ids).tobytes()
+
+
+def common_prefix_tokens(one: bytes, other: bytes) -> int:
+    """Length in tokens of the longest common prefix of two packed contexts."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size // 4
+    differs = np.frombuffer(one, np.uint32, size // 4) != np.frombuffer(other, np.uint32, size // 4)
+    return int(differs.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How a prompt relates to the context that is remembered.
+
+    Attributes:
+        common_tokens: longest common prefix.
+        known_tokens: length of the remembered context; 0 if none is.
+    """
+
+    common_tokens: int = 0
+    known_tokens: int = 0
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the prompt departs from the remembered context; its last token does not count, for it has no KV."""
+        return self.common_tokens < self.known_tokens - 1
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the prompt goes on where the memory ends: the session may have grown elsewhere."""
+        return not self.is_rewritten
+
+
+@dataclass(slots=True)
+class _Entry:
+    binding: Binding
+    context: bytes
+
+
+class SessionMemory:
+    """Contexts and bindings of the sessions served here, least recently used out first.
+
+    Args:
+        max_bytes: bound on the memory of the contexts; bindings of forgotten contexts go with them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory in use, by the same estimate that `max_bytes` bounds."""
+        return self._bytes
+
+    def binding(self, session_id: str) -> Binding | None:
+        """The binding that held when this replica last served the session."""
+        entry = self._entries.get(session_id)
+        return entry.binding if entry else None
+
+    def overlap(self, session_id: str, prompt: bytes) -> Overlap:
+        """Compare a packed prompt with the session's last context."""
+        entry = self._entries.get(session_id)
+        if entry is None or not entry.context:
+            return Overlap()
+        return Overlap(common_prefix_tokens(entry.context, prompt), len(entry.context) // 4)
+
+    def remember_binding(self, binding: Binding) -> None:
+        """Keep a session's binding (and the context that is known)."""
+        entry = self._entries.get(binding.session_id)
+        self._put(binding, entry.context if entry else b"")
+
+    def remember(self, binding: Binding, context: bytes) -> None:
+        """Keep a session's binding and its packed context after a round."""
+        self._put(binding, context)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session that ended."""
+        entry = self._entries.pop(session_id, None)
+        if entry is not None:
+            self._bytes -= len(entry.context) + _ENTRY_BYTES
+
+    def _put(self, binding: Binding, context: bytes) -> None:
+        self.forget(binding.session_id)
+        self._entries[binding.session_id] = _Entry(binding, context)
+        self._bytes += len(context) + _ENTRY_BYTES
+        while self._bytes > self._max_bytes and self._entries:
+            self.forget(next(iter(self._entries)))
