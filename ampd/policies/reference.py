@@ -1,0 +1,44 @@
+"""The reference of all policies, written from the registry: `python -m ampd.policies.reference > docs/policies.md`."""
+
+from __future__ import annotations
+
+from ampd.policies import registry
+
+_HEAD = """\
+# Policies
+
+<!-- Written by: python -m ampd.policies.reference > docs/policies.md -->
+
+A policy is a pure function of a task, the views of the workers, the performance model, the time and a random number
+generator. It is chosen by name, and the same object decides live and in simulation. In Python:
+`registry.create("routing", "ampd", alpha=0.8)`, from `ampd.policies`.
+"""
+
+_KINDS = {
+    "binding": "Which decode worker owns a new session.",
+    "routing": "Where a round is prefilled: on the session's decode worker (local) or on a prefill worker (remote).",
+    "ordering": "Which waiting prefill of a queue runs next.",
+}
+
+
+def render() -> str:
+    """The reference as Markdown."""
+    parts = [_HEAD]
+    for kind, summary in _KINDS.items():
+        parts.append(f"## {kind.capitalize()}\n\n{summary}\n")
+        parts.extend(_section(registry.describe(kind, name)) for name in registry.names(kind))
+    return "\n".join(parts)
+
+
+def _section(policy: registry.Description) -> str:
+    lines = [f"### {policy.kind}: {policy.name}", "", policy.text, ""]
+    if policy.parameters:
+        lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
+        lines += [f"| `{p.name}` | {p.type} | {p.default} | {p.description} |" for p in policy.parameters]
+    else:
+        lines += ["No parameters."]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,45 @@
+import random
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.registry import create
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+
+MODEL = load_performance_model("tiny-cpu")
+TASK = PrefillTask("t", "s", 0, 1000, 0.0, Slo(1.0, 0.1))
+
+
+def worker(name: str, used: int, capacity: int = 0, sessions: int = 0, max_context: int = 0) -> WorkerView:
+    held = {f"{name}-{i}": 1 for i in range(sessions)}
+    return WorkerView(
+        name,
+        Role.DECODE,
+        kv_used_tokens=used,
+        kv_capacity_tokens=capacity,
+        max_context_tokens=max_context,
+        held_tokens=held,
+    )
+
+
+def bind(*workers: WorkerView, seed: int = 0) -> str:
+    return create("binding", "least-kv").bind(TASK, workers, MODEL, 0.0, random.Random(seed))
+
+
+def test_the_least_kv_memory_in_use_wins() -> None:
+    assert bind(worker("a", 300), worker("b", 200, sessions=9), worker("c", 400)) == "b"
+
+
+def test_a_worker_that_the_prompt_fits_comes_before_an_emptier_one() -> None:
+    assert bind(worker("small", 100, capacity=1099), worker("large", 5000, capacity=6000)) == "large"
+    assert bind(worker("small", 100, capacity=1100), worker("large", 5000, capacity=6000)) == "small"
+    assert bind(worker("short", 0, max_context=999), worker("long", 5000, max_context=1000)) == "long"
+
+
+def test_where_it_fits_nowhere_the_least_in_use_still_wins() -> None:
+    assert bind(worker("a", 900, capacity=1000), worker("b", 800, capacity=1000)) == "b"
+
+
+def test_ties_go_to_fewer_sessions_then_to_any_by_the_rng() -> None:
+    assert bind(worker("a", 5, sessions=2), worker("b", 5, sessions=1)) == "b"
+    equals = [worker(name, 5, sessions=1) for name in "abc"]
+    assert {bind(*equals, seed=seed) for seed in range(50)} == {"a", "b", "c"}
+    assert bind(*equals, seed=7) == bind(*equals, seed=7)

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from ampd.errors import UserError
+from ampd.policies import reference, registry
+from ampd.policies.ordering import AmpdOrdering
+from ampd.policies.routing import AmpdRouting
+
+
+def test_every_kind_has_its_built_in_policies() -> None:
+    assert registry.names("binding") == ("least-kv",)
+    assert {"ampd", "always-local", "always-remote"} <= set(registry.names("routing"))
+    assert {"ampd", "fcfs"} <= set(registry.names("ordering"))
+
+
+def test_defaults_are_the_papers() -> None:
+    assert registry.create("routing", "ampd") == AmpdRouting(alpha=0.9, beta=0.85)
+    assert registry.create("ordering", "ampd") == AmpdOrdering(window=3)
+
+
+def test_parameters_may_come_from_a_mapping_and_as_text() -> None:
+    given = {"alpha": 0.5}
+    assert registry.create("routing", "ampd", **given) == AmpdRouting(alpha=0.5)
+    assert registry.create("ordering", "ampd", window="32") == AmpdOrdering(window=32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "parameters", "words"),
+    [
+        ("routing", "nope", {}, ["routing", "'nope'", "always-local, always-remote, ampd"]),
+        ("colour", "ampd", {}, ["'colour'", "binding, routing, ordering"]),
+        ("routing", "ampd", {"gamma": 1}, ["routing policy ampd", "'gamma'", "alpha, beta"]),
+        ("ordering", "fcfs", {"window": 3}, ["ordering policy fcfs", "'window'", "no parameters"]),
+        ("routing", "ampd", {"alpha": -1}, ["routing policy ampd", "alpha", "greater than 0", "-1"]),
+        ("routing", "ampd", {"alpha": float("nan")}, ["alpha"]),
+        ("ordering", "ampd", {"window": "many"}, ["window", "'many'"]),
+    ],
+)
+def test_a_wrong_choice_is_one_line_that_helps(
+    kind: str, name: str, parameters: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        registry.create(kind, name, **parameters)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_name_cannot_be_taken_twice() -> None:
+    registry.names("routing")
+
+    class Other(registry.Policy):
+        """Another one."""
+
+    with pytest.raises(ValueError, match="registered twice"):
+        registry.register("routing", "ampd")(Other)
+    assert isinstance(registry.create("routing", "ampd"), AmpdRouting)
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_every_policy_is_documented_where_it_lives(kind: str) -> None:
+    for name in registry.names(kind):
+        described = registry.describe(kind, name)
+        for part in ("Reads:", "Limits:", f"Example: `--{kind} {name}`"):
+            assert part in described.text, f"{kind} {name} lacks {part}"
+        assert all(parameter.description for parameter in described.parameters)
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = Path(__file__).parents[3] / "docs" / "policies.md"
+    assert written.read_text() == reference.render(), "run: python -m ampd.policies.reference > docs/policies.md"
