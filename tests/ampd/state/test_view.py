@@ -1,0 +1,344 @@
+"""The local view: what it shows, when it forgets, and what it does while the store is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.store import HeldChanged, StateEvent, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved
+from ampd.state.view import ClusterView
+from ampd.types import Role, WorkerView
+
+LEASE_S = 5.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Fixture:
+    """A view on a memory store with one clock that the test moves, and a second handle that plays everyone else."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.state = MemoryState(self.clock)
+        self.others = MemoryStore(self.state, self.clock)
+        self.events: list[StateEvent] = []
+        self.view = ClusterView(
+            MemoryStore(self.state, self.clock), lease_s=LEASE_S, clock=self.clock, on_event=self.events.append
+        )
+
+    async def publish(self, view: WorkerView, waiting: Any) -> None:
+        seen = self.view.counters.events
+        await self.others.publish_worker(view, LEASE_S)
+        await waiting.until(lambda: self.view.counters.events > seen)
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+def queued(view: ClusterView, worker_id: str) -> list[str]:
+    worker = view.worker(worker_id)
+    assert worker is not None
+    return [task.task_id for task in worker.queue]
+
+
+class TestWhatItShows:
+    async def test_roles_are_listed_apart(self, cluster: Any, make: Any, waiting: Any) -> None:
+        others = await cluster.store()
+        await others.publish_worker(make.view("d1"), LEASE_S)
+        async with ClusterView(await cluster.store(), lease_s=LEASE_S) as view:
+            await others.publish_worker(make.view("p1", Role.PREFILL), LEASE_S)
+            await waiting.until(view.prefill)
+            assert view.decode() == (make.view("d1"),)
+            assert view.prefill() == (make.view("p1", Role.PREFILL),)
+            assert view.worker("p1") == make.view("p1", Role.PREFILL)
+            assert view.worker("unknown") is None
+            assert view.connected
+            assert view.age_s() < 60
+            await others.remove_worker("d1")
+            await waiting.until(lambda: not view.decode())
+
+    async def test_nothing_is_copied_until_something_changes(self, fixture: Any, make: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
+        async with fixture.view as view:
+            before = view.decode()
+            assert view.decode() is before
+            view.apply(TaskQueued("d1", make.task()))
+            after = view.decode()
+            assert after is not before
+            assert after[1] is before[1]
+
+    async def test_a_role_change_moves_the_worker(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("w"), LEASE_S)
+        async with fixture.view as view:
+            await fixture.publish(make.view("w", Role.PREFILL), waiting)
+            assert view.decode() == ()
+            assert [worker.worker_id for worker in view.prefill()] == ["w"]
+
+    async def test_held_changes_fold_into_the_view(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1", held_tokens={"a": 1, "b": 2}), LEASE_S)
+        async with fixture.view as view:
+            before = view.worker("d1")
+            view.apply(HeldChanged("d1", "a", 0))
+            view.apply(HeldChanged("d1", "c", 3))
+            assert view.worker("d1").held_tokens == {"b": 2, "c": 3}
+            assert before.held_tokens == {"a": 1, "b": 2}
+            await fixture.publish(make.view("d1", held_tokens={"c": 4}), waiting)
+            assert view.worker("d1").held_tokens == {"c": 4}
+
+    async def test_a_listener_that_fails_does_not_stop_the_view(self, fixture: Any, make: Any, waiting: Any) -> None:
+        def fail(event: StateEvent) -> None:
+            raise ValueError(event)
+
+        view = ClusterView(MemoryStore(fixture.state, fixture.clock), lease_s=LEASE_S, on_event=fail)
+        async with view:
+            await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+            await fixture.others.publish_worker(make.view("d2"), LEASE_S)
+            await waiting.until(lambda: len(view.decode()) == 2)
+
+
+class TestForgetting:
+    async def test_a_lease_runs_out(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
+        async with fixture.view as view:
+            fixture.clock.now_s += LEASE_S - 1
+            await fixture.publish(make.view("d2"), waiting)
+            assert len(view.decode()) == 2
+            fixture.clock.now_s += 1
+            assert [worker.worker_id for worker in view.decode()] == ["d2"]
+            assert view.worker("d1") is None
+            assert view.counters.expired_workers == 1
+            assert fixture.events[-1] == WorkerRemoved("d1")
+
+    async def test_an_event_brings_its_own_lease(self, fixture: Any, make: Any, waiting: Any) -> None:
+        async with fixture.view as view:
+            await fixture.others.publish_worker(make.view("d1"), 3 * LEASE_S)
+            await waiting.until(view.decode)
+            fixture.clock.now_s += 3 * LEASE_S - 0.1
+            assert view.worker("d1") is not None
+            fixture.clock.now_s += 0.1
+            assert view.worker("d1") is None
+
+    async def test_a_suspect_is_out_until_it_publishes(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            assert view.decode()
+            view.suspect("d1", for_s=4)
+            assert view.decode() == ()
+            assert view.worker("d1") is None
+            await fixture.publish(make.view("d1"), waiting)
+            assert view.worker("d1") == make.view("d1")
+
+    async def test_suspicion_lapses(self, fixture: Any, make: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            view.suspect("d1", for_s=2)
+            assert view.decode() == ()
+            fixture.clock.now_s += 2
+            assert len(view.decode()) == 1
+
+    async def test_other_news_do_not_clear_a_suspect(self, fixture: Any, make: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            view.suspect("d1", for_s=2)
+            view.apply(TaskQueued("d1", make.task()))
+            view.apply(HeldChanged("d1", "s1", 3))
+            assert view.decode() == ()
+
+
+class TestQueues:
+    async def test_an_older_view_does_not_drop_a_fresh_task(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("p1"), LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskQueued("p1", make.task("t1")))
+            await fixture.publish(make.view("p1"), waiting)
+            assert queued(view, "p1") == ["t1"]
+
+    async def test_a_task_that_its_worker_never_lists_is_dropped_after_the_grace(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        await fixture.others.publish_worker(make.view("p1"), LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskQueued("p1", make.task("t1")))
+            fixture.clock.now_s += 2.1
+            assert queued(view, "p1") == ["t1"]
+            await fixture.publish(make.view("p1"), waiting)
+            assert queued(view, "p1") == []
+            assert view.counters.lost_tasks == 1
+
+    async def test_a_listed_task_goes_when_it_is_no_longer_listed(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("p1"), LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskQueued("p1", make.task("t1")))
+            await fixture.publish(make.view("p1", queue=(make.task("t1"),)), waiting)
+            assert queued(view, "p1") == ["t1"]
+            await fixture.publish(make.view("p1"), waiting)
+            assert queued(view, "p1") == []
+
+    async def test_a_done_task_goes_at_once_and_an_older_view_does_not_revive_it(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        written_before = make.view("p1", queue=(make.task("t1"), make.task("t2")))
+        await fixture.others.publish_worker(written_before, LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskDone("p1", "t1"))
+            assert queued(view, "p1") == ["t2"]
+            await fixture.publish(written_before, waiting)
+            assert queued(view, "p1") == ["t2"]
+
+    async def test_ones_own_write_and_its_echo_count_once(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            write = make.write()
+            view.apply(TaskQueued("d1", write.task))
+            seen = view.counters.events
+            await fixture.others.route(write, 60)
+            await waiting.until(lambda: view.counters.events > seen)
+            assert queued(view, "d1") == ["t1"]
+
+
+class TestStoreLoss:
+    async def test_the_first_start_reports_a_store_that_is_away(self, fixture: Any) -> None:
+        fixture.state.lose()
+        with pytest.raises(StateUnavailableError):
+            await fixture.view.start()
+        assert not fixture.view.connected
+
+    async def test_the_last_view_is_served_and_leases_stand_still(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            fixture.clock.now_s += 10 * LEASE_S
+            assert [worker.worker_id for worker in view.decode()] == ["d1"]
+            assert view.age_s() == pytest.approx(10 * LEASE_S)
+            assert view.counters.losses == 1
+
+    async def test_suspects_and_own_tasks_still_count_while_it_is_away(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            view.suspect("d2", for_s=60)
+            view.apply(TaskQueued("d1", make.task("t1")))
+            assert [worker.worker_id for worker in view.decode()] == ["d1"]
+            assert queued(view, "d1") == ["t1"]
+
+    async def test_a_store_that_comes_back_empty_does_not_empty_the_view(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        for worker_id in ("back", "dead"):
+            await fixture.others.publish_worker(make.view(worker_id), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            fixture.clock.now_s += 60
+            fixture.state.restore(empty=True)
+            await waiting.until(lambda: view.connected)
+            assert view.counters.reconnects == 1
+            assert {worker.worker_id for worker in view.decode()} == {"back", "dead"}
+            fixture.clock.now_s += LEASE_S - 1
+            await fixture.publish(make.view("back"), waiting)
+            fixture.clock.now_s += 1
+            assert {worker.worker_id for worker in view.decode()} == {"back"}
+
+    async def test_what_happened_meanwhile_is_in_the_fresh_snapshot(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            fixture.state.lost = False
+            await fixture.others.publish_worker(make.view("d1", decode_batch=9, held_tokens={"s": 1}), LEASE_S)
+            await waiting.until(lambda: view.connected)
+            assert view.worker("d1") == make.view("d1", decode_batch=9, held_tokens={"s": 1})
+
+    async def test_a_suspect_stays_one_over_a_snapshot(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            view.suspect("d1", for_s=60)
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            fixture.state.restore()
+            await waiting.until(lambda: view.connected)
+            assert view.decode() == ()
+
+
+class TestRedisLoss:
+    @pytest.fixture
+    def server(self) -> Iterator[EmbeddedRedis]:
+        with EmbeddedRedis() as server:
+            yield server
+
+    async def test_a_real_redis_goes_and_comes_back_on_its_socket(
+        self, server: EmbeddedRedis, make: Any, waiting: Any
+    ) -> None:
+        worker = await open_store(server.url, "n", timeout_s=0.5)
+        coordinator = await open_store(server.url, "n", timeout_s=0.5)
+        await worker.publish_worker(make.view("d1"), 60)
+        async with ClusterView(coordinator, lease_s=60) as view:
+            binding = (await coordinator.route(make.write(), 60)).binding
+            server.stop()
+            await waiting.until(lambda: not view.connected)
+            with pytest.raises(StateUnavailableError) as caught:
+                await coordinator.route(make.write(epoch=1, task_id="t2"), 60)
+            assert len(str(caught.value).splitlines()) == 1
+            assert [seen.worker_id for seen in view.decode()] == ["d1"]
+
+            server.start()
+            await waiting.until(lambda: view.connected)
+            assert [seen.worker_id for seen in view.decode()] == ["d1"]
+            # the restarted server is empty: scripts, bindings and workers come back with the next writes
+            outcome = await coordinator.route(make.write(epoch=binding.epoch, task_id="t3"), 60)
+            assert outcome.accepted
+            assert outcome.binding == binding
+            await worker.publish_worker(make.view("d1", decode_batch=5), 60)
+            await waiting.until(lambda: view.decode()[0].decode_batch == 5)
+            assert queued(view, "d1")[-1] == "t3"
+            assert view.counters.losses == view.counters.reconnects == 1
+        await worker.close()
+        await coordinator.close()
+
+    async def test_a_server_that_hangs_counts_as_lost(self, server: EmbeddedRedis, make: Any, waiting: Any) -> None:
+        store = await open_store(server.url, "n", timeout_s=0.2)
+        await store.publish_worker(make.view("d1"), 60)
+        assert server.pid is not None
+        async with ClusterView(store, lease_s=60) as view:
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                await waiting.until(lambda: not view.connected)
+                assert len(view.decode()) == 1
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await waiting.until(lambda: view.connected)
+        await store.close()
+
+    async def test_an_idle_connection_is_not_a_lost_one(self, server: EmbeddedRedis, waiting: Any) -> None:
+        store = await open_store(server.url, "n", timeout_s=0.05)
+        async with ClusterView(store, lease_s=60) as view:
+            for _ in range(3):  # signs of life although nothing is published
+                await waiting.until(lambda: view.age_s() > 0.04)
+                await waiting.until(lambda: view.age_s() < 0.02)
+            assert view.connected
+        assert view.counters.losses == 0
+        await store.close()
