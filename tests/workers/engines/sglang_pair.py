@@ -1,0 +1,155 @@
+"""Two real engines in one process, wired to each other as two workers are, and what tests do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import uuid4
+
+from ampd.wire import KvReply, KvRequest
+from workers.engines.base import EngineOutput, EngineRequest
+from workers.engines.sglang import SglangEngine
+from workers.kv.exchange import KvFetch
+from workers.kv.layout import Descriptor
+from workers.kv.nixl_transport import NixlReader
+
+PAGE = 16
+TIMEOUT_S = 10.0
+
+
+class SwitchedReader(NixlReader):
+    """The real reader, and for the negative control one that reports pages as read without moving a byte."""
+
+    moves = True
+
+    def read(
+        self, peer: str, descriptor: Descriptor, sources: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Future[int], Callable[[], None]]:
+        if self.moves:
+            return super().read(peer, descriptor, sources, targets)
+        done: Future[int] = Future()
+        done.set_result(1)
+        return done, lambda: None
+
+
+class LocalPeers:
+    """`KvPeers` within one process; `before` may fail a call or delay it."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, SglangEngine] = {}
+        self.before: Callable[[str, KvRequest], Any] | None = None
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        if self.before is not None:
+            await self.before(worker_id, request)
+        return await asyncio.wait_for(self.workers[worker_id].kv.serve(request), timeout_s)
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode worker's engines; `held` is what each told of its sessions."""
+
+    prefill: SglangEngine
+    decode: SglangEngine
+    peers: LocalPeers
+    held: dict[str, dict[str, int]] = field(default_factory=lambda: {"P": {}, "D": {}})
+
+    def connect(self) -> None:
+        self.peers.workers = {"P": self.prefill, "D": self.decode}
+        for name, engine in self.peers.workers.items():
+            engine.kv.connect(self.peers, self.held[name].__setitem__)
+
+
+@dataclass
+class Round:
+    """What one round gave: tokens, and the engine's own counts on each side that worked on it."""
+
+    tokens: list[int]
+    decode: EngineOutput
+    prefill: EngineOutput | None = None
+    to_prefill: KvFetch | None = None
+    to_decode: KvFetch | None = None
+
+
+def rid() -> str:
+    return uuid4().hex
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Random plain tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, 600) for _ in range(length)]
+
+
+async def run(
+    engine: SglangEngine, session: str, tokens: list[int], new: int, request_id: str = "", **request: Any
+) -> EngineOutput:
+    """One request to its end, as one output."""
+    whole = EngineOutput([])
+    call = EngineRequest(request_id or rid(), session, tokens, new, request or GREEDY)
+    async with aclosing(cast(Any, engine.generate(call))) as stream:
+        async for part in stream:
+            part.token_ids = whole.token_ids + part.token_ids
+            whole = part
+    return whole
+
+
+GREEDY = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
+
+
+async def local_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:
+    output = await run(pair.decode, session, prompt, new)
+    return Round(output.token_ids, output)
+
+
+async def remote_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:
+    first_rid, second_rid = rid(), rid()
+    to_prefill = await pair.prefill.kv.fetch(first_rid, session, prompt, "D", TIMEOUT_S)
+    first = await run(pair.prefill, session, prompt, 1, first_rid)
+    handed = [*prompt, *first.token_ids]
+    to_decode = await pair.decode.kv.fetch(second_rid, session, handed, "P", TIMEOUT_S)
+    rest = await run(pair.decode, session, handed, new - 1, second_rid)
+    return Round(first.token_ids + rest.token_ids, rest, first, to_prefill, to_decode)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A session: what each round adds to the context, and how much it generates."""
+
+    seed: int
+    incr_tokens: tuple[int, ...] = (701, 153, 90, 333, 17, 160, 45)
+    output_tokens: int = 24
+
+    def extend(self, context: list[int], number: int) -> list[int]:
+        return context + text(self.seed * 1000 + number, self.incr_tokens[number])
+
+
+async def play(
+    script: Script, round_of: Callable[[int], Callable[[list[int], int], Any]]
+) -> tuple[list[list[int]], list[Round]]:
+    """Run a script; returns the tokens of each round and the rounds."""
+    context: list[int] = []
+    rounds: list[Round] = []
+    for number in range(len(script.incr_tokens)):
+        prompt = script.extend(context, number)
+        rounds.append(await round_of(number)(prompt, script.output_tokens))
+        context = prompt + rounds[-1].tokens
+    return [one.tokens for one in rounds], rounds
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Wait until an (async) condition gives something true; returns it."""
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert asyncio.get_running_loop().time() < deadline_s, "it never came true"
+        await asyncio.sleep(0.02)

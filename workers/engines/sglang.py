@@ -1,0 +1,351 @@
+"""SGLang as an engine: its own processes, the KV exchange with its pool, and requests in Dynamo's terms."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ampd.page_keys import page_keys
+from ampd.types import Parallelism
+from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
+from workers.engines.sglang_plugin import ENGINE_FLAG
+from workers.engines.sglang_settings import Device, SglangSettings, check_model_folder, engine_arguments
+
+if TYPE_CHECKING:
+    from workers.kv.layout import PoolLayout
+    from workers.kv.nixl_exchange import NixlExchange, PageReader
+
+__all__ = ["SglangEngine", "SglangSettings"]
+
+logger = logging.getLogger(__name__)
+
+_LINK_S = 30.0
+_STOP_S = 5.0
+_WARM_UP_TOKENS = (300, 20)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One request that the engine works on: what it adds to the load."""
+
+    session_id: str
+    context_tokens: int
+    held_tokens: int
+
+
+class SglangEngine:
+    """`Engine` on SGLang, one replica.
+
+    Args:
+        settings: what to run.
+        make_reader: the transport that reads peers' pages; NIXL if None.
+    """
+
+    def __init__(self, settings: SglangSettings, make_reader: Callable[[PoolLayout], PageReader] | None = None) -> None:
+        check_model_folder(settings.model)
+        self._settings = settings
+        self._make_reader = make_reader
+        self._running: dict[str, _Running] = {}
+        self._processes: list[BaseProcess] = []
+        self._lost: asyncio.Future[str] | None = None
+        self._engine: Any = None
+        self._kv: NixlExchange | None = None
+        self._info: EngineInfo | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineError("the engine has not started", 503)
+        return self._info
+
+    @property
+    def kv(self) -> NixlExchange:
+        if self._kv is None:
+            raise EngineError("the engine has not started", 503)
+        return self._kv
+
+    # -- life
+
+    async def start(self) -> None:
+        """Start SGLang's processes, meet the linker in its scheduler, warm up.
+
+        Raises:
+            EngineError: in one line, when SGLang does not start.
+        """
+        if self._settings.tp > 1:
+            raise EngineError("--tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
+        from workers.kv.nixl_exchange import NixlExchange
+        from workers.kv.nixl_transport import NixlReader
+
+        self._lost = asyncio.get_running_loop().create_future()
+        self._kv = NixlExchange(self._make_reader or NixlReader, self._settings.staged_ttl_s)
+        try:
+            self._launch(self._kv.address)
+            await self._kv.open(_LINK_S)
+            self._info = self._read_info()
+            await self._warm_up()
+            self._take_signals_back()
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, Exception) and not isinstance(error, EngineError):
+                raise EngineError(f"SGLang did not start: {_one_line(error)}") from error
+            raise
+
+    async def stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._lost is not None and not self._lost.done():
+            self._lost.cancel()
+        for process in self._processes:
+            with suppress(ValueError):
+                loop.remove_reader(process.sentinel)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            atexit.unregister(engine.shutdown)
+            await self._close_manager(engine)
+        kv, self._kv = self._kv, None
+        if kv is not None:
+            await kv.close()
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.terminate()
+        deadline_s = time.monotonic() + _STOP_S
+        while any(process.is_alive() for process in processes) and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        for process in processes:
+            process.kill()
+            process.join()
+
+    async def wait_lost(self) -> str:
+        """Return, with one line, when one of SGLang's processes has ended."""
+        assert self._lost is not None
+        return await asyncio.shield(self._lost)
+
+    def _launch(self, control_address: str) -> None:
+        # SGLang forks from this thread on purpose: its processes end with the thread that started them.
+        os.environ[ENGINE_FLAG] = "1"
+        on_gpu = _on_gpu(self._settings.device)
+        if not on_gpu:
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        import sglang
+
+        before = set(multiprocessing.active_children())
+        arguments = engine_arguments(self._settings, on_gpu=on_gpu, control_address=control_address)
+        try:
+            self._engine = sglang.Engine(custom_sigquit_handler=_ignore_signal, **arguments)
+        finally:
+            self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        for process in self._processes:
+            asyncio.get_running_loop().add_reader(process.sentinel, self._process_ended, process)
+
+    def _process_ended(self, process: BaseProcess) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(f"SGLang's process {process.name} ended by itself (exit code {process.exitcode})")
+
+    def _take_signals_back(self) -> None:
+        """SGLang installs handlers that end the whole process; the worker decides that itself."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGQUIT):
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+        with suppress(ValueError):
+            signal.signal(signal.SIGQUIT, _ignore_signal)
+
+    @staticmethod
+    async def _close_manager(engine: Any) -> None:
+        manager = engine.tokenizer_manager
+        if manager._subprocess_watchdog is not None:
+            manager._subprocess_watchdog.stop()
+        if getattr(engine, "send_to_rpc", None) is not None:
+            engine.send_to_rpc.close(linger=0)
+            engine.send_to_rpc = None
+        for task in list(manager.asyncio_tasks):
+            task.cancel()
+        await asyncio.gather(*manager.asyncio_tasks, return_exceptions=True)
+
+    def _read_info(self) -> EngineInfo:
+        manager = self._engine.tokenizer_manager
+        layout = self.kv.layout
+        capacity = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+        return EngineInfo(
+            parallelism=Parallelism(tp=self._settings.tp),
+            kv_capacity_tokens=capacity,
+            max_context_tokens=min(int(manager.context_len), capacity),
+            page_size_tokens=layout.page_size,
+            kv_bytes_per_token=layout.bytes_per_page // layout.page_size,
+        )
+
+    async def _warm_up(self) -> None:
+        """Run two requests: the first one of some length takes seconds (compilation, allocation)."""
+        for length in _WARM_UP_TOKENS:
+            tokens = [1 + position % 50 for position in range(min(length, self.info.max_context_tokens - 8))]
+            async for _ in self.generate(EngineRequest(uuid4().hex, "", tokens, 4)):
+                pass
+
+    # -- requests
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        from workers.engines.sglang_request import choices, logprob_arguments, sampling_params
+
+        self._check(request)
+        arguments = {"sampling_params": sampling_params(request), **logprob_arguments(request)}
+        count = choices(request)
+        async with _Session(self, request) as session:
+            if count == 1:
+                async for output in self._choice(request, request.rid, 0, arguments):
+                    session.saw(output)
+                    yield output
+                return
+            async for output in self._choices(request, count, arguments):
+                session.saw(output)
+                yield output
+
+    def load(self) -> EngineLoad:
+        running = self._running.values()
+        # What a running session holds already is among the pins.
+        new = sum(max(0, one.context_tokens - one.held_tokens) for one in running)
+        pinned = self._kv.pinned_tokens if self._kv else 0
+        return EngineLoad(len(running), sum(one.context_tokens for one in running), pinned + new)
+
+    def _check(self, request: EngineRequest) -> None:
+        if self._lost is not None and self._lost.done():
+            raise EngineLostError("SGLang has ended")
+        length, limit = len(request.token_ids), self.info.max_context_tokens
+        if not length:
+            raise EngineError("the prompt is empty", 400)
+        if length >= limit:
+            raise EngineError(f"the prompt has {length} tokens; this model's context takes {limit}", 400)
+
+    async def _choice(
+        self, request: EngineRequest, rid: str, index: int, arguments: dict[str, Any]
+    ) -> AsyncIterator[EngineOutput]:
+        """One choice, from SGLang's stream; ended early, it is aborted."""
+        from workers.engines.sglang_request import output_of
+
+        finished = False
+        try:
+            stream = await self._engine.async_generate(
+                input_ids=request.token_ids,
+                rid=rid,
+                session_id=request.session_id or None,
+                stream=True,
+                **arguments,
+            )
+            async for part in stream:
+                finished = part["meta_info"].get("finish_reason") is not None
+                if (output := output_of(part, request, index)) is not None:
+                    yield output
+        except ValueError as error:
+            finished = True
+            raise EngineError(_one_line(error), 400) from None
+        finally:
+            if not finished and self._engine is not None:
+                self._engine.tokenizer_manager.abort_request(rid=rid)
+
+    async def _choices(
+        self, request: EngineRequest, count: int, arguments: dict[str, Any]
+    ) -> AsyncIterator[EngineOutput]:
+        """Several choices of one prompt: it is prefilled once, then they run together."""
+        parameters = arguments["sampling_params"]
+        prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
+        async for _ in self._choice(request, f"{request.rid}-prompt", 0, prefill):
+            pass
+        queue: asyncio.Queue[EngineOutput | Exception | None] = asyncio.Queue()
+
+        async def run(index: int) -> None:
+            seed = parameters.get("sampling_seed")
+            own = parameters if seed is None else {**parameters, "sampling_seed": seed + index}
+            try:
+                stream = self._choice(
+                    request, f"{request.rid}-{index:06d}", index, {**arguments, "sampling_params": own}
+                )
+                async for output in stream:
+                    queue.put_nowait(output)
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(run(index)) for index in range(count)]
+        try:
+            left = count
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Session:
+    """Keeps the books of one request: load, what its session holds, staged pages."""
+
+    def __init__(self, engine: SglangEngine, request: EngineRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._tokens: list[int] = []
+        self._keys: list[bytes] = []
+        self._first = True
+
+    async def __aenter__(self) -> _Session:
+        request, kv = self._request, self._engine.kv
+        self._keys = page_keys(request.token_ids, self._engine.info.page_size_tokens)
+        held = kv.held_now(request.session_id)
+        self._engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), held)
+        if request.session_id:
+            await kv.begin_request(request.session_id, self._keys)
+        return self
+
+    def saw(self, output: EngineOutput) -> None:
+        """Count what was generated."""
+        if self._first:
+            self._first = False
+            self._engine.kv.discard_soon(self._request.rid)
+        self._engine._running[self._request.rid].context_tokens += len(output.token_ids)
+        if output.index == 0:
+            self._tokens += output.token_ids
+
+    async def __aexit__(self, *_: object) -> None:
+        request = self._request
+        self._engine._running.pop(request.rid, None)
+        if self._engine._kv is None:
+            return
+        self._engine.kv.discard_soon(request.rid)
+        if request.session_id:
+            size = self._engine.info.page_size_tokens
+            # The last token is sampled but not computed: it has no KV yet.
+            context = [*request.token_ids, *self._tokens[:-1]]
+            await self._engine.kv.end_request(request.session_id, page_keys(context, size))
+
+
+def _on_gpu(device: Device) -> bool:
+    import torch
+
+    available = bool(torch.cuda.is_available())
+    if device is Device.CUDA and not available:
+        raise EngineError("--device cuda: there is no usable GPU here (use --device cpu, or auto)")
+    return available and device is not Device.CPU
+
+
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """SGLang's children signal their parent when they fail; the parent sees them end by itself."""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,83 @@
+"""What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
+
+Two things of the KV exchange (pins are released in any order; a sleeping scheduler wakes up to collect them), active only
+with AMPD's linker, and the rotary embedding on machines without a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+ENGINE_FLAG = "AMPD_SGLANG_ENGINE"
+"""Set by AMPD in the environment of its own engines; without it the plugin leaves SGLang as it is."""
+
+
+def register() -> None:
+    """Register the hooks."""
+    import os
+
+    if os.environ.get(ENGINE_FLAG) != "1":
+        return
+    import torch
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    linker = "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.__init__"
+    sleeper = "sglang.srt.managers.scheduler_components.idle_sleeper.IdleSleeper.__init__"
+    HookRegistry.register(linker, bind_linker, HookType.AFTER)
+    HookRegistry.register(sleeper, add_wake_up, HookType.AFTER)
+    if not torch.cuda.is_available():
+        rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
+        HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
+
+
+def bind_linker(_result: None, wrapper: Any, _cache: Any, cache_linker: Any) -> None:
+    """Let our linker reorder the wrapper's pending offloads."""
+    bind = getattr(cache_linker, "bind", None)
+    if bind is not None:
+        bind(wrapper)
+
+
+def add_wake_up(_result: None, sleeper: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Wake an idle scheduler when pins were released, instead of at its next look after up to a second."""
+    linker = sys.modules.get("workers.kv.linker")
+    if linker is not None:
+        sleeper.poller.register(linker.WAKE_FD, 1)
+
+
+def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> None:
+    """Where SGLang falls back to vLLM's compiled kernel (absent here), give it the same function in torch."""
+    name = "vllm._custom_ops"
+    if name in sys.modules:
+        return original(*args, **kwargs)  # type: ignore[no-any-return]
+    stand_in = ModuleType(name)
+    stand_in.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
+    sys.modules[name] = stand_in
+    try:
+        return original(*args, **kwargs)  # type: ignore[no-any-return]
+    finally:
+        del sys.modules[name]
+
+
+def rotary_embedding(
+    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox_style: bool
+) -> None:
+    """Rotate query and key in place.
+
+    Args:
+        positions: [tokens].
+        query, key: [tokens, heads * head_size], rotated in the first `rotary` dimensions of each head.
+        cos_sin_cache: [positions, rotary]: cosines, then sines.
+        is_neox_style: halves of the head are the pairs; otherwise neighbours are.
+    """
+    import torch
+
+    cos, sin = cos_sin_cache.index_select(0, positions.flatten()).chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    rotary = 2 * cos.shape[-1]
+    for states in (query, key):
+        heads = states.view(positions.numel(), -1, head_size)[..., :rotary]
+        first, second = heads.chunk(2, dim=-1) if is_neox_style else (heads[..., ::2], heads[..., 1::2])
+        pair = first * cos - second * sin, second * cos + first * sin
+        heads.copy_(torch.cat(pair, dim=-1) if is_neox_style else torch.stack(pair, dim=-1).flatten(-2))

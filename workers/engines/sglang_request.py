@@ -1,0 +1,134 @@
+"""From Dynamo's preprocessed request to SGLang's parameters, and back: the mapping of Dynamo's own SGLang worker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dynamo.common.backend.logprobs import (
+    build_sglang_logprob_kwargs,
+    extract_from_sglang_meta,
+    sglang_top_logprobs_allowed,
+)
+from dynamo.common.utils.engine_response import normalize_finish_reason
+from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_ref_cycles
+from dynamo.common.utils.structural_tag import serialize_structural_tag
+from dynamo.llm import HttpError
+
+from workers.engines.base import EngineError, EngineOutput, EngineRequest
+
+_SAMPLING_FIELDS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+)
+
+
+def sampling_params(request: EngineRequest) -> dict[str, Any]:
+    """SGLang's `sampling_params` of one choice.
+
+    Raises:
+        EngineError: 400 for a guide that SGLang cannot use.
+    """
+    options = request.request.get("sampling_options") or {}
+    stop = request.request.get("stop_conditions") or {}
+    stop_token_ids = set(stop.get("stop_token_ids_hidden") or []) | set(stop.get("stop_token_ids") or [])
+    params = {
+        **{name: options.get(name) for name in _SAMPLING_FIELDS},
+        "sampling_seed": options.get("seed"),
+        "ignore_eos": stop.get("ignore_eos"),
+        "min_new_tokens": _min_tokens(request, stop),
+        "stop_token_ids": sorted(stop_token_ids) or None,
+        **_guide(options.get("guided_decoding") or {}),
+    }
+    given = {name: value for name, value in params.items() if value is not None}
+    # None is told as well: it means until EOS or the end of the context, leaving it out means 128.
+    return {**given, "max_new_tokens": request.max_new_tokens}
+
+
+def choices(request: EngineRequest) -> int:
+    """How many choices are asked for (`n`)."""
+    return int((request.request.get("sampling_options") or {}).get("n") or 1)
+
+
+def logprob_arguments(request: EngineRequest) -> dict[str, Any]:
+    """SGLang's arguments for log-probabilities.
+
+    Raises:
+        EngineError: 400 for top log-probabilities where the environment does not allow them, as in Dynamo.
+    """
+    try:
+        arguments: dict[str, Any] = build_sglang_logprob_kwargs(
+            request.request.get("output_options") or {}, allow_top_logprobs=sglang_top_logprobs_allowed()
+        )
+    except ValueError as error:
+        raise EngineError(str(error), 400) from None
+    return arguments
+
+
+def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> EngineOutput | None:
+    """One part of SGLang's stream; None for one that brings nothing.
+
+    Raises:
+        EngineError: SGLang ended the request with an error of its own.
+    """
+    meta = part["meta_info"]
+    finish = meta.get("finish_reason")
+    token_ids = part.get("output_ids") or []
+    if not token_ids and not finish:
+        return None
+    options = request.request.get("output_options") or {}
+    # Parts are increments, log-probabilities included: nothing was seen of them before.
+    log_probs, top_logprobs, _ = extract_from_sglang_meta(
+        meta, 0, return_tokens_as_token_ids=bool(options.get("return_tokens_as_token_ids"))
+    )
+    output = EngineOutput(list(token_ids), index=index, log_probs=log_probs, top_logprobs=top_logprobs)
+    if finish:
+        if finish.get("type") == "abort" and finish.get("status_code"):
+            raise EngineError(str(finish.get("message")), int(finish["status_code"]))
+        output.finish_reason = normalize_finish_reason(finish["type"])
+        output.stop_reason = _stop_reason(finish.get("matched"), request)
+        output.prompt_tokens = int(meta.get("prompt_tokens") or 0)
+        output.completion_tokens = int(meta.get("completion_tokens") or 0)
+        output.cached_tokens = int(meta.get("cached_tokens") or 0)
+    return output
+
+
+def _min_tokens(request: EngineRequest, stop: dict[str, Any]) -> int | None:
+    wanted = stop.get("min_tokens")
+    if wanted is None or request.max_new_tokens is None:
+        return wanted
+    return min(int(wanted), request.max_new_tokens)
+
+
+def _guide(guided: dict[str, Any]) -> dict[str, Any]:
+    """Dynamo's guided decoding as one of SGLang's constraints."""
+    if (schema := guided.get("json")) is not None:
+        try:
+            reject_nonprogressing_guided_json_ref_cycles(schema)
+        except HttpError as error:
+            raise EngineError(str(error), 400) from None
+        return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema)}
+    if (tag := guided.get("structural_tag")) is not None:
+        return {"structural_tag": serialize_structural_tag(tag)}
+    if (regex := guided.get("regex")) is not None:
+        return {"regex": regex}
+    if (options := guided.get("choice")) is not None:
+        return {"ebnf": "root ::= " + " | ".join(json.dumps(str(option)) for option in options)}
+    if (grammar := guided.get("grammar")) is not None:
+        return {"ebnf": grammar}
+    return {}
+
+
+def _stop_reason(matched: Any, request: EngineRequest) -> str | int | None:
+    """What ended the output, if the user asked for it: a string, or one of the user's own stop tokens."""
+    if isinstance(matched, str):
+        return matched
+    stop = request.request.get("stop_conditions") or {}
+    if isinstance(matched, int) and not isinstance(matched, bool) and matched in (stop.get("stop_token_ids") or []):
+        return matched
+    return None

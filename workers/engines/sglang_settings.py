@@ -1,0 +1,131 @@
+"""Settings of the SGLang engine, and the arguments that SGLang gets from them."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from ampd.errors import UserError
+from ampd.settings import Settings
+
+
+class Device(StrEnum):
+    """Where the engine computes."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class SglangSettings(Settings):
+    """What SGLang is started with."""
+
+    model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
+    tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
+    device: Device = Field(Device.AUTO, description="Where to compute: auto takes the GPU if there is one.")
+    dtype: str = Field(
+        "auto", description="Data type of weights and KV (auto: the model's own; float32, bfloat16, ...)."
+    )
+    mem_fraction: float | None = Field(
+        None, gt=0, lt=1, description="Part of the GPU's memory for weights and KV; default: SGLang's own choice."
+    )
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="KV memory in tokens; default: what fits on a GPU, 65536 on the CPU."
+    )
+    page_size: int = Field(16, ge=1, description="Tokens per KV page: the unit in which KV is kept and moved.")
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="Longest context; default: what the model's config.json says."
+    )
+    pin_budget: float = Field(
+        0.6, gt=0, le=0.9, description="Part of the KV memory that sessions between their rounds may keep."
+    )
+    staging_tokens: int = Field(
+        65536, ge=1, description="Room in host memory for KV that was read from other workers and is not yet loaded."
+    )
+    staged_ttl_s: float = Field(120.0, gt=0, description="Seconds after which unused KV in staging memory is dropped.")
+    engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
+
+    @field_validator("engine_args")
+    @classmethod
+    def _is_object(cls, text: str) -> str:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ValueError("must be a JSON object")
+        return text
+
+
+_CPU_TOKENS = 65536
+
+_CPU_ARGUMENTS: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.2,
+    "sleep_on_idle": True,
+}
+
+
+def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address: str) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs."""
+    model = str(settings.model)
+    arguments: dict[str, Any] = {
+        "model_path": model,
+        "tokenizer_path": model,
+        "dtype": settings.dtype,
+        "tp_size": settings.tp,
+        "page_size": settings.page_size,
+        "context_length": settings.max_context_tokens,
+        "max_total_tokens": settings.max_total_tokens if on_gpu else settings.max_total_tokens or _CPU_TOKENS,
+        "mem_fraction_static": settings.mem_fraction,
+        "incremental_streaming_output": True,
+        "stream_interval": 1,
+        "log_level": "error",
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": {
+            "linker": "KvLinker",
+            "linker_module_path": "workers.kv.linker",
+            "linker_extra_config": {
+                "control": control_address,
+                "budget_fraction": settings.pin_budget,
+                "staging_tokens": settings.staging_tokens,
+                "fingerprint": model_fingerprint(settings.model),
+            },
+        },
+    }
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
+
+
+def check_model_folder(model: Path) -> None:
+    """Refuse a folder that SGLang could not load, before any process is started.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not model.is_dir():
+        raise UserError(f"--model: {model} is not a folder (give a model in Hugging Face layout)")
+    if not (model / "config.json").is_file():
+        raise UserError(f"--model: {model} has no config.json (give a model in Hugging Face layout)")
+    if not any((model / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"--model: {model} has no tokenizer (tokenizer.json); put the model's tokenizer files there")
+    if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+        raise UserError(f"--model: {model} has no weights (*.safetensors)")
+
+
+def model_fingerprint(model: Path) -> str:
+    """Names a model by its configuration and the names and sizes of its weights, wherever its folder is."""
+    digest = sha256((model / "config.json").read_bytes())
+    for file in sorted(model.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()[:16]

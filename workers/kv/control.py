@@ -1,0 +1,105 @@
+"""The channel between a worker and the linker inside its engine's scheduler process.
+
+One message: a JSON object, and the page keys as one frame of bytes. The worker calls and is answered by number; the
+linker also tells on its own what sessions hold. The socket's file lives in a private directory that goes as soon as both
+sides are connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from workers.kv.page_keys import KEY_BYTES
+
+Message = dict[str, Any]
+
+
+def pack(message: Message, keys: Sequence[bytes] = ()) -> list[bytes]:
+    """A message as frames."""
+    return [json.dumps(message).encode(), b"".join(keys)]
+
+
+def unpack(frames: Sequence[bytes]) -> tuple[Message, list[bytes]]:
+    """Frames as a message and its page keys."""
+    head, body = frames
+    return json.loads(head), [body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)]
+
+
+class ControlLink:
+    """The worker's end.
+
+    Args:
+        on_event: called with every message that is not an answer.
+    """
+
+    def __init__(self, on_event: Callable[[Message], None]) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="ampd-kv-"))
+        self.address = f"ipc://{self._directory}/control"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(self.address)
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._on_event = on_event
+        self._reader = asyncio.create_task(self._read())
+
+    async def hello(self, timeout_s: float) -> Message:
+        """The linker's first message. Raises `TimeoutError`."""
+        message = await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return message
+
+    async def tell(self, message: Message, keys: Sequence[bytes] = ()) -> None:
+        """Send without waiting for an answer; messages arrive in the order of the calls."""
+        await self._socket.send_multipart(pack(message, keys))
+
+    async def call(self, message: Message, keys: Sequence[bytes] = (), timeout_s: float = 5.0) -> Message:
+        """Send and wait. Raises `TimeoutError` if the engine's process does not answer, `RuntimeError` if it failed."""
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self.tell({**message, "id": number}, keys)
+            reply = await asyncio.wait_for(answer, timeout_s)
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return reply
+
+    async def _read(self) -> None:
+        while True:
+            message, _ = unpack(await self._socket.recv_multipart())
+            if "re" in message:
+                answer = self._waiting.get(message["re"])
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            elif message.get("event") == "hello":
+                if not self._hello.done():
+                    self._hello.set_result(message)
+            else:
+                self._on_event(message)
+
+    async def close(self) -> None:
+        """End the channel and remove its files."""
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        self._hello.cancel()
+        self._socket.close(0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
