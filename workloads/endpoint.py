@@ -1,0 +1,274 @@
+"""Talking to an OpenAI endpoint: what it understands, and streams with the time of every chunk."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from ampd.errors import RunError, UserError
+
+CONNECT_TIMEOUT_S = 4.0
+"""A URL that does not answer must be known within 5 s."""
+
+_DYNAMO_OWNER = "nvidia"
+_TOKEN_IDS_FIELD = "completion_token_ids"
+_DECISION_FIELD = "engine_data"
+_NOT_UNDERSTOOD = (400, 404, 405, 415, 422, 501)
+
+
+class RequestError(Exception):
+    """One request failed; the message is fit for a person. `status` is the HTTP status, if there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Which request fields an endpoint understands.
+
+    Attributes:
+        path: `completions` or `chat/completions`.
+        token_ids: prompts go as token ids, and the ids of the output come back.
+        nvext: Dynamo's extensions (output token ids, decision records, the SLO of a request).
+        return_token_ids: vLLM's way to the ids of the output.
+        ignore_eos: the output can be forced to the wanted length.
+        completion_limit: OpenAI's newer name of the length limit.
+    """
+
+    path: str
+    token_ids: bool = False
+    nvext: bool = False
+    return_token_ids: bool = False
+    ignore_eos: bool = False
+    completion_limit: bool = False
+
+    def __str__(self) -> str:
+        words = ["token ids" if self.token_ids else "words"]
+        words += [name for name, on in (("nvext", self.nvext), ("ignore_eos", self.ignore_eos)) if on]
+        return f"{self.path} ({', '.join(words)})"
+
+    def body(self, model: str, output_tokens: int, router: Mapping[str, float] | None) -> dict[str, Any]:
+        """The request's fields without the prompt; `router` is Dynamo's per-request SLO, in milliseconds."""
+        limit = "max_completion_tokens" if self.completion_limit else "max_tokens"
+        body: dict[str, Any] = {"model": model, "stream": True, limit: output_tokens, "temperature": 0}
+        body["stream_options"] = {"include_usage": True}
+        if self.ignore_eos:
+            body |= {"ignore_eos": True, "min_tokens": output_tokens}
+        if self.return_token_ids:
+            body["return_token_ids"] = True
+        if self.nvext:
+            body["nvext"] = {"extra_fields": [_TOKEN_IDS_FIELD, _DECISION_FIELD]}
+            if router:
+                body["nvext"]["router"] = dict(router)
+        return body
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One event of a stream that holds tokens or a report.
+
+    Attributes:
+        at_s: when it was read, on the clock of `time.perf_counter`.
+        token_ids: None where the endpoint does not tell them.
+    """
+
+    at_s: float
+    text: str = ""
+    token_ids: list[int] | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    engine_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Endpoint:
+    """An OpenAI endpoint. Every request has a connection of its own.
+
+    A kept-alive connection would add up to 40 ms to the end of a stream (Nagle's algorithm against delayed ACKs).
+    """
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self.base = url.rstrip("/").removesuffix("/v1")
+        if not self.base.startswith(("http://", "https://")):
+            raise UserError(f"--url {url}: must begin with http:// or https://")
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(
+            base_url=f"{self.base}/v1/",
+            trust_env=False,  # a proxy on the way would be measured as the server's latency
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+                socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+            ),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def choose_model(self, wanted: str | None) -> tuple[str, bool]:
+        """(model to ask for, whether a Dynamo frontend answers).
+
+        Raises:
+            UserError: nothing answers at the URL, or the wanted model is not served there.
+            RunError: it answers, but serves no model.
+        """
+        try:
+            response = await self._client.get("models", timeout=CONNECT_TIMEOUT_S)
+            models = response.raise_for_status().json()["data"]
+            names = [str(model["id"]) for model in models]
+        except httpx.HTTPStatusError as error:
+            if wanted:
+                return wanted, False
+            status = error.response.status_code
+            raise UserError(f"{self.base}/v1/models answers HTTP {status}; give the model by --model") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or type(error).__name__
+            raise UserError(f"{self.base} does not answer ({why}); is it running, and is --url right?") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{self.base}/v1/models is no OpenAI model list; is --url right?") from None
+        dynamo = any(model.get("owned_by") == _DYNAMO_OWNER for model in models)
+        if not names:
+            raise RunError(f"{self.base} serves no model yet")
+        if wanted and wanted not in names:
+            raise UserError(f"--model {wanted}: not served at {self.base}; served: {', '.join(names)}")
+        return wanted or names[0], dynamo
+
+    async def negotiate(self, model: str, api: str, nvext: bool, prompts: Mapping[str, Any]) -> Dialect:
+        """The richest dialect that the endpoint understands, found by requests for two tokens.
+
+        `api`: `chat`; `completions`, with token ids if they come back, else with words; `words`: completions with
+        words; `auto`: token ids if they come back, else chat, else words.
+        `prompts`: `ids`, `text` and `messages`, each a short prompt.
+
+        Raises:
+            RunError: it understands none, or it fails.
+        """
+        refusal: RequestError | None = None
+        for dialect in _dialects(api, nvext):
+            fields = _short_prompt(dialect, prompts)
+            try:
+                chunks = [chunk async for chunk in self.stream(dialect, dialect.body(model, 2, None) | fields, {})]
+            except RequestError as error:
+                if error.status not in _NOT_UNDERSTOOD:
+                    raise RunError(f"{self.base}: {error}") from None
+                refusal = error
+                continue
+            if not dialect.token_ids or any(chunk.token_ids for chunk in chunks):
+                return dialect
+        raise RunError(f"{self.base}: does not understand {api} requests ({refusal or 'it returns no token ids'})")
+
+    async def stream(
+        self, dialect: Dialect, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AsyncIterator[Chunk]:
+        """Send one request and yield what comes back, each chunk with its time.
+
+        Raises:
+            RequestError: no connection, an HTTP error, an error event in the stream, or a stream that breaks off.
+        """
+        content = json.dumps(body).encode()
+        sent = {"content-type": "application/json", **headers}
+        try:
+            async with self._client.stream("POST", dialect.path, content=content, headers=sent) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise RequestError(_error_message(await response.aread()), response.status_code)
+                async for chunk in _events(response.aiter_lines()):
+                    yield chunk
+        except httpx.TimeoutException as error:
+            raise RequestError(f"timed out ({type(error).__name__})") from None
+        except httpx.HTTPError as error:
+            raise RequestError(str(error) or type(error).__name__) from None
+
+
+def _dialects(api: str, nvext: bool) -> list[Dialect]:
+    ids = Dialect("completions", token_ids=True, ignore_eos=True)
+    chat = [
+        *([Dialect("chat/completions", nvext=True, ignore_eos=True)] if nvext else []),
+        Dialect("chat/completions", ignore_eos=True),
+        Dialect("chat/completions"),
+        Dialect("chat/completions", completion_limit=True),
+    ]
+    if api == "chat":
+        return chat
+    exact = [replace(ids, nvext=True)] if nvext else []
+    exact.append(replace(ids, return_token_ids=True))
+    words = [Dialect("completions", ignore_eos=True), Dialect("completions")]
+    if nvext:
+        words.insert(0, Dialect("completions", nvext=True, ignore_eos=True))
+    if api == "words":
+        return words
+    return [*exact, *words] if api == "completions" else [*exact, *chat, *words]
+
+
+def _short_prompt(dialect: Dialect, prompts: Mapping[str, Any]) -> dict[str, Any]:
+    if dialect.path == "chat/completions":
+        return {"messages": prompts["messages"]}
+    return {"prompt": prompts["ids" if dialect.token_ids else "text"]}
+
+
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[Chunk]:
+    """Parse server-sent events; the stream must end with `[DONE]` or by the server's own end after a finish."""
+    failing = False
+    async for line in lines:
+        now_s = time.perf_counter()
+        if line.startswith("event:"):
+            failing = line.removeprefix("event:").strip() == "error"
+        elif failing and line.startswith((":", "data:")):
+            raise RequestError(_error_message(line.partition(":")[2].strip().encode()))
+        elif line.startswith("data:"):
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            yield _chunk(data, now_s)
+
+
+def _chunk(data: str, now_s: float) -> Chunk:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise RequestError(f"the stream holds no JSON: {data[:80]}") from None
+    if not isinstance(event, dict) or event.get("error"):
+        raise RequestError(_error_message(data.encode()))
+    chunk = Chunk(at_s=now_s, usage=event.get("usage") or {})
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        parts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), _tool_words(delta))
+        chunk.text += "".join(part for part in parts if part)
+        if choice.get("token_ids") is not None:
+            chunk.token_ids = list(choice["token_ids"])
+    extensions = event.get("nvext") or {}
+    if _TOKEN_IDS_FIELD in extensions:
+        chunk.token_ids = list(extensions[_TOKEN_IDS_FIELD] or ())
+    chunk.engine_data = extensions.get(_DECISION_FIELD) or {}
+    return chunk
+
+
+def _tool_words(delta: Mapping[str, Any]) -> str:
+    calls = delta.get("tool_calls") or ()
+    return "".join(str((call.get("function") or {}).get("arguments") or "") for call in calls)
+
+
+def _error_message(raw: bytes) -> str:
+    """The message inside the error formats in use, else the start of the body."""
+    text = raw.decode(errors="replace").strip()
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return text[:200] or "no message"
+    if isinstance(content, dict):
+        inner = content.get("error", content)
+        message = inner.get("message") if isinstance(inner, dict) else inner
+        return str(message or text)[:200]
+    return str(content)[:200]

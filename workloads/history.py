@@ -1,0 +1,112 @@
+"""What a session's next prompt is made of: the context that the server really produced, cut and extended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from workloads.text import synthetic_token_ids, synthetic_words
+from workloads.trace import Round
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """Token ids, both included, that synthetic prompts are drawn from."""
+
+    first: int
+    last: int
+
+
+SAFE_TOKENS = TokenRange(64, 250)
+"""Plain byte tokens, never special ones, in the byte-level and SentencePiece vocabularies in use today."""
+
+
+class History(Protocol):
+    """The context of one session during a replay."""
+
+    def prompt(self, item: Round, seed: str) -> dict[str, Any]:
+        """Cut the context to what this round keeps, add the round's increment, and return the request's fields."""
+
+    def answered(self, text: str, token_ids: list[int]) -> None:
+        """Append what the server generated."""
+
+    @property
+    def length_tokens(self) -> int:
+        """Length of the context; exact with token ids, else as the trace counts."""
+
+
+class TokenHistory:
+    """A context of token ids: the next prompt is an exact extension of what the server computed and generated."""
+
+    def __init__(self, tokens: TokenRange) -> None:
+        self._range = tokens
+        self._ids: list[int] = []
+
+    def prompt(self, item: Round, seed: str) -> dict[str, Any]:
+        """The whole prompt as token ids."""
+        if item.keep_tokens is not None:
+            del self._ids[item.keep_tokens :]
+        self._ids += synthetic_token_ids(item.incr_tokens, seed, self._range.first, self._range.last)
+        return {"prompt": list(self._ids)}
+
+    def answered(self, text: str, token_ids: list[int]) -> None:
+        """Append the generated ids."""
+        del text
+        self._ids += token_ids
+
+    @property
+    def length_tokens(self) -> int:
+        """Exact."""
+        return len(self._ids)
+
+
+@dataclass(slots=True)
+class _Piece:
+    role: str
+    text: str
+    tokens: int
+
+
+@dataclass(slots=True)
+class WordHistory:
+    """A context of words, as chat messages or as one text; a cut goes through a piece in proportion to its words."""
+
+    chat: bool
+    _pieces: list[_Piece] = field(default_factory=list)
+    _expected_output_tokens: int = 0
+
+    def prompt(self, item: Round, seed: str) -> dict[str, Any]:
+        """The whole prompt as `messages`, or as one `prompt`."""
+        if item.keep_tokens is not None:
+            self._cut(item.keep_tokens)
+        words = item.text if item.text is not None else synthetic_words(item.incr_tokens, seed)
+        self._pieces.append(_Piece("user", words, item.incr_tokens))
+        self._expected_output_tokens = item.output_tokens
+        if not self.chat:
+            return {"prompt": "".join(piece.text for piece in self._pieces)}
+        return {"messages": [{"role": piece.role, "content": piece.text} for piece in self._pieces]}
+
+    def answered(self, text: str, token_ids: list[int]) -> None:
+        """Append the generated text, which counts as many tokens as the trace says."""
+        del token_ids
+        self._pieces.append(_Piece("assistant", text, self._expected_output_tokens))
+
+    @property
+    def length_tokens(self) -> int:
+        """As the trace counts."""
+        return sum(piece.tokens for piece in self._pieces)
+
+    def _cut(self, keep_tokens: int) -> None:
+        kept: list[_Piece] = []
+        left = keep_tokens
+        for piece in self._pieces:
+            if left <= 0:
+                break
+            if piece.tokens > left:
+                text = piece.text[: len(piece.text) * left // piece.tokens]
+                # Through a word would make tokens that neither side has.
+                space = text.rfind(" ")
+                piece = _Piece(piece.role, text[:space] if space > 0 else text, left)
+            kept.append(piece)
+            left -= piece.tokens
+        self._pieces = kept

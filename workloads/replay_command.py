@@ -1,0 +1,232 @@
+"""`ampd replay`: replay a trace against an OpenAI endpoint, print the result, write JSON and a report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import uvloop
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg
+from tqdm import tqdm
+
+from ampd.errors import UserError
+from ampd.settings import Settings, parse_settings
+from ampd.types import Slo
+from workloads.endpoint import Endpoint
+from workloads.history import TokenRange
+from workloads.replay import ReplayPlan, ReplayRun, replay
+from workloads.results import RoundRecord, summarise
+from workloads.retime import retime
+from workloads.table import format_result
+from workloads.text import synthetic_token_ids, synthetic_words
+from workloads.trace import Session, load_trace
+
+PROG = "ampd replay"
+_INTERRUPTED = 130
+
+
+class Api(StrEnum):
+    """How to talk to the endpoint; `auto` takes token ids where it can, else chat."""
+
+    AUTO = "auto"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class ReplaySettings(Settings):
+    """Replay a trace of agent sessions against an OpenAI endpoint."""
+
+    trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
+    url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")
+    model: str | None = Field(None, description="Model to ask for; default: the first that is served.")
+    api: Api = Field(Api.AUTO, description="Completions with token ids keep counts exact; auto prefers them.")
+    api_key: str | None = Field(None, description="Sent as a bearer token.")
+    ttft: float | None = Field(None, gt=0, description="TTFT target of a round in seconds.")
+    itl: float | None = Field(None, gt=0, description="ITL target of a round in seconds.")
+    rate: float | None = Field(
+        None, description="Replace the arrivals by a Poisson process of this many sessions per second."
+    )
+    time_scale: float = Field(1.0, ge=0, description="Factor on arrivals and tool gaps.")
+    limit: int | None = Field(None, description="How many sessions; with --rate they are repeated as needed.")
+    seed: int = Field(0, description="Seed of arrivals and of synthetic prompts.")
+    concurrency: int | None = Field(None, ge=1, description="Most sessions in flight; default: no limit.")
+    timeout: float = Field(600.0, gt=0, description="Seconds after which a round counts as failed.")
+    token_ids: str = Field("64:250", description="FIRST:LAST token id of synthetic prompts.")
+    nvext: bool | None = Field(
+        None, description="Use Dynamo's request extensions; default: if a Dynamo frontend answers."
+    )
+    json_file: Path | None = Field(None, validation_alias="json", description="Write the result object to this file.")
+    records: bool = Field(True, description="Write every round's record to the JSON file, too.")
+    report: Path | None = Field(None, description="Write an HTML report to this file.")
+
+    @model_validator(mode="after")
+    def _both_targets(self) -> ReplaySettings:
+        if (self.ttft is None) is not (self.itl is None):
+            raise ValueError("--ttft and --itl belong together: give both or none")
+        return self
+
+    @property
+    def slo(self) -> Slo | None:
+        """The targets, if given."""
+        return None if self.ttft is None or self.itl is None else Slo(self.ttft, self.itl)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the replay; 0 done, 1 every round failed, 130 interrupted (the partial result is printed and written).
+
+    Raises:
+        UserError: wrong flags, a malformed trace, a URL that does not answer.
+        RunError: the endpoint understands none of our requests.
+    """
+    settings = parse_settings(ReplaySettings, argv, PROG)
+    sessions = retime(load_trace(settings.trace), settings.rate, settings.seed, settings.limit)
+    for path in (settings.json_file, settings.report):
+        _check_writable(path)
+    _check_text(sessions, settings)
+    done, plan = uvloop.run(_replay(sessions, settings, _token_range(settings.token_ids)))
+    result = _result(done, plan, settings)
+    print(format_result(result, [record.error for record in done.records if record.error]))
+    if settings.json_file:
+        records = {"records": [_record_row(record) for record in done.records]} if settings.records else {}
+        settings.json_file.write_text(json.dumps(result | records, indent=1) + "\n", encoding="utf-8")
+    if settings.report:
+        # matplotlib takes a second to load, and most replays draw nothing.
+        from workloads.report import write_report
+
+        write_report(settings.report, result, done.records)
+    if done.stopped:
+        return _INTERRUPTED
+    return 1 if result["errors"] and not result["rounds"] else 0
+
+
+async def _replay(
+    sessions: Sequence[Session], settings: ReplaySettings, tokens: TokenRange
+) -> tuple[ReplayRun, ReplayPlan]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with Endpoint(settings.url, settings.api_key, settings.timeout) as endpoint:
+        model, dynamo = await endpoint.choose_model(settings.model)
+        nvext = dynamo if settings.nvext is None else settings.nvext
+        prompts = {
+            "ids": synthetic_token_ids(8, "probe", tokens.first, tokens.last),
+            "text": synthetic_words(8, "probe"),
+            "messages": [{"role": "user", "content": synthetic_words(8, "probe")}],
+        }
+        dialect = await endpoint.negotiate(model, _api(sessions, settings), nvext, prompts)
+        print(f"{endpoint.base}: model {model}, {dialect}", file=sys.stderr)
+        plan = ReplayPlan(
+            model=model,
+            dialect=dialect,
+            run_id=uuid4().hex[:12],
+            seed=settings.seed,
+            time_scale=settings.time_scale,
+            concurrency=settings.concurrency,
+            timeout_s=settings.timeout,
+            slo=settings.slo,
+            tokens=tokens,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        with closing(_Progress(sum(len(session.rounds) for session in sessions))) as progress:
+            return await replay(sessions, endpoint, plan, stop, progress.add), plan
+
+
+class _Progress:
+    """A bar on stderr, and the first few errors as they come."""
+
+    _SHOWN_ERRORS = 3
+
+    def __init__(self, rounds: int) -> None:
+        self._errors = 0
+        self._bar: tqdm[Any] = tqdm(total=rounds, unit="round", file=sys.stderr, disable=None, leave=False)
+
+    def add(self, record: RoundRecord) -> None:
+        self._bar.update()
+        if record.error is None:
+            return
+        self._errors += 1
+        self._bar.set_postfix(errors=self._errors)
+        if self._errors <= self._SHOWN_ERRORS:
+            tqdm.write(f"{record.session_id} round {record.index}: {record.error}", file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _api(sessions: Sequence[Session], settings: ReplaySettings) -> str:
+    """Words need a dialect of words: real ones go as chat unless the user says otherwise."""
+    has_text = any(item.text is not None for session in sessions for item in session.rounds)
+    if not has_text:
+        return settings.api
+    return "words" if settings.api is Api.COMPLETIONS else Api.CHAT
+
+
+def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict[str, Any]:
+    result = summarise(done.records, done.rounds_planned, plan.slo, done.duration_s)
+    result["interrupted"] = done.stopped
+    result["client_lag_max_s"] = max((record.lag_s for record in done.records), default=0.0)
+    result["settings"] = {
+        "trace": settings.trace,
+        "url": settings.url,
+        "model": plan.model,
+        "api": str(plan.dialect),
+        "rate": settings.rate,
+        "time_scale": settings.time_scale,
+        "limit": settings.limit,
+        "seed": settings.seed,
+        "concurrency": settings.concurrency,
+        "timeout_s": settings.timeout,
+        "run_id": plan.run_id,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    return result
+
+
+def _record_row(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "round": record.index,
+        "sent_s": record.sent_s,
+        "hist_tokens": record.hist_tokens,
+        "incr_tokens": record.incr_tokens,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "ttft_s": record.ttft_s,
+        "itl_s": record.itl_s,
+        "e2e_s": record.e2e_s,
+        "lag_s": record.lag_s,
+        "error": record.error,
+        "decision": dict(record.decision),
+    }
+
+
+def _token_range(text: str) -> TokenRange:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise UserError(f"--token-ids must be FIRST:LAST, two token ids in order (given: {text!r})")
+    return TokenRange(int(first), int(last))
+
+
+def _check_writable(path: Path | None) -> None:
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
+
+
+def _check_text(sessions: Sequence[Session], settings: ReplaySettings) -> None:
+    rounds = [item for session in sessions for item in session.rounds]
+    with_text = sum(item.text is not None for item in rounds)
+    if 0 < with_text < len(rounds):
+        print(
+            f"{settings.trace}: {len(rounds) - with_text} rounds have no text and get synthetic words", file=sys.stderr
+        )

@@ -1,0 +1,125 @@
+"""From the records of rounds to the result object that live runs and simulations share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ampd.types import Slo
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round as its client saw it.
+
+    Attributes:
+        index: position in its session; 0 is the initial prefill.
+        sent_s: when the round was handed to the system, in seconds from the start of the run.
+        hist_tokens, incr_tokens: the prompt, as what is kept of the context and what is new.
+        output_tokens: tokens that came back.
+        ttft_s: from `sent_s` to the first token.
+        gaps_s: every gap between consecutive tokens; the tokens of one chunk share its gap equally.
+        e2e_s: from `sent_s` to the last token.
+        lag_s: how much later than planned the client sent the round: the client's own delay, not the server's.
+        error: why the round failed.
+        decision: what the server reported about it (`nvext.engine_data`), as it came.
+    """
+
+    session_id: str
+    index: int
+    sent_s: float
+    hist_tokens: int
+    incr_tokens: int
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    e2e_s: float | None = None
+    lag_s: float = 0.0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+    decision: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean gap between the round's tokens; None with fewer than two tokens."""
+        return sum(self.gaps_s) / len(self.gaps_s) if self.gaps_s else None
+
+    @property
+    def route(self) -> str | None:
+        """Where the round was prefilled, if the server said so."""
+        return self.decision.get("route")
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether the round succeeded with its TTFT and its mean ITL within the targets."""
+        if self.error is not None or self.ttft_s is None:
+            return False
+        return self.ttft_s <= slo.ttft_s and (self.itl_s or 0.0) <= slo.itl_s
+
+
+def summarise(
+    records: Sequence[RoundRecord], rounds_planned: Mapping[str, int], slo: Slo | None, duration_s: float
+) -> dict[str, Any]:
+    """The shared keys of a result.
+
+    `rounds_planned`: session id -> its rounds, for the sessions that ran to their end or failed. A round that was
+    never sent because an earlier one of its session failed counts as missed, so that failing early cannot help. The
+    sessions of an interrupted run that neither ended nor failed are not in `rounds_planned`; their finished rounds
+    count, and they count as no session.
+    """
+    done = [record for record in records if record.error is None and record.ttft_s is not None]
+    ttfts = [(record.index, record.ttft_s) for record in done if record.ttft_s is not None]
+    return {
+        "attainment": _attainment(records, rounds_planned, slo),
+        "ttft_s": percentiles(ttft_s for _, ttft_s in ttfts),
+        "ttft_initial_s": percentiles(ttft_s for index, ttft_s in ttfts if index == 0),
+        "ttft_incremental_s": percentiles(ttft_s for index, ttft_s in ttfts if index > 0),
+        "itl_s": percentiles(gap_s for record in done for gap_s in record.gaps_s),
+        "e2e_s": percentiles(record.e2e_s for record in done if record.e2e_s is not None),
+        "routes": {name: sum(record.route == name for record in done) for name in ("local", "remote")},
+        "rounds": len(done),
+        "sessions": len({record.session_id for record in records}),
+        "errors": sum(record.error is not None for record in records),
+        "duration_s": duration_s,
+        "kv_bytes": {
+            "history": _total(done, "kv_read_bytes_history"),
+            "increment": _total(done, "kv_read_bytes_increment"),
+        },
+        "output_tokens": sum(record.output_tokens for record in done),
+        "slo": {"ttft": slo.ttft_s, "itl": slo.itl_s} if slo else None,
+    }
+
+
+def percentiles(values_s: Iterable[float]) -> dict[str, float | None]:
+    """Mean, p50, p95 and p99; None each if there is no value."""
+    data = np.fromiter(values_s, dtype=float)
+    if not data.size:
+        return {"mean": None, "p50": None, "p95": None, "p99": None}
+    p50, p95, p99 = (float(value) for value in np.percentile(data, (50, 95, 99)))
+    return {"mean": float(data.mean()), "p50": p50, "p95": p95, "p99": p99}
+
+
+def _attainment(
+    records: Sequence[RoundRecord], rounds_planned: Mapping[str, int], slo: Slo | None
+) -> dict[str, float | None]:
+    if slo is None:
+        return {"rounds": None, "sessions": None}
+    met: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for record in records:
+        seen[record.session_id] = seen.get(record.session_id, 0) + 1
+        met[record.session_id] = met.get(record.session_id, 0) + record.meets(slo)
+    due = sum(max(rounds_planned.get(name, 0), count) for name, count in seen.items())
+    whole = sum(met.get(name, 0) == rounds for name, rounds in rounds_planned.items())
+    return {
+        "rounds": sum(met.values()) / due if due else None,
+        "sessions": whole / len(rounds_planned) if rounds_planned else None,
+    }
+
+
+def _total(records: Sequence[RoundRecord], key: str) -> int | None:
+    values = [record.decision[key] for record in records if isinstance(record.decision.get(key), int | float)]
+    return int(sum(values)) if values else None
