@@ -6,6 +6,7 @@ Plain typed dictionaries: a prompt of 100,000 token ids must not be validated el
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NotRequired, TypedDict
 
@@ -106,6 +107,7 @@ class KvReply(TypedDict):
 
 
 _ERROR = re.compile(r"ampd-error (\d{3}): (.*)", re.DOTALL)
+_ENVELOPE = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def error_text(status: int, message: str) -> str:
@@ -115,5 +117,15 @@ def error_text(status: int, message: str) -> str:
 
 def parse_error(text: str) -> tuple[int, str] | None:
     """The HTTP status and the message in the text of a failed call; None if no worker of ours wrote it."""
-    found = _ERROR.search(text)
+    found = _ERROR.search(_unwrapped(text))
     return (int(found[1]), found[2].strip()) if found else None
+
+
+def _unwrapped(text: str) -> str:
+    """Dynamo hands an HttpError on as `Backend<Kind>: {"message": ..., "code": ...}`; anything else stays as it is."""
+    envelope = _ENVELOPE.search(text)
+    try:
+        fields = json.loads(envelope[0]) if envelope else None
+    except ValueError:
+        return text
+    return str(fields["message"]) if isinstance(fields, dict) and "message" in fields else text

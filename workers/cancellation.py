@@ -40,7 +40,9 @@ async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal
             raise error
     finally:
         stopped.cancel()
-        pump.cancel()
+        if not pump.cancelling():
+            # Once is enough: a second time would cut the clean-up short.
+            pump.cancel()
         await asyncio.wait({pump})
 
 

@@ -198,7 +198,10 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
     stack.push_async_callback(store.close)
     engine = create_engine(settings, model)
     stack.push_async_callback(engine.stop)
-    await engine.start()
+    try:
+        await engine.start()
+    except EngineError as error:
+        raise RunError(f"ampd worker: {error}") from None
 
     path = f"{settings.namespace}.{COMPONENT}"
     endpoints = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import create_model
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.scaled import scaled
@@ -40,8 +41,10 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel) -> Engine:
         from workers.engines.modelled_factory import create_modelled
 
         return create_modelled(settings, model)
-    from workers.engines.sglang import SglangEngine
+    from workers.engines.sglang import SglangEngine, SglangSettings
 
+    if not isinstance(settings, SglangSettings):
+        raise UserError("the settings are not those of the SGLang engine")
     return SglangEngine(settings)
 
 
