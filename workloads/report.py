@@ -58,8 +58,8 @@ def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> 
 
 
 def _ms(value_s: float | None) -> str:
-    return "–" if value_s is None else f"{value_s * 1e3:,.1f}"
+    return "-" if value_s is None else f"{value_s * 1e3:,.1f}"
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+    return "-" if value is None else f"{value:.1%}"

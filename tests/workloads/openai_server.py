@@ -1,0 +1,110 @@
+"""A small OpenAI endpoint with timings that a test sets: real sockets, no model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class Behaviour:
+    """What the endpoint understands and how fast it answers."""
+
+    dynamo: bool = True
+    completions: bool = True
+    accepts_ignore_eos: bool = True
+    tokens_per_chunk: int = 1
+    first_s: float = 0.0
+    gap_s: float = 0.0
+    decision: dict[str, Any] | None = None
+    fail_after_chunks: int | None = None
+    status: int = 200
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    outputs: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The requests that belong to sessions; probes have no session id."""
+        return [body for body, sent in zip(self.requests, self.headers, strict=True) if "x-dynamo-session-id" in sent]
+
+
+@asynccontextmanager
+async def serve(behaviour: Behaviour) -> AsyncIterator[str]:
+    """Run the endpoint on a free port of this machine; yields its URL."""
+    app = web.Application()
+    app.router.add_get("/v1/models", lambda _: _models(behaviour))
+    app.router.add_post("/v1/completions", lambda request: _generate(request, behaviour, chat=False))
+    app.router.add_post("/v1/chat/completions", lambda request: _generate(request, behaviour, chat=True))
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def _models(behaviour: Behaviour) -> web.Response:
+    owner = "nvidia" if behaviour.dynamo else "someone"
+    return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": owner}]})
+
+
+async def _generate(request: web.Request, behaviour: Behaviour, *, chat: bool) -> web.StreamResponse:
+    body = await request.json()
+    refusal = _refusal(body, behaviour, chat=chat)
+    if refusal is not None:
+        return refusal
+    behaviour.requests.append(body)
+    behaviour.headers.append({name.lower(): value for name, value in request.headers.items()})
+    if behaviour.status != 200 and "x-dynamo-session-id" in request.headers:
+        return web.json_response({"message": "no live decode worker"}, status=behaviour.status)
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    ids = [1000 + len(behaviour.requests) * 100 + index for index in range(body["max_tokens"])]
+    behaviour.outputs.append(ids)
+    await asyncio.sleep(behaviour.first_s)
+    for number, start in enumerate(range(0, len(ids), behaviour.tokens_per_chunk)):
+        if number:
+            await asyncio.sleep(behaviour.gap_s)
+        if behaviour.fail_after_chunks is not None and number >= behaviour.fail_after_chunks:
+            await response.write(b'event: error\ndata: {"message": "worker died"}\n\ndata: [DONE]\n\n')
+            return response
+        await _event(response, _chunk(body, ids[start : start + behaviour.tokens_per_chunk], chat=chat))
+    last: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(ids)}}
+    if behaviour.decision is not None and "nvext" in body:
+        last["nvext"] = {"engine_data": {"ampd": behaviour.decision}}
+    await _event(response, last)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _refusal(body: dict[str, Any], behaviour: Behaviour, *, chat: bool) -> web.Response | None:
+    if not chat and not behaviour.completions:
+        return web.Response(status=404, text="not found")
+    if not behaviour.dynamo and "nvext" in body:
+        return web.json_response({"error": {"message": "unknown field nvext"}}, status=400)
+    if not behaviour.accepts_ignore_eos and "ignore_eos" in body:
+        return web.json_response({"error": {"message": "unknown field ignore_eos"}}, status=400)
+    return None
+
+
+def _chunk(body: dict[str, Any], ids: list[int], *, chat: bool) -> dict[str, Any]:
+    text = "".join(f" t{item}" for item in ids)
+    choice = {"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text}
+    event: dict[str, Any] = {"choices": [choice], "usage": None}
+    if "completion_token_ids" in body.get("nvext", {}).get("extra_fields", ()):
+        event["nvext"] = {"completion_token_ids": ids}
+    return event
+
+
+async def _event(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())

@@ -1,0 +1,134 @@
+"""The trace format: round trip, validation with file and line, and looking traces up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.errors import UserError
+from workloads.trace import (
+    Round,
+    Session,
+    dump_session,
+    kept_tokens,
+    load_trace,
+    read_trace,
+    shipped_traces,
+    write_trace,
+)
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> Session:
+    rounds: list[Round] = []
+    context = 0
+    for index in range(draw(st.integers(1, 6))):
+        keep = draw(st.none() | st.integers(0, context))
+        item = Round(
+            incr_tokens=draw(st.integers(1, 5000)),
+            output_tokens=draw(st.integers(1, 500)),
+            tool_s=draw(st.floats(0, 1e6)) if index else 0.0,
+            keep_tokens=keep,
+            text=draw(st.none() | st.text()),
+        )
+        context = kept_tokens(item, context) + item.incr_tokens + item.output_tokens
+        rounds.append(item)
+    arrival = draw(st.floats(0, 1e9))
+    return Session(session_id=draw(st.text(min_size=1)), arrival_s=arrival, rounds=tuple(rounds))
+
+
+@given(st.lists(sessions(), min_size=1, max_size=4, unique_by=lambda session: session.session_id), st.booleans())
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, traced: list[Session], zipped: bool) -> None:
+    path = tmp_path_factory.mktemp("trace") / ("t.jsonl.gz" if zipped else "t.jsonl")
+    assert write_trace(traced, path) == len(traced)
+    assert list(read_trace(path)) == traced
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@given(sessions())
+def test_prompt_lengths_follow_the_definition(session: Session) -> None:
+    context = 0
+    for (history, increment), item in zip(session.prompts_tokens(), session.rounds, strict=True):
+        assert history == (context if item.keep_tokens is None else item.keep_tokens) <= context
+        context = history + increment + item.output_tokens
+        assert context <= session.max_context_tokens
+
+
+GOOD = {"session_id": "a", "arrival_s": 0.0, "rounds": [{"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}]}
+ROUND = {"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "JSON object"),
+        (json.dumps({**GOOD, "color": 1}), "color: unknown key"),
+        (json.dumps({**GOOD, "rounds": []}), "rounds"),
+        (json.dumps({**GOOD, "rounds": [{"output_tokens": 2}]}), "rounds.0.incr_tokens is missing"),
+        (json.dumps({**GOOD, "rounds": [{**ROUND, "incr_tokens": 0}]}), "rounds.0.incr_tokens"),
+        (json.dumps({**GOOD, "rounds": [{**ROUND, "incr_tokens": "5"}]}), "rounds.0.incr_tokens"),
+        (json.dumps({**GOOD, "rounds": [{**ROUND, "tool_s": 1.0}]}), "rounds.0.tool_s"),
+        (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": 8}]}), "rounds.1.keep_tokens: 8 is more"),
+        (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": -1}]}), "rounds.1.keep_tokens"),
+        (json.dumps({**GOOD, "arrival_s": -1}), "arrival_s"),
+        (json.dumps(GOOD), "was used in line 1 already"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
+    with pytest.raises(UserError, match=r"t\.jsonl:3: ") as caught:
+        list(read_trace(path))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_context_just_kept_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": 7}]}))
+    assert next(read_trace(path)).prompts_tokens() == [(0, 5), (7, 5)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_an_empty_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="holds no session"):
+        load_trace(str(path))
+
+
+def test_broken_files_are_one_line(tmp_path: Path) -> None:
+    binary, cut = tmp_path / "b.jsonl", tmp_path / "c.jsonl.gz"
+    binary.write_bytes(b"\xff\xfe\x00")
+    cut.write_bytes(gzip.compress(json.dumps(GOOD).encode())[:-6])
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_trace(str(binary))
+    with pytest.raises(UserError, match="cannot be read to its end"):
+        load_trace(str(cut))
+
+
+def test_unknown_names_list_the_shipped_traces() -> None:
+    with pytest.raises(UserError, match="tau-bench-airline"):
+        load_trace("no-such-trace")
+
+
+@pytest.mark.parametrize("name", sorted(shipped_traces()))
+def test_shipped_traces_are_valid_and_small(name: str) -> None:
+    traced = load_trace(name)
+    assert len(traced) >= 10
+    assert all(len(session.rounds) > 1 for session in traced)
+    assert shipped_traces()[name].stat().st_size < 100_000
+    assert [session.arrival_s for session in traced] == sorted(session.arrival_s for session in traced)
+
+
+def test_dump_has_the_keys_of_the_format() -> None:
+    row: dict[str, Any] = json.loads(dump_session(Session.model_validate(GOOD)))
+    assert list(row) == ["session_id", "arrival_s", "rounds"]
+    assert list(row["rounds"][0]) == ["incr_tokens", "output_tokens", "tool_s", "keep_tokens"]
