@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+import zmq
 
 from ampd.page_keys import page_keys
 from ampd.types import Parallelism
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SglangEngine", "SglangSettings"]
 
-logger = logging.getLogger(__name__)
-
 _LINK_S = 30.0
 _STOP_S = 5.0
 _WARM_UP_TOKENS = (300, 20)
+_QUIET = {"NIXL_LOG_LEVEL": "WARN", "UCX_LOG_LEVEL": "error"}
 
 
 @dataclass(slots=True)
@@ -85,6 +84,8 @@ class SglangEngine:
         """
         if self._settings.tp > 1:
             raise EngineError("--tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
+        for name, level in _QUIET.items():
+            os.environ.setdefault(name, level)
         from workers.kv.nixl_exchange import NixlExchange
         from workers.kv.nixl_transport import NixlReader
 
@@ -119,12 +120,11 @@ class SglangEngine:
         processes, self._processes = self._processes, []
         for process in processes:
             process.terminate()
-        deadline_s = time.monotonic() + _STOP_S
-        while any(process.is_alive() for process in processes) and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.02)
         for process in processes:
+            await asyncio.to_thread(process.join, _STOP_S)
             process.kill()
             process.join()
+            process.close()
 
     async def wait_lost(self) -> str:
         """Return, with one line, when one of SGLang's processes has ended."""
@@ -164,15 +164,22 @@ class SglangEngine:
 
     @staticmethod
     async def _close_manager(engine: Any) -> None:
+        """End the part of SGLang that lives in this process; its own shutdown would kill all children of the worker."""
         manager = engine.tokenizer_manager
+        if manager is None:
+            return
         if manager._subprocess_watchdog is not None:
             manager._subprocess_watchdog.stop()
-        if getattr(engine, "send_to_rpc", None) is not None:
-            engine.send_to_rpc.close(linger=0)
-            engine.send_to_rpc = None
         for task in list(manager.asyncio_tasks):
             task.cancel()
         await asyncio.gather(*manager.asyncio_tasks, return_exceptions=True)
+        sockets = [one for owner in (manager, engine) for one in vars(owner).values() if isinstance(one, zmq.Socket)]
+        contexts = {socket.context for socket in sockets}
+        for socket in sockets:
+            socket.close(0)
+        for context in contexts:
+            context.destroy(0)
+        engine.send_to_rpc = None
 
     def _read_info(self) -> EngineInfo:
         manager = self._engine.tokenizer_manager

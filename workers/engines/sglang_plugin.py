@@ -1,11 +1,12 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
-Two things of the KV exchange (pins are released in any order; a sleeping scheduler wakes up to collect them), active only
-with AMPD's linker, and the rotary embedding on machines without a GPU.
+Two things of the KV exchange (pins are released in any order; a sleeping scheduler wakes up to collect them), active
+only with AMPD's linker, and the rotary embedding on machines without a GPU.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,6 @@ ENGINE_FLAG = "AMPD_SGLANG_ENGINE"
 
 def register() -> None:
     """Register the hooks."""
-    import os
-
     if os.environ.get(ENGINE_FLAG) != "1":
         return
     import torch

@@ -29,7 +29,7 @@ class SglangSettings(Settings):
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     device: Device = Field(Device.AUTO, description="Where to compute: auto takes the GPU if there is one.")
     dtype: str = Field(
-        "auto", description="Data type of weights and KV (auto: the model's own; float32, bfloat16, ...)."
+        "auto", description="Data type of weights and KV: auto (the model's own), float32, bfloat16, ..."
     )
     mem_fraction: float | None = Field(
         None, gt=0, lt=1, description="Part of the GPU's memory for weights and KV; default: SGLang's own choice."

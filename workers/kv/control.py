@@ -1,8 +1,8 @@
 """The channel between a worker and the linker inside its engine's scheduler process.
 
 One message: a JSON object, and the page keys as one frame of bytes. The worker calls and is answered by number; the
-linker also tells on its own what sessions hold. The socket's file lives in a private directory that goes as soon as both
-sides are connected.
+linker also tells on its own what sessions hold. The socket's file lives in a private directory that goes as soon as
+both sides are connected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import zmq
-import zmq.asyncio
+from zmq import LINGER, PAIR, RCVHWM, SNDHWM
+from zmq.asyncio import Context
 
 from workers.kv.page_keys import KEY_BYTES
 
@@ -46,11 +46,11 @@ class ControlLink:
     def __init__(self, on_event: Callable[[Message], None]) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ampd-kv-"))
         self.address = f"ipc://{self._directory}/control"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._context = Context()
+        self._socket = self._context.socket(PAIR)
+        self._socket.setsockopt(LINGER, 0)
+        self._socket.setsockopt(SNDHWM, 0)
+        self._socket.setsockopt(RCVHWM, 0)
         self._socket.bind(self.address)
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
@@ -60,7 +60,7 @@ class ControlLink:
 
     async def hello(self, timeout_s: float) -> Message:
         """The linker's first message. Raises `TimeoutError`."""
-        message = await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
+        message: Message = await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
         shutil.rmtree(self._directory, ignore_errors=True)
         return message
 
@@ -74,7 +74,7 @@ class ControlLink:
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self.tell({**message, "id": number}, keys)
-            reply = await asyncio.wait_for(answer, timeout_s)
+            reply: Message = await asyncio.wait_for(answer, timeout_s)
         finally:
             self._waiting.pop(number, None)
         if "error" in reply:

@@ -1,8 +1,8 @@
 """SGLang's side of the KV exchange: a cache linker inside the scheduler process.
 
-SGLang offers the pages of its radix cache; they stay pinned in its own pool, where peers read them. Pages that the worker
-has fetched from peers wait in staging memory: a look-up is a dictionary hit, a load a local copy, and nothing here waits
-for the network.
+SGLang offers the pages of its radix cache; they stay pinned in its own pool, where peers read them. Pages that the
+worker has fetched from peers wait in staging memory: a look-up is a dictionary hit, a load a local copy, and nothing
+here waits for the network.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def __init__(
         self,
-        server_args: Any,
+        _server_args: Any,
         params: Any,
         *,
-        components: Any,
+        components: Any,  # noqa: ARG002
         extra_config: dict[str, Any],
         forward_stream: Any = None,
     ) -> None:
@@ -169,6 +169,8 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """
         with suppress(BlockingIOError):
             os.eventfd_read(WAKE_FD)
+        if self._wrapper is None:
+            raise RuntimeError("AMPD's SGLang plugin is not active in this process (does SGLANG_PLUGINS leave it out?)")
         released = set()
         while self.keeper.released:
             released.add(self.keeper.released.popleft())

@@ -86,8 +86,8 @@ class NixlReader:
         """Start to read pages `sources` of a peer into staging pages `targets`.
 
         Returns:
-            A future of the bytes read. It ends, well or with an error, only when nothing will be written any more: until
-            then the target pages must not be used for anything else. And a function that gives the read up.
+            A future of the bytes read. It ends, well or with an error, only when nothing will be written any more:
+            until then the target pages must not be used for anything else. And a function that gives the read up.
         """
         job = _Read(peer, descriptor, sources, targets)
         self._jobs.put(lambda: self._start(job))

@@ -1,7 +1,7 @@
 """The keeper of a pool's pins: a thread in the process that owns the pool.
 
-It owns the page directory, answers the worker (and through it the peers), and lets peers read the pool. The engine's own
-thread only hands offloads over and collects what was released, so that no peer ever makes it wait.
+It owns the page directory, answers the worker (and through it the peers), and lets peers read the pool. The engine's
+own thread only hands offloads over and collects what was released, so that no peer ever makes it wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import zmq
+from zmq import LINGER, PAIR, POLLIN, RCVHWM, SNDHWM, Context, Poller
 
 from workers.kv.control import Message, pack, unpack
 from workers.kv.directory import PageDirectory
@@ -28,7 +28,7 @@ from workers.kv.staging import StagingMemory
 logger = logging.getLogger(__name__)
 
 _LEASED_POLL_MS = 1
-"""While a peer may read, the target's side of the transport must be driven (it has no thread of its own: those spin)."""
+"""While a peer may read, this side of the transport must be driven (it has no thread of its own: those spin)."""
 _IDLE_POLL_MS = 1000
 
 
@@ -79,11 +79,11 @@ class PinKeeper:
         self._lock = threading.Lock()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._context = Context()
+        self._socket = self._context.socket(PAIR)
+        self._socket.setsockopt(LINGER, 0)
+        self._socket.setsockopt(SNDHWM, 0)
+        self._socket.setsockopt(RCVHWM, 0)
         self._socket.connect(address)
         self._closing = False
         self._send(self._hello(budget_tokens))
@@ -147,9 +147,9 @@ class PinKeeper:
     # -- the keeper's thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._bell, zmq.POLLIN)
+        poller = Poller()
+        poller.register(self._socket, POLLIN)
+        poller.register(self._bell, POLLIN)
         while not self._closing:
             try:
                 poller.poll(_LEASED_POLL_MS if self._directory.has_leases else _IDLE_POLL_MS)

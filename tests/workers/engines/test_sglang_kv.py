@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,25 +13,31 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from ampd.page_keys import page_keys
 from ampd.tiny_model import make_tiny_model
+from ampd.wire import KvReply, KvRequest
+from workers.engines.base import EngineError, EngineRequest
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.workers.engines.sglang_pair import (  # noqa: E402
+from tests.workers.engines.sglang_pair import (
+    GREEDY,
     PAGE,
     LocalPeers,
     Pair,
     Round,
     Script,
     SwitchedReader,
+    eventually,
     local_round,
     play,
     remote_round,
+    rid,
     run,
     text,
 )
-from workers.engines.sglang import SglangEngine, SglangSettings  # noqa: E402
+from workers.engines.sglang import SglangEngine, SglangSettings
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,13 +47,14 @@ pytestmark = [
 ]
 
 POOL_TOKENS = 24_000
+STAGING_TOKENS = 8192
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     model: Path = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
     settings = SglangSettings(
-        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, staging_tokens=8192
+        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, staging_tokens=STAGING_TOKENS
     )
     pair = Pair(SglangEngine(settings, SwitchedReader), SglangEngine(settings, SwitchedReader), LocalPeers())
     try:
@@ -121,7 +131,191 @@ async def test_pages_that_were_not_moved_change_the_tokens(pair: Pair, monkeypat
     await empty(pair)
 
 
-async def test_a_smoke_request(pair: Pair) -> None:
-    output = await run(pair.decode, "smoke", text(9, 100), 5)
-    assert len(output.token_ids) == 5
+async def test_a_rewritten_context_keeps_its_valid_prefix(pair: Pair) -> None:
+    first = text(31, 600)
+    rewritten = first[:400] + text(32, 300)
+    alone = await run(pair.decode, "alone", rewritten, 12)
     await empty(pair)
+    one = await remote_round(pair, "s", first, 12)
+    assert one.decode.cached_tokens >= len(first) - PAGE
+    two = await remote_round(pair, "s", rewritten, 12)
+    assert two.tokens == alone.token_ids
+    assert two.prefill is not None
+    assert 400 - PAGE < two.prefill.cached_tokens <= 400
+    assert await pair.decode.kv.held_tokens("s") == (len(rewritten) + 11) // PAGE * PAGE
+    await empty(pair)
+
+
+async def failing(kind: str, worker_id: str, request: KvRequest) -> None:
+    if kind == "gone":
+        raise ConnectionError(f"no worker {worker_id}")
+    if kind == "silent":
+        await asyncio.sleep(60)
+    if kind == "no unlease" and request["op"] == "unlease":
+        raise ConnectionError("vanished in the middle")
+
+
+@pytest.mark.parametrize("kind", ["gone", "silent", "no unlease"])
+async def test_a_failed_read_is_recomputed(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    prompt = text(41, 500)
+    alone = await run(pair.decode, "alone", prompt, 12)
+    await empty(pair)
+    await run(pair.decode, "s", prompt, 1)
+    monkeypatch.setattr(pair.peers, "before", partial(failing, kind))
+    request_id = rid()
+    fetched = await pair.prefill.kv.fetch(request_id, "s", prompt, "D", 0.5)
+    assert fetched.tokens == 0
+    assert fetched.error
+    output = await run(pair.prefill, "s", prompt, 12, request_id)
+    assert output.token_ids == alone.token_ids
+    assert output.cached_tokens == 0
+    monkeypatch.undo()
+    await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
+    await empty(pair)
+
+
+async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = text(51, 200)
+    await run(pair.decode, "s", prompt, 1)
+    monkeypatch.setattr(pair.prefill.kv, "layout", replace(pair.prefill.kv.layout, fingerprint="another model"))
+    fetched = await pair.prefill.kv.fetch(rid(), "s", prompt, "D", 5.0)
+    assert fetched.tokens == 0
+    assert fetched.error is not None
+    assert "fingerprint differs" in fetched.error
+    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
+    await empty(pair)
+
+
+async def test_what_does_not_fit_into_staging_is_recomputed(pair: Pair) -> None:
+    prompt = text(61, STAGING_TOKENS + 1000)
+    await run(pair.decode, "s", prompt, 1)
+    request_id = rid()
+    fetched = await pair.prefill.kv.fetch(request_id, "s", prompt, "D", 10.0)
+    assert fetched.tokens == STAGING_TOKENS
+    assert fetched.error is not None
+    other = await pair.prefill.kv.fetch(rid(), "s", prompt, "D", 10.0)
+    assert other.tokens == 0
+    assert other.error is not None
+    assert "full" in other.error
+    output = await run(pair.prefill, "s", prompt, 4, request_id)
+    assert output.cached_tokens == STAGING_TOKENS
+    await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
+    await empty(pair)
+
+
+async def test_unused_pages_leave_staging(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = text(71, 300)
+    await run(pair.decode, "s", prompt, 1)
+    kept = rid()
+    assert (await pair.prefill.kv.fetch(kept, "s", prompt, "D", 5.0)).tokens > 0
+    await pair.prefill.kv.discard(kept)
+    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
+    monkeypatch.setattr(pair.prefill.kv, "_staged_ttl_s", 0.0)
+    assert (await pair.prefill.kv.fetch(rid(), "s", prompt, "D", 5.0)).tokens > 0
+    assert pair.prefill.kv.staging_free_tokens < STAGING_TOKENS
+    assert (await pair.prefill.kv.fetch(rid(), "t", [1, 2], "D", 5.0)).tokens == 0
+    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
+    await empty(pair)
+
+
+async def test_releasing_sessions_empties_pins_and_pool(pair: Pair) -> None:
+    prompts = {f"s{number}": text(80 + number, 250) for number in range(4)}
+    for session, prompt in prompts.items():
+        await remote_round(pair, session, prompt, 4)
+    await eventually(lambda: pair.held["D"].get("s3") == 253 // PAGE * PAGE)
+    assert pair.held["P"]["s3"] == 250 // PAGE * PAGE
+    # Released in another order than made: SGLang itself takes pins back in order only.
+    for session in ("s2", "s0", "s3", "s1"):
+        assert await pair.decode.kv.release_session(session) == 253 // PAGE * PAGE
+        assert await pair.prefill.kv.release_session(session) == 250 // PAGE * PAGE
+    await eventually(lambda: pair.held["D"]["s1"] == 0 and pair.held["P"]["s1"] == 0)
+    assert (await pair.decode.kv.stats())["tokens"] == 0
+    assert pair.decode.load().kv_used_tokens == 0
+    # The pool itself is free again: a flush is refused while anything is locked, and all of it can be used.
+    await empty(pair)
+    whole = text(89, POOL_TOKENS - 200)
+    assert len((await run(pair.decode, "", whole, 2)).token_ids) == 2
+    await empty(pair)
+
+
+async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> None:
+    shared = text(91, 320)
+    await run(pair.decode, "first", shared + text(92, 100), 4)
+    await run(pair.decode, "second", shared + text(93, 100), 4)
+    await pair.decode.kv.release_session("first")
+    prompt = shared + text(93, 100) + text(94, 50)
+    fetched = await pair.prefill.kv.fetch(rid(), "second", prompt, "D", 5.0)
+    assert fetched.tokens == 420 // PAGE * PAGE
+    await empty(pair)
+
+
+async def test_the_budget_holds_under_many_sessions(pair: Pair) -> None:
+    budget = pair.decode.kv.budget_tokens
+    assert budget == int(0.6 * POOL_TOKENS)
+    for number in range(24):
+        await run(pair.decode, f"s{number:02}", text(100 + number, 1000), 4)
+        assert (await pair.decode.kv.stats())["tokens"] <= budget
+    sessions = (await pair.decode.kv.stats())["sessions"]
+    assert list(sessions) == [f"s{number:02}" for number in range(24 - len(sessions), 24)]
+    assert len(sessions) == budget // (1003 // PAGE * PAGE)
+    await eventually(lambda: pair.held["D"]["s00"] == 0)
+    await empty(pair)
+
+
+async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
+    prompt = text(131, 400)
+    stream: Any = pair.decode.generate(EngineRequest(rid(), "s", prompt, 20_000, GREEDY))
+    for _ in range(3):
+        await anext(stream)
+    assert pair.decode.load().running_requests == 1
+    assert pair.decode.load().running_context_tokens >= 402
+    started_s = time.monotonic()
+    await stream.aclose()
+    assert pair.decode.load().running_requests == 0
+    manager: Any = pair.decode._engine.tokenizer_manager
+    await eventually(lambda: not manager.rid_to_state)
+    await pair.decode.kv.release_session("s")
+    await eventually(lambda: emptied(pair.decode))
+    assert time.monotonic() - started_s < 10.0
+    await empty(pair)
+
+
+async def emptied(engine: SglangEngine) -> bool:
+    return bool((await engine.kv.stats())["tokens"] == 0)
+
+
+async def test_parallel_sessions_on_both_routes(pair: Pair) -> None:
+    scripts = [Script(seed=140 + number, incr_tokens=(301, 80, 120)) for number in range(4)]
+    alone = [await one_engine(pair, script) for script in scripts]
+    played = await asyncio.gather(
+        *(play(script, partial(route, pair, "alternating", f"s{script.seed}")) for script in scripts)
+    )
+    assert [tokens for tokens, _ in played] == alone
+    await empty(pair)
+
+
+async def test_a_killed_peer_means_recompute(pair: Pair) -> None:
+    """Last of the module: the prefill engine does not survive it."""
+    prompt = text(151, 800)
+    alone = await run(pair.decode, "alone", prompt, 12)
+    await empty(pair)
+    await run(pair.prefill, "s", prompt, 1)
+    lease = await pair.peers.call("P", KvRequest(op="lease", keys=page_keys(prompt, PAGE), ttl_s=30.0), 5.0)
+    for process in pair.prefill._processes:
+        process.kill()
+    assert "ended by itself" in await asyncio.wait_for(pair.prefill.wait_lost(), 10.0)
+
+    async def from_memory(_worker_id: str, request: KvRequest, _timeout_s: float) -> KvReply:
+        if request["op"] == "lease":
+            return lease
+        raise ConnectionError("the worker is gone")
+
+    pair.peers.call = from_memory  # type: ignore[method-assign]
+    request_id = rid()
+    fetched = await pair.decode.kv.fetch(request_id, "s", prompt, "P", 3.0)
+    assert fetched.tokens == 0
+    assert fetched.error
+    output = await run(pair.decode, "s", prompt, 12, request_id)
+    assert output.token_ids == alone.token_ids
+    with pytest.raises(EngineError, match="ended"):
+        await run(pair.prefill, "s", prompt, 1)
