@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +22,7 @@ class Behaviour:
     accepts_ignore_eos: bool = True
     tokens_per_chunk: int = 1
     first_s: float = 0.0
+    session_first_s: float = 0.0
     gap_s: float = 0.0
     decision: dict[str, Any] | None = None
     fail_after_chunks: int | None = None
@@ -28,6 +30,7 @@ class Behaviour:
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
+    round_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -39,9 +42,9 @@ class Behaviour:
 async def serve(behaviour: Behaviour) -> AsyncIterator[str]:
     """Run the endpoint on a free port of this machine; yields its URL."""
     app = web.Application()
-    app.router.add_get("/v1/models", lambda _: _models(behaviour))
-    app.router.add_post("/v1/completions", lambda request: _generate(request, behaviour, chat=False))
-    app.router.add_post("/v1/chat/completions", lambda request: _generate(request, behaviour, chat=True))
+    app.router.add_get("/v1/models", partial(_models, behaviour))
+    app.router.add_post("/v1/completions", partial(_generate, behaviour, False))
+    app.router.add_post("/v1/chat/completions", partial(_generate, behaviour, True))
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -53,12 +56,12 @@ async def serve(behaviour: Behaviour) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def _models(behaviour: Behaviour) -> web.Response:
+async def _models(behaviour: Behaviour, _: web.Request) -> web.Response:
     owner = "nvidia" if behaviour.dynamo else "someone"
     return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": owner}]})
 
 
-async def _generate(request: web.Request, behaviour: Behaviour, *, chat: bool) -> web.StreamResponse:
+async def _generate(behaviour: Behaviour, chat: bool, request: web.Request) -> web.StreamResponse:
     body = await request.json()
     refusal = _refusal(body, behaviour, chat=chat)
     if refusal is not None:
@@ -71,11 +74,13 @@ async def _generate(request: web.Request, behaviour: Behaviour, *, chat: bool) -
     await response.prepare(request)
     ids = [1000 + len(behaviour.requests) * 100 + index for index in range(body["max_tokens"])]
     behaviour.outputs.append(ids)
+    in_session = "x-dynamo-session-id" in request.headers
+    await asyncio.sleep(behaviour.session_first_s if in_session else 0)
     await asyncio.sleep(behaviour.first_s)
     for number, start in enumerate(range(0, len(ids), behaviour.tokens_per_chunk)):
         if number:
             await asyncio.sleep(behaviour.gap_s)
-        if behaviour.fail_after_chunks is not None and number >= behaviour.fail_after_chunks:
+        if in_session and behaviour.fail_after_chunks is not None and number >= behaviour.fail_after_chunks:
             await response.write(b'event: error\ndata: {"message": "worker died"}\n\ndata: [DONE]\n\n')
             return response
         await _event(response, _chunk(body, ids[start : start + behaviour.tokens_per_chunk], chat=chat))
@@ -84,6 +89,9 @@ async def _generate(request: web.Request, behaviour: Behaviour, *, chat: bool) -
         last["nvext"] = {"engine_data": {"ampd": behaviour.decision}}
     await _event(response, last)
     await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    if in_session:
+        behaviour.round_done.set()
     return response
 
 

@@ -1,0 +1,50 @@
+"""The HTML report: complete, self-contained, and fit for results without routes, SLO or rounds."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from ampd.types import Slo
+from workloads.report import render_report
+from workloads.results import RoundRecord, summarise
+
+
+def _records(route: str | None) -> list[RoundRecord]:
+    decision = {"route": route, "reason": "cheapest"} if route else {}
+    good = [
+        RoundRecord(f"s{n}", r, n + r, 10, 5, 3, 0.1 + r / 50, [0.01, 0.02], 0.2, decision=decision)
+        for n in range(3)
+        for r in range(2)
+    ]
+    return [*good, RoundRecord("<bad>", 0, 1.5, 0, 5, error="<script>alert(1)</script>")]
+
+
+@pytest.mark.parametrize("route", ["remote", None])
+@pytest.mark.parametrize("slo", [Slo(0.11, 0.1), None])
+def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
+    records = _records(route)
+    result = summarise(records, {"s0": 2, "s1": 2, "s2": 2, "<bad>": 1}, slo, 4.0)
+    page = render_report(result, records)
+    parser = HTMLParser()
+    parser.feed(page)
+    assert "<script" not in page
+    assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?https?:|@import""", page)
+    assert page.count("<svg") == 3
+    assert ("reports no routes" in page) is (route is None)
+    assert ("42.9%" in page) is (slo is not None)  # 3 of 7 rounds
+
+
+def test_a_run_without_rounds_still_renders() -> None:
+    page = render_report(summarise([], {}, Slo(1, 1), 0.0), [])
+    assert "0 sessions" in page
+
+
+def test_unsent_rounds_of_failed_sessions_are_missed_and_unended_sessions_do_not_count() -> None:
+    ok = RoundRecord("a", 0, 0, 0, 1, 1, 0.1, [], 0.1)
+    failed = RoundRecord("b", 0, 0, 0, 1, error="x")
+    running = RoundRecord("c", 0, 0, 0, 1, 1, 0.1, [], 0.1)
+    result = summarise([ok, failed, running], {"a": 1, "b": 4}, Slo(1, 1), 1.0)
+    assert result["attainment"] == {"rounds": 2 / 6, "sessions": 0.5}

@@ -1,0 +1,80 @@
+"""`ampd trace`: convert, generate, stats, and its errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from ampd.cli import main
+from workloads.tokencount import approximate_tokens, load_counter
+from workloads.trace import load_trace
+
+
+def test_generate_then_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "g.jsonl"
+    flags = ["--sessions", "7", "--rate", "2", "--seed", "3", "--lengths", "per-round", "--output", str(path)]
+    assert main(["trace", "generate", "hotpotqa", *flags]) == 0
+    assert len(load_trace(str(path))) == 7
+    capsys.readouterr()
+    assert main(["trace", "stats", str(path), "--json"]) == 0
+    stats = json.loads(capsys.readouterr().out)
+    assert (stats["sessions"], stats["rounds"], stats["rewrites"]) == (7, 21, 0)
+    assert main(["trace", "stats", str(path)]) == 0
+    assert "sessions 7, rounds 21" in capsys.readouterr().out
+
+
+def test_stats_count_rewrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = [{"incr_tokens": 5, "output_tokens": 2}, {"incr_tokens": 1, "output_tokens": 1, "keep_tokens": 6}]
+    rounds.append({"incr_tokens": 1, "output_tokens": 1, "keep_tokens": 8})
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"session_id": "a", "arrival_s": 0, "rounds": rounds}))
+    assert main(["trace", "stats", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rewrites"] == 1
+
+
+def test_convert_writes_a_trace_and_names_duplicates_apart(tmp_path: Path) -> None:
+    source, out = tmp_path / "runs.json", tmp_path / "o.jsonl"
+    traj = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    source.write_text(json.dumps([{"task_id": 1, "trial": 0, "traj": traj}] * 2))
+    assert main(["trace", "convert", "tau-bench", str(source), str(out)]) == 0
+    assert [session.session_id for session in load_trace(str(out))] == ["1-0", "1-0~2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["convert", "nope", ".", "o"], "known: agentic-mooncake"),
+        (["convert", "trail", "missing.json", "o"], "no such file"),
+        (["convert", "trail", ".", "o", "--tokenizer", "missing"], "--tokenizer missing"),
+        (["generate", "nope", "--output", "o"], "known: toolbench"),
+        (["generate", "gaia"], "--output is missing"),
+        (["stats", "nope"], "shipped: "),
+        (["nope"], "known: convert"),
+        ([], "sub-command is missing"),
+    ],
+)
+def test_errors_are_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", *argv]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+
+
+def test_an_empty_conversion_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "runs.json", tmp_path / "o.jsonl"
+    source.write_text("[]")
+    assert main(["trace", "convert", "tau-bench", str(source), str(out)]) == 2
+    assert not out.exists()
+    assert "holds no session" in capsys.readouterr().err
+
+
+def test_ranks_are_merged_in_their_order(tmp_path: Path) -> None:
+    tokens = [b"a", b"b", b"c", b" ", b"bc", b"ab", b" abc"]
+    path = tmp_path / "x.tiktoken"
+    path.write_bytes(b"\n".join(base64.b64encode(token) + b" %d" % rank for rank, token in enumerate(tokens)))
+    count = load_counter(path)
+    assert count("abc") == 2  # a + bc: bc has the lower rank
+    assert count("ab abc") == 2
+    assert count("") == approximate_tokens("") == 0
