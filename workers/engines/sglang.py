@@ -7,14 +7,12 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-
-import zmq
 
 from ampd.page_keys import page_keys
 from ampd.types import Parallelism
@@ -86,9 +84,11 @@ class SglangEngine:
             raise EngineError("--tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
         for name, level in _QUIET.items():
             os.environ.setdefault(name, level)
-        from workers.kv.nixl_exchange import NixlExchange
-        from workers.kv.nixl_transport import NixlReader
-
+        try:
+            from workers.kv.nixl_exchange import NixlExchange
+            from workers.kv.nixl_transport import NixlReader
+        except ImportError as error:
+            raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
         self._lost = asyncio.get_running_loop().create_future()
         self._kv = NixlExchange(self._make_reader or NixlReader, self._settings.staged_ttl_s)
         try:
@@ -165,6 +165,8 @@ class SglangEngine:
     @staticmethod
     async def _close_manager(engine: Any) -> None:
         """End the part of SGLang that lives in this process; its own shutdown would kill all children of the worker."""
+        import zmq
+
         manager = engine.tokenizer_manager
         if manager is None:
             return
@@ -202,7 +204,7 @@ class SglangEngine:
 
     # -- requests
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         from workers.engines.sglang_request import choices, logprob_arguments, sampling_params
 
         self._check(request)
@@ -210,13 +212,13 @@ class SglangEngine:
         count = choices(request)
         async with _Session(self, request) as session:
             if count == 1:
-                async for output in self._choice(request, request.rid, 0, arguments):
+                outputs = self._choice(request, request.rid, 0, arguments)
+            else:
+                outputs = self._choices(request, count, arguments)
+            async with aclosing(outputs):
+                async for output in outputs:
                     session.saw(output)
                     yield output
-                return
-            async for output in self._choices(request, count, arguments):
-                session.saw(output)
-                yield output
 
     def load(self) -> EngineLoad:
         running = self._running.values()
@@ -236,7 +238,7 @@ class SglangEngine:
 
     async def _choice(
         self, request: EngineRequest, rid: str, index: int, arguments: dict[str, Any]
-    ) -> AsyncIterator[EngineOutput]:
+    ) -> AsyncGenerator[EngineOutput, None]:
         """One choice, from SGLang's stream; ended early, it is aborted."""
         from workers.engines.sglang_request import output_of
 
@@ -249,10 +251,11 @@ class SglangEngine:
                 stream=True,
                 **arguments,
             )
-            async for part in stream:
-                finished = part["meta_info"].get("finish_reason") is not None
-                if (output := output_of(part, request, index)) is not None:
-                    yield output
+            async with aclosing(stream):
+                async for part in stream:
+                    finished = part["meta_info"].get("finish_reason") is not None
+                    if (output := output_of(part, request, index)) is not None:
+                        yield output
         except ValueError as error:
             finished = True
             raise EngineError(_one_line(error), 400) from None
@@ -262,7 +265,7 @@ class SglangEngine:
 
     async def _choices(
         self, request: EngineRequest, count: int, arguments: dict[str, Any]
-    ) -> AsyncIterator[EngineOutput]:
+    ) -> AsyncGenerator[EngineOutput, None]:
         """Several choices of one prompt: it is prefilled once, then they run together."""
         parameters = arguments["sampling_params"]
         prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
@@ -277,8 +280,9 @@ class SglangEngine:
                 stream = self._choice(
                     request, f"{request.rid}-{index:06d}", index, {**arguments, "sampling_params": own}
                 )
-                async for output in stream:
-                    queue.put_nowait(output)
+                async with aclosing(stream):
+                    async for output in stream:
+                        queue.put_nowait(output)
                 queue.put_nowait(None)
             except Exception as error:
                 queue.put_nowait(error)
