@@ -52,6 +52,7 @@ class ModelledEngine:
         self._model = model
         self._source = TokenSource(facts.printable, eos_every)
         self._kv = ModelledExchange(model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token)
+        self._alive: set[Sequence] = set()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._prefilling: Sequence | None = None
@@ -121,6 +122,7 @@ class ModelledEngine:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
         sequence = Sequence(request, limits, page_keys(request.token_ids, self._info.page_size_tokens))
         self._kv.begin(request.session_id, sequence.keys)
+        self._alive.add(sequence)
         self._waiting.append(sequence)
         self._wake.set()
         return sequence
@@ -130,6 +132,7 @@ class ModelledEngine:
         if sequence.aborted.is_set():
             return
         sequence.aborted.set()
+        self._alive.discard(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         if sequence in self._running:
@@ -260,6 +263,5 @@ class ModelledEngine:
             self._lost.set_result(line)
 
     def _fail(self, reason: str) -> None:
-        prefilling = [self._prefilling] if self._prefilling else []
-        for sequence in [*self._waiting, *self._running, *prefilling]:
+        for sequence in self._alive:
             sequence.outputs.put_nowait(EngineLostError(reason))

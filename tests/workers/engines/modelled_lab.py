@@ -1,0 +1,104 @@
+# ruff: noqa: ARG002
+"""Modelled engines in one process, wired as workers are, with times that tests choose."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+from ampd.types import Parallelism
+from ampd.wire import KvReply, KvRequest
+from workers.engines.base import EngineOutput, EngineRequest
+from workers.engines.modelled import ModelledEngine
+from workers.engines.modelled_tokens import read_model_folder
+from workers.kv.exchange import KvFetch
+
+
+@dataclass
+class Times:
+    """A performance model of constants; it notes what it was asked."""
+
+    per_token_s: float = 0.0
+    step_s: float = 0.0
+    transfer_s: float = 0.0
+    prefills: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    transfers: list[int] = field(default_factory=list)
+
+    def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
+        self.prefills.append((hist_tokens, incr_tokens))
+        return self.per_token_s * incr_tokens
+
+    def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
+        self.steps.append((batch, context_tokens))
+        return self.step_s
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        self.transfers.append(tokens)
+        return self.transfer_s
+
+
+class LocalPeers:
+    """`KvPeers` within one process."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, ModelledEngine] = {}
+        self.calls: list[tuple[str, str]] = []
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        self.calls.append((worker_id, request["op"]))
+        if worker_id not in self.engines:
+            raise ConnectionError(f"worker {worker_id} cannot be reached")
+        return await self.engines[worker_id].kv.serve(request)
+
+
+class Lab:
+    """Engines by name, all with the same times."""
+
+    def __init__(self, folder: Path, times: Times) -> None:
+        self._facts = read_model_folder(folder)
+        self.times = times
+        self.peers = LocalPeers()
+        self.held: dict[str, dict[str, int]] = {}
+
+    @asynccontextmanager
+    async def engine(self, name: str, capacity: int = 100_000, eos_every: int = 0) -> AsyncIterator[ModelledEngine]:
+        engine = ModelledEngine(self._facts, self.times, Parallelism(), capacity, eos_every=eos_every)
+        held = self.held.setdefault(name, {})
+        engine.kv.connect(self.peers, held.__setitem__)
+        await engine.start()
+        self.peers.engines[name] = engine
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+async def fetch(engine: ModelledEngine, rid: str, token_ids: list[int], source: str, timeout_s: float = 5.0) -> KvFetch:
+    return await engine.kv.fetch(rid, "s", token_ids, source, timeout_s)
+
+
+async def run(
+    engine: ModelledEngine,
+    token_ids: list[int],
+    max_new_tokens: int | None,
+    *,
+    rid: str | None = None,
+    session: str = "s",
+    **request: Any,
+) -> list[EngineOutput]:
+    call = EngineRequest(rid or uuid4().hex, session, token_ids, max_new_tokens, request)
+    async with aclosing(cast(Any, engine.generate(call))) as outputs:
+        return [output async for output in outputs]
+
+
+def tokens(outputs: list[EngineOutput], index: int = 0) -> list[int]:
+    return [token for output in outputs if output.index == index for token in output.token_ids]
+
+
+def prompt_of(length: int, seed: int = 1) -> list[int]:
+    return [(seed * 7919 + 31 * position) % 500 + 5 for position in range(length)]

@@ -1,0 +1,93 @@
+"""A caller that goes away: the work ends where it waits."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from workers.cancellation import until_stopped
+
+
+class Signal:
+    """Dynamo's context as far as cancellation goes."""
+
+    def __init__(self) -> None:
+        self.stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def is_stopped(self) -> bool:
+        return self.stopped.done()
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        return asyncio.shield(self.stopped)
+
+
+class Work:
+    """A round that puts out `count` items, waits for ever, and notes how it ended."""
+
+    def __init__(self, count: int = 0, error: Exception | None = None, clean_up: asyncio.Event | None = None) -> None:
+        self._count, self._error, self._clean_up = count, error, clean_up
+        self.ended_by: type[BaseException] | None = None
+        self.cleaned = False
+
+    async def run(self) -> AsyncGenerator[int, None]:
+        try:
+            for item in range(self._count):
+                yield item
+            if self._error:
+                raise self._error
+            await asyncio.Event().wait()
+        except BaseException as error:
+            self.ended_by = type(error)
+            raise
+        finally:
+            if self._clean_up:
+                await self._clean_up.wait()
+            self.cleaned = True
+
+
+async def test_a_wait_is_cancelled_when_the_caller_goes() -> None:
+    signal, work = Signal(), Work(count=2)
+    seen = []
+    async with asyncio.timeout(5):
+        async for item in until_stopped(work.run(), signal):
+            seen.append(item)
+            if item == 1:
+                signal.stopped.set_result(True)
+    assert seen == [0, 1]
+    assert work.ended_by is asyncio.CancelledError
+    assert work.cleaned
+
+
+async def test_errors_come_through() -> None:
+    work = Work(count=1, error=ZeroDivisionError("no"))
+    with pytest.raises(ZeroDivisionError):
+        async for _ in until_stopped(work.run(), Signal()):
+            pass
+    assert work.cleaned
+
+
+async def test_nothing_starts_for_a_caller_that_has_gone() -> None:
+    signal, work = Signal(), Work(count=1)
+    signal.stopped.set_result(True)
+    assert [item async for item in until_stopped(work.run(), signal)] == []
+    assert work.ended_by is None
+
+
+async def test_a_second_cancellation_does_not_cut_the_clean_up_short() -> None:
+    signal, clean_up = Signal(), asyncio.Event()
+    work = Work(clean_up=clean_up)
+
+    async def consume() -> None:
+        async for _ in until_stopped(work.run(), signal):
+            pass
+
+    task = asyncio.create_task(consume())
+    await asyncio.sleep(0.01)
+    signal.stopped.set_result(True)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not work.cleaned
+    clean_up.set()
+    await asyncio.wait({task}, timeout=5)
+    assert work.cleaned

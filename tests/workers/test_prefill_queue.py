@@ -1,0 +1,238 @@
+# ruff: noqa: ARG002
+"""The prefill queue: order, overlap, slots, and cancellation at any moment."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import OrderingPolicy, Pick
+from ampd.policies.registry import create
+from ampd.types import Parallelism, PrefillTask, Slo
+from workers.prefill_queue import PrefillQueue, QueueEntry, Stage
+
+MODEL = load_performance_model("tiny-cpu")
+
+
+def task(name: str, incr_tokens: int = 100, arrival_s: float = 0.0, ttft_s: float = 1.0) -> PrefillTask:
+    return PrefillTask(name, name, 0, incr_tokens, arrival_s, Slo(ttft_s, 0.1))
+
+
+async def settle() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class RandomOrdering:
+    """Picks anywhere, and keeps every question and answer."""
+
+    rng: random.Random
+    asked: list[tuple[list[str], str, list[str]]] = field(default_factory=list)
+
+    def pick(
+        self,
+        queue: Sequence[PrefillTask],
+        parallelism: Parallelism,
+        model: PerformanceModel,
+        now_s: float,
+        rng: random.Random,
+    ) -> Pick:
+        index = self.rng.randrange(len(queue))
+        names = [one.task_id for one in queue]
+        self.asked.append((names, names[index], names[:index]))
+        return Pick(index, tuple(range(index)))
+
+
+class LoggedQueue(PrefillQueue):
+    """Logs what the queue does at the moment it does it; its owners hear of it a little later."""
+
+    log: list[tuple[str, str]]
+
+    def _start_next(self) -> bool:
+        return self._logged("started", self._computing, super()._start_next)
+
+    def _pick_next(self) -> bool:
+        return self._logged("picked", self._staged, super()._pick_next)
+
+    def _logged(self, what: str, entries: list[QueueEntry], act: Callable[[], bool]) -> bool:
+        moved = act()
+        if moved:
+            self.log.append((what, entries[-1].task.task_id))
+        return moved
+
+
+def logged_queue(
+    log: list[tuple[str, str]], ordering: OrderingPolicy | None = None, concurrency: int = 1, prefetch: int = 1
+) -> LoggedQueue:
+    queue = LoggedQueue(ordering or create("ordering", "fcfs"), MODEL, Parallelism(), concurrency, prefetch)
+    queue.log = log
+    return queue
+
+
+class Owner:
+    """A handler's part: waits its turn, reads, computes; `read` and `computed` let it go on."""
+
+    def __init__(self, queue: PrefillQueue, name: str, fetches: bool, log: list[tuple[str, str]]) -> None:
+        self.name = name
+        self.read, self.computed = asyncio.Event(), asyncio.Event()
+        self._queue, self._fetches, self._log = queue, fetches, log
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        with self._queue.entry(task(self.name), self._fetches) as entry:
+            await entry.picked()
+            if self._fetches:
+                await self.read.wait()
+            await entry.slot()
+            await self.computed.wait()
+        self._log.append(("done", self.name))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    concurrency=st.integers(1, 3),
+    prefetch=st.integers(0, 2),
+    actions=st.lists(st.sampled_from(["enter", "enter-fetching", "read", "compute", "cancel"]), max_size=60),
+)
+def test_everybody_who_stays_runs_once_and_slots_are_never_exceeded(
+    seed: int, concurrency: int, prefetch: int, actions: list[str]
+) -> None:
+    asyncio.run(play(random.Random(seed), concurrency, prefetch, actions))
+
+
+async def play(rng: random.Random, concurrency: int, prefetch: int, actions: list[str]) -> None:
+    ordering = RandomOrdering(rng)
+    owners: list[Owner] = []
+    log: list[tuple[str, str]] = []
+    queue = logged_queue(log, ordering, concurrency, prefetch)
+    cancelled: set[str] = set()
+
+    def names(event: str) -> list[str]:
+        return [name for what, name in log if what == event]
+
+    async def check() -> None:
+        await settle()
+        computing = [name for name in names("started") if name not in names("done") and name not in cancelled]
+        ahead = [name for name in names("picked") if name not in names("started") and name not in cancelled]
+        assert len(computing) <= concurrency
+        assert len(computing) + len(ahead) <= concurrency + prefetch
+
+    for action in actions:
+        alive = [owner for owner in owners if not owner.task.done()]
+        if action.startswith("enter"):
+            owners.append(Owner(queue, f"t{len(owners)}", action == "enter-fetching", log))
+        elif alive:
+            owner = rng.choice(alive)
+            if action == "read":
+                owner.read.set()
+            elif action == "compute":
+                owner.computed.set()
+            else:
+                owner.task.cancel()
+                cancelled.add(owner.name)
+        await check()
+
+    for owner in owners:
+        owner.read.set()
+        owner.computed.set()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*(owner.task for owner in owners), return_exceptions=True)
+    assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+    finished = names("done")
+    stayed = {owner.name for owner in owners if not owner.task.cancelled()}
+    assert {owner.name for owner in owners} - stayed <= cancelled
+    assert set(finished) == stayed
+    assert len(set(finished)) == len(finished)
+    assert len(names("started")) == len(set(names("started")))
+    # They start in the order in which they were picked ...
+    assert [name for name in names("picked") if name in names("started")] == names("started")
+    # ... and every pick was an answer of the policy, in the order of its answers.
+    answers = iter(answer for _, answer, _ in ordering.asked)
+    assert all(any(name == answer for answer in answers) for name in names("picked"))
+    assert len(queue) == 0
+    assert queue.tasks() == ()
+
+
+async def test_the_next_read_overlaps_the_running_prefill() -> None:
+    log: list[tuple[str, str]] = []
+    queue = logged_queue(log)
+    owners = [Owner(queue, name, True, log) for name in "abc"]
+    await settle()
+    owners[0].read.set()
+    await settle()
+    assert log == [("picked", "a"), ("picked", "b"), ("started", "a")]
+    owners[1].read.set()
+    await settle()
+    assert ("started", "b") not in log, "one slot"
+    assert ("picked", "c") not in log, "one read ahead"
+    owners[0].computed.set()
+    await settle()
+    assert log[3:] == [("started", "b"), ("picked", "c"), ("done", "a")]
+    for owner in owners[1:]:
+        owner.task.cancel()
+    await asyncio.gather(*(owner.task for owner in owners), return_exceptions=True)
+
+
+async def test_a_prefill_without_a_read_is_not_chosen_before_there_is_a_slot() -> None:
+    log: list[tuple[str, str]] = []
+    queue = logged_queue(log)
+    owners = [Owner(queue, name, False, log) for name in "ab"]
+    await settle()
+    assert log == [("picked", "a"), ("started", "a")]
+    for owner in owners:
+        owner.computed.set()
+    await asyncio.gather(*(owner.task for owner in owners))
+    assert [name for what, name in log if what == "started"] == ["a", "b"]
+
+
+async def test_postponements_are_counted_and_shown() -> None:
+    late = task("long", incr_tokens=50_000, ttft_s=0.001)
+    queue = PrefillQueue(create("ordering", "ampd"), MODEL, Parallelism(), clock=lambda: 0.0)
+    with queue.entry(task("first"), False) as first:
+        await first.picked()
+        await first.slot()
+        with queue.entry(late, False), queue.entry(task("short", incr_tokens=10), False) as short:
+            first.leave()
+            await short.picked()
+            shown = {one.task_id: one.postponements for one in queue.tasks()}
+            assert shown == {"short": 0, "long": 1}
+
+
+@pytest.mark.parametrize("stage", list(Stage)[:4])
+async def test_cancelling_in_any_stage_makes_room(stage: Stage) -> None:
+    log: list[tuple[str, str]] = []
+    queue = logged_queue(log)
+    owners = [Owner(queue, name, True, log) for name in "abcd"]
+    await settle()
+    victim = {Stage.COMPUTING: 0, Stage.READY: 1, Stage.FETCHING: 1, Stage.WAITING: 2}[stage]
+    if stage is not Stage.FETCHING:
+        owners[0].read.set()
+        owners[1].read.set()
+        await settle()
+    owners[victim].task.cancel()
+    for owner in owners:
+        owner.read.set()
+        owner.computed.set()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*(owner.task for owner in owners), return_exceptions=True)
+    assert [isinstance(result, asyncio.CancelledError) for result in results] == [n == victim for n in range(4)]
+    assert [name for what, name in log if what == "done"] == [o.name for n, o in enumerate(owners) if n != victim]
+    assert len(queue) == 0
+
+
+async def test_changes_are_told() -> None:
+    told = []
+    queue = PrefillQueue(
+        create("ordering", "fcfs"), MODEL, Parallelism(), on_change=lambda: told.append(len(queue.tasks()))
+    )
+    with queue.entry(task("a"), False):
+        assert told[-1] == 1
+    assert told[-1] == 0
