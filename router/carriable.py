@@ -23,9 +23,18 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Options that couple positions, with the values at which they do nothing."""
 
 _STOPS = frozenset(
-    {"max_tokens", "stop", "stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden", "ignore_eos"}
+    {
+        "max_tokens",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "stop_token_ids_visible",
+        "stop_token_ids_hidden",
+        "ignore_eos",
+    }
 )
-"""Stop conditions that can be checked token by token, or that the frontend checks over the whole stream."""
+"""Stop conditions that can be checked token by token (the limits shrink by what is there), or that the frontend checks
+over the whole stream."""
 
 _OUTPUTS = frozenset({"logprobs", "skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"})
 """Output options that concern one token at a time."""
@@ -45,7 +54,7 @@ def local_only_reason(request: Mapping[str, Any]) -> str | None:
         request: Dynamo's preprocessed request.
 
     Returns:
-        The name of the option that cannot be carried, in Dynamo's spelling (`n`, `guided_decoding`, `min_tokens`, ...).
+        The name of the option that cannot be carried, in Dynamo's spelling (`n`, `guided_decoding`, `seed`, ...).
     """
     sampling = request.get("sampling_options") or {}
     stops = request.get("stop_conditions") or {}
@@ -77,7 +86,7 @@ def _stops_reason(stops: Mapping[str, Any]) -> str | None:
     for name, value in stops.items():
         if name == "max_tokens" and value == 0:
             return name  # a prefill worker would sample a token that nobody asked for
-        if value is None or name in _STOPS or (name == "min_tokens" and value <= 1):
+        if value is None or name in _STOPS:
             continue
         return name
     return None
