@@ -10,6 +10,7 @@ from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.scaled import scaled
+from ampd.types import Parallelism
 from workers.engines.base import Engine
 from workers.settings import WorkerSettings
 
@@ -26,9 +27,11 @@ def performance_model(settings: WorkerSettings) -> PerformanceModel:
     """The model that predicts this worker's times, on the clock of its engine.
 
     Raises:
-        UserError: there is no such profile, or it is wrong.
+        UserError: there is no such profile, it is wrong, or it does not cover this worker.
     """
-    return scaled(load_performance_model(settings.perf), getattr(settings, "time_scale", 1.0))
+    model = load_performance_model(settings.perf)
+    model.require([Parallelism(tp=settings.tp)], [])
+    return scaled(model, getattr(settings, "time_scale", 1.0))
 
 
 def create_engine(settings: WorkerSettings, model: PerformanceModel) -> Engine:

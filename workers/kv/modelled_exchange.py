@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
@@ -89,7 +90,7 @@ class ModelledExchange:
         try:
             async with asyncio.timeout(timeout_s):
                 pages = await self._read(missing, source_worker_id, timeout_s)
-        except (TimeoutError, ConnectionError) as error:
+        except (TimeoutError, ConnectionError, UserError) as error:
             text = str(error) or f"timed out after {timeout_s:g} s"
             return KvFetch(seconds=self._clock() - start_s, error=text)
         self._staged[rid] = missing[:pages]

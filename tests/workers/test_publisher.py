@@ -1,0 +1,91 @@
+# ruff: noqa: ASYNC110
+"""The publisher on a real Redis: what it writes, and a Redis that goes away and comes back empty."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from ampd.state.connect import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateStore
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+from workers.publisher import Publisher
+
+
+class Station:
+    """A worker's view that the test changes."""
+
+    def __init__(self) -> None:
+        self.queue: tuple[PrefillTask, ...] = ()
+
+    def view(self) -> WorkerView:
+        return WorkerView("w1", Role.DECODE, queue=self.queue)
+
+
+@pytest.fixture
+def redis() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(redis: EmbeddedRedis) -> AsyncIterator[StateStore]:
+    one = await open_store(redis.url, "test", timeout_s=0.5)
+    yield one
+    await one.close()
+
+
+async def until(store: StateStore, condition: Callable[[list[WorkerView]], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition(await store.snapshot()):
+            await asyncio.sleep(0.01)
+
+
+async def test_changes_heartbeats_and_leaving(store: StateStore) -> None:
+    station = Station()
+    publisher = Publisher(store, station.view, lease_s=0.6)
+    await publisher.start()
+    await asyncio.sleep(1.0)
+    assert [view.worker_id for view in await store.snapshot()] == ["w1"], "the heartbeat renews the lease"
+
+    station.queue = (PrefillTask("t1", "s1", 0, 5, 0.0, Slo(1, 1)),)
+    publisher.changed()
+    publisher.held("s1", 320)
+    await until(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
+    station.queue = ()
+    publisher.finished("t1")
+    publisher.held("s1", 0)
+    await until(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
+
+    await publisher.retire()
+    assert await store.snapshot() == []
+    await asyncio.sleep(0.4)
+    assert await store.snapshot() == [], "nobody publishes any more"
+
+
+async def test_a_redis_that_comes_back_empty_hears_everything_again(
+    redis: EmbeddedRedis, store: StateStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    publisher = Publisher(store, Station().view, lease_s=1.0)
+    await publisher.start()
+    publisher.held("before", 160)
+    await until(store, lambda views: views[0].held_tokens == {"before": 160})
+    redis.stop()
+    publisher.held("while-lost", 320)
+    publisher.finished("t9")
+    async with asyncio.timeout(10):
+        while publisher.available:
+            await asyncio.sleep(0.02)
+    redis.start()
+    await until(store, lambda views: bool(views))
+    assert (await store.snapshot())[0].held_tokens == {"before": 160, "while-lost": 320}
+    async with asyncio.timeout(10):
+        while not publisher.available:
+            await asyncio.sleep(0.02)
+    await publisher.retire()
+    said = [record.getMessage() for record in caplog.records if record.name == "workers.publisher"]
+    assert len([line for line in said if "lost" in line]) == 1, "once, not at every try"
+    assert said[-1] == "the shared state is back"

@@ -1,0 +1,67 @@
+"""Sessions end by request or by idleness, never under a running round."""
+
+from typing import Any
+
+from workers.sessions import SessionKeeper
+
+
+class Kv:
+    """The releases that were asked for."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    async def release_session(self, session_id: str) -> int:
+        self.released.append(session_id)
+        return 64
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def keeper(ttl_s: float = 10.0) -> tuple[SessionKeeper, Kv, Clock]:
+    kv, clock = Kv(), Clock()
+    whole: Any = kv
+    return SessionKeeper(whole, ttl_s, clock), kv, clock
+
+
+async def test_a_release_waits_for_the_last_running_round() -> None:
+    sessions, kv, _ = keeper()
+    async with sessions.round("s"):
+        async with sessions.round("s"):
+            assert await sessions.release("s") == 0
+        assert kv.released == []
+    assert kv.released == ["s"]
+    assert await sessions.release("s") == 64
+
+
+async def test_a_session_that_goes_on_is_not_released() -> None:
+    sessions, kv, _ = keeper()
+    async with sessions.round("s"):
+        await sessions.release("s")
+        async with sessions.round("s"):
+            pass
+    assert kv.released == []
+
+
+async def test_idle_sessions_go_after_the_ttl_and_running_ones_stay() -> None:
+    sessions, kv, clock = keeper(ttl_s=10)
+    async with sessions.round("old"):
+        pass
+    async with sessions.round("running"):
+        clock.now_s = 9.0
+        async with sessions.round("young"):
+            pass
+        assert await sessions.release_idle() == []
+        clock.now_s = 10.0
+        assert await sessions.release_idle() == ["old"]
+        clock.now_s = 100.0
+        assert await sessions.release_idle() == ["young"]
+    assert await sessions.release_idle() == []
+    clock.now_s = 200.0
+    assert await sessions.release_idle() == ["running"]
+    assert kv.released == ["old", "young", "running"]
