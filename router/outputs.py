@@ -15,6 +15,7 @@ def ends_at_prefill(
     chunk: Mapping[str, Any],
     stop_token_ids: Collection[int],
     max_tokens: int | None,
+    min_tokens: int,
     prompt_tokens: int,
     context_limit: int,
 ) -> str | None:
@@ -25,13 +26,13 @@ def ends_at_prefill(
     Args:
         chunk: the prefill worker's chunk with the first token.
         stop_token_ids: tokens that end the output.
-        max_tokens: most tokens that may still come out, the first one included.
+        max_tokens, min_tokens: most and least tokens that are still to come out, the first one included.
         context_limit: longest context of the decode worker; 0 if unknown.
     """
     reason = chunk.get("finish_reason")
     if reason not in (None, "length"):
         return str(reason)
-    if any(token in stop_token_ids for token in chunk.get("token_ids") or ()):
+    if min_tokens <= 0 and any(token in stop_token_ids for token in chunk.get("token_ids") or ()):
         return "stop"
     if max_tokens is not None and max_tokens <= 1:
         return "length"

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, RoutingPolicy
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
@@ -174,7 +175,12 @@ class Placer:
         if ask.local_only is not None:
             return task, RouteDecision(Route.LOCAL, decode.worker_id, ask.local_only)
         prefill = [view for view in self.view.prefill() if view.worker_id not in ask.lost]
-        return task, self._routing.route(task, decode, prefill, self._model, self._clock(), self._rng)
+        try:
+            return task, self._routing.route(task, decode, prefill, self._model, self._clock(), self._rng)
+        except UserError as error:
+            # A worker of a parallelism that the performance model lacks: serve the round, and say what to mend.
+            log.error("routing locally: %s", error)
+            return task, RouteDecision(Route.LOCAL, decode.worker_id, "no-performance-model")
 
     def _task(self, ask: Ask, hist_tokens: int) -> PrefillTask:
         return PrefillTask(

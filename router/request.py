@@ -28,6 +28,7 @@ class Round:
         is_final: whether the client said that this is the session's last round.
         token_ids: the whole prompt.
         max_tokens: most output tokens a choice; None: until the model or the context ends.
+        min_tokens: output tokens before which a stop token ends nothing.
         stop_token_ids: tokens that end the output, the model's own included; empty under `ignore_eos`.
         choices: number of choices (`n`).
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
@@ -41,6 +42,7 @@ class Round:
     token_ids: list[int]
     slo: Slo
     max_tokens: int | None
+    min_tokens: int
     stop_token_ids: frozenset[int]
     choices: int
     wants_record: bool
@@ -75,6 +77,7 @@ def parse_round(request: Mapping[str, Any], default_slo: Slo) -> Round:
         token_ids=token_ids,
         slo=_slo(request.get("router"), default_slo),
         max_tokens=stops.get("max_tokens"),
+        min_tokens=stops.get("min_tokens") or 0,
         stop_token_ids=_stop_token_ids(request, stops),
         choices=(request.get("sampling_options") or {}).get("n") or 1,
         wants_record=_wants_record(request),

@@ -175,10 +175,15 @@ class RoundRun:
             self._heard(placement.decision.worker_id, report)
             if not self._emitted:
                 self._cached_tokens = report["cached_tokens"]
-        one = self._one
-        left = None if one.max_tokens is None else one.max_tokens - len(self._emitted)
-        prompt_tokens = len(one.token_ids) + len(self._emitted)
-        reason = ends_at_prefill(chunk, one.stop_token_ids, left, prompt_tokens, placement.decode.max_context_tokens)
+        one, before = self._one, len(self._emitted)
+        reason = ends_at_prefill(
+            chunk,
+            one.stop_token_ids,
+            None if one.max_tokens is None else one.max_tokens - before,
+            one.min_tokens - before,
+            len(one.token_ids) + before,
+            placement.decode.max_context_tokens,
+        )
         self._source = placement.decision.worker_id
         out = first_chunk(chunk)
         self._saw(out)
