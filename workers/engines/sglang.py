@@ -57,6 +57,7 @@ class SglangEngine:
         self._processes: list[BaseProcess] = []
         self._lost: asyncio.Future[str] | None = None
         self._engine: Any = None
+        self._manager: Any = None
         self._kv: NixlExchange | None = None
         self._info: EngineInfo | None = None
 
@@ -113,7 +114,8 @@ class SglangEngine:
         engine, self._engine = self._engine, None
         if engine is not None:
             atexit.unregister(engine.shutdown)
-            await self._close_manager(engine)
+            await self._close_manager(engine, self._manager)
+            self._manager = None
         kv, self._kv = self._kv, None
         if kv is not None:
             await kv.close()
@@ -137,12 +139,22 @@ class SglangEngine:
         on_gpu = _on_gpu(self._settings.device)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        import sglang
+        from sglang.srt.entrypoints.engine import Engine
+
+        def keep_manager(*args: Any, **kwargs: Any) -> Any:
+            made = Engine.init_tokenizer_manager_func(*args, **kwargs)
+            self._manager = made[0]
+            return made
+
+        class OurEngine(Engine):  # type: ignore[misc]
+            init_tokenizer_manager_func = staticmethod(keep_manager)
 
         before = set(multiprocessing.active_children())
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, control_address=control_address)
         try:
-            self._engine = sglang.Engine(custom_sigquit_handler=_ignore_signal, **arguments)
+            # Allocated first: what an engine that fails to start has opened must be closed as well.
+            self._engine = OurEngine.__new__(OurEngine)
+            self._engine.__init__(custom_sigquit_handler=_ignore_signal, **arguments)
         finally:
             self._processes = [child for child in multiprocessing.active_children() if child not in before]
         for process in self._processes:
@@ -163,14 +175,13 @@ class SglangEngine:
             signal.signal(signal.SIGQUIT, _ignore_signal)
 
     @staticmethod
-    async def _close_manager(engine: Any) -> None:
+    async def _close_manager(engine: Any, manager: Any) -> None:
         """End the part of SGLang that lives in this process; its own shutdown would kill all children of the worker."""
         import zmq
 
-        manager = engine.tokenizer_manager
         if manager is None:
             return
-        if manager._subprocess_watchdog is not None:
+        if getattr(manager, "_subprocess_watchdog", None) is not None:
             manager._subprocess_watchdog.stop()
         for task in list(manager.asyncio_tasks):
             task.cancel()
@@ -184,13 +195,12 @@ class SglangEngine:
         engine.send_to_rpc = None
 
     def _read_info(self) -> EngineInfo:
-        manager = self._engine.tokenizer_manager
         layout = self.kv.layout
         capacity = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
         return EngineInfo(
             parallelism=Parallelism(tp=self._settings.tp),
             kv_capacity_tokens=capacity,
-            max_context_tokens=min(int(manager.context_len), capacity),
+            max_context_tokens=min(int(self._manager.context_len), capacity),
             page_size_tokens=layout.page_size,
             kv_bytes_per_token=layout.bytes_per_page // layout.page_size,
         )
@@ -260,8 +270,8 @@ class SglangEngine:
             finished = True
             raise EngineError(_one_line(error), 400) from None
         finally:
-            if not finished and self._engine is not None:
-                self._engine.tokenizer_manager.abort_request(rid=rid)
+            if not finished and self._manager is not None:
+                self._manager.abort_request(rid=rid)
 
     async def _choices(
         self, request: EngineRequest, count: int, arguments: dict[str, Any]

@@ -1,0 +1,274 @@
+"""The SGLang engine: requests as stock Dynamo maps them, errors in one line, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from ampd.errors import UserError
+from ampd.tiny_model import TinyModel, make_tiny_model
+from workers.engines.base import EngineError, EngineOutput, EngineRequest
+
+pytest.importorskip("sglang", exc_type=ImportError)
+pytest.importorskip("nixl")
+
+from tests.workers.engines.sglang_pair import eventually, rid, run, text
+from workers.engines.sglang import SglangEngine, SglangSettings
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+CONTEXT_TOKENS = 2048
+PROMPT = text(1, 120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = TinyModel(layers=2, hidden_size=128, heads=2, kv_heads=1, max_context_tokens=CONTEXT_TOKENS)
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", sizes)
+
+
+def settings_of(model: Path, **changes: Any) -> SglangSettings:
+    return SglangSettings(**{"model": model, "dtype": "float32", "device": "cpu", "max_total_tokens": 8000, **changes})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: Path) -> AsyncIterator[SglangEngine]:
+    engine = SglangEngine(settings_of(model))
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def ask(engine: SglangEngine, new: int | None, **request: Any) -> EngineOutput:
+    request.setdefault("sampling_options", {}).setdefault("temperature", 0.0)
+    return await run(engine, "", PROMPT, new, **request)  # type: ignore[arg-type]
+
+
+async def answer(engine: SglangEngine, model: Path, new: int, **guided: Any) -> str:
+    output = await ask(engine, new, sampling_options={"guided_decoding": guided})
+    return str(Tokenizer.from_file(str(model / "tokenizer.json")).decode(output.token_ids))
+
+
+async def test_info_says_what_the_engine_is(engine: SglangEngine) -> None:
+    assert engine.info.max_context_tokens == CONTEXT_TOKENS
+    assert engine.info.kv_capacity_tokens == 8000
+    assert engine.info.kv_bytes_per_token == 2 * 2 * 64 * 4
+    assert engine.info.page_size_tokens == 16
+
+
+async def test_outputs_come_token_by_token(engine: SglangEngine) -> None:
+    request = EngineRequest(rid(), "", PROMPT, 6, {"sampling_options": {"temperature": 0.0}})
+    outputs = [output async for output in engine.generate(request)]
+    assert [len(output.token_ids) for output in outputs] == [1] * 6
+    assert [output.finish_reason for output in outputs] == [None] * 5 + ["length"]
+    assert (outputs[-1].prompt_tokens, outputs[-1].completion_tokens) == (120, 6)
+
+
+async def test_prefill_only_publishes_without_a_token(engine: SglangEngine) -> None:
+    output = await run(engine, "prefill-only", text(2, 100), 0)
+    assert output.token_ids == []
+    assert output.finish_reason == "length"
+    assert await engine.kv.held_tokens("prefill-only") == 96
+    await engine.kv.release_session("prefill-only")
+
+
+async def test_stop_tokens_end_the_output_and_are_named(engine: SglangEngine) -> None:
+    free = (await ask(engine, 10)).token_ids
+    at = next(at for at, token in enumerate(free) if at and token not in free[:at])
+    visible = await ask(engine, 10, stop_conditions={"stop_token_ids": [free[at]]})
+    assert visible.token_ids == free[: at + 1]
+    assert (visible.finish_reason, visible.stop_reason) == ("stop", free[at])
+    hidden = await ask(engine, 10, stop_conditions={"stop_token_ids_hidden": [free[at]]})
+    assert (hidden.token_ids, hidden.finish_reason, hidden.stop_reason) == (visible.token_ids, "stop", None)
+    longer = await ask(engine, 10, stop_conditions={"stop_token_ids": [free[at]], "min_tokens": 10})
+    assert len(longer.token_ids) == 10
+    assert free[at] not in longer.token_ids[:9]
+
+
+async def test_log_probabilities_align_with_tokens(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = EngineRequest(
+        rid(), "", PROMPT, 5, {"sampling_options": {"temperature": 0.0}, "output_options": {"logprobs": 0}}
+    )
+    outputs = [output async for output in engine.generate(request)]
+    values = [output.log_probs for output in outputs]
+    assert [len(value or []) for value in values] == [1] * 5
+    assert all(-50 < value[0] <= 0 for value in values if value)
+    with pytest.raises(EngineError, match="logprobs >= 1") as refused:
+        await ask(engine, 5, output_options={"logprobs": 2})
+    assert refused.value.status == 400
+    monkeypatch.setenv("DYN_SGL_ALLOW_TOP_LOGPROBS", "1")
+    request = EngineRequest(rid(), "", PROMPT, 3, {**request.request, "output_options": {"logprobs": 2}})
+    async for output in engine.generate(request):
+        assert output.top_logprobs is not None
+        best = output.top_logprobs[0]
+        assert len(best) == 2
+        assert best[0]["token_id"] == output.token_ids[0]
+        assert math.isclose(best[0]["logprob"], (output.log_probs or [0.0])[0], abs_tol=1e-4)
+
+
+async def test_several_choices_carry_their_index(engine: SglangEngine) -> None:
+    options = {"temperature": 1.0, "n": 3, "seed": 7}
+    request = EngineRequest(rid(), "choices", text(3, 200), 12, {"sampling_options": options})
+    tokens: dict[int, list[int]] = {}
+    finished: dict[int, EngineOutput] = {}
+    async for output in engine.generate(request):
+        tokens.setdefault(output.index, []).extend(output.token_ids)
+        if output.finish_reason:
+            finished[output.index] = output
+    assert {index: len(choice) for index, choice in tokens.items()} == {0: 12, 1: 12, 2: 12}
+    assert len({tuple(choice) for choice in tokens.values()}) == 3
+    assert all(output.cached_tokens >= 192 for output in finished.values())
+    await engine.kv.release_session("choices")
+    assert engine.load().running_requests == 0
+
+
+async def test_guided_decoding_keeps_to_its_guide(engine: SglangEngine, model: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    assert isinstance(json.loads(await answer(engine, model, 60, json=schema))["ok"], bool)
+    assert re.fullmatch("[ab]{4}c", await answer(engine, model, 20, regex="[ab]{4}c"))
+    assert await answer(engine, model, 20, choice=["red wine", "white wine"]) in ("red wine", "white wine")
+    assert await answer(engine, model, 20, grammar='root ::= "x" "yz"') == "xyz"
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "hello"}}
+    assert await answer(engine, model, 20, structural_tag=tag) == "hello"
+
+
+async def test_a_bad_guide_is_the_callers_error(engine: SglangEngine) -> None:
+    for guided in ({"regex": "(["}, {"grammar": "root = nonsense ::"}, {"json": {"$ref": "#"}}):
+        with pytest.raises(EngineError) as refused:
+            await ask(engine, 5, sampling_options={"guided_decoding": guided})
+        assert refused.value.status == 400, guided
+    assert len((await ask(engine, 5)).token_ids) == 5
+
+
+@pytest.mark.parametrize("length", [0, CONTEXT_TOKENS, CONTEXT_TOKENS + 500])
+async def test_a_prompt_that_does_not_fit_is_the_callers_error(engine: SglangEngine, length: int) -> None:
+    with pytest.raises(EngineError) as refused:
+        await run(engine, "", text(4, length), 5)
+    assert refused.value.status == 400
+    assert "\n" not in str(refused.value)
+
+
+async def test_output_ends_with_the_context(engine: SglangEngine) -> None:
+    prompt = text(5, CONTEXT_TOKENS - 10)
+    output = await run(engine, "", prompt, None, sampling_options={"temperature": 0.0})  # type: ignore[arg-type]
+    assert output.finish_reason == "length"
+    assert 8 <= len(output.token_ids) <= 10
+
+
+async def test_a_request_for_more_than_fits_is_the_callers_error(engine: SglangEngine) -> None:
+    with pytest.raises(EngineError) as refused:
+        await run(engine, "", PROMPT, CONTEXT_TOKENS)
+    assert refused.value.status == 400
+
+
+async def test_closing_several_choices_aborts_them_all(engine: SglangEngine) -> None:
+    options = {"temperature": 1.0, "n": 2}
+    stream = engine.generate(EngineRequest(rid(), "", PROMPT, 1500, {"sampling_options": options}))
+    await anext(stream)
+    await stream.aclose()
+    manager: Any = engine._engine.tokenizer_manager
+    await eventually(lambda: not manager.rid_to_state)
+    assert engine.load().running_requests == 0
+
+
+def test_a_folder_that_is_no_model_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    for missing, word in (
+        ("tokenizer.json", "tokenizer"),
+        ("config.json", "config.json"),
+        ("model.safetensors", "weights"),
+    ):
+        folder = tmp_path / missing
+        folder.mkdir()
+        for file in model.iterdir():
+            if file.name != missing:
+                (folder / file.name).symlink_to(file)
+        with pytest.raises(UserError, match=word):
+            SglangEngine(settings_of(folder))
+    with pytest.raises(UserError, match="not a folder"):
+        SglangEngine(settings_of(tmp_path / "nowhere"))
+
+
+async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngine, model: Path) -> None:
+    before = set(multiprocessing.active_children())
+    broken = SglangEngine(settings_of(model, engine_args='{"attention_backend": "nonsense"}'))
+    with pytest.raises(EngineError, match="SGLang did not start") as failed:
+        await broken.start()
+    assert "\n" not in str(failed.value)
+    assert set(multiprocessing.active_children()) == before
+    with pytest.raises(EngineError, match="has not started"):
+        _ = broken.kv
+    assert len((await ask(engine, 2)).token_ids) == 2
+
+
+async def test_several_gpus_are_refused(model: Path) -> None:
+    with pytest.raises(EngineError, match="--tp"):
+        await SglangEngine(settings_of(model, tp=2)).start()
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from workers.engines.sglang import SglangEngine, SglangSettings
+
+async def main():
+    engine = SglangEngine(SglangSettings(model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000))
+    await engine.start()
+    print(*(process.pid for process in engine._processes), flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_engine_processes_end_with_a_killed_worker(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script), str(model)]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)  # noqa: ASYNC220
+    try:
+        assert worker.stdout is not None
+        line = await asyncio.to_thread(worker.stdout.readline)
+        children = [int(number) for number in line.split()]
+        assert len(children) >= 2
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(worker.wait)
+        if worker.stdout:
+            worker.stdout.close()
+    await eventually(lambda: not any(alive(child) for child in children), 20.0)
+    assert not any(name.startswith("ampd-") for name in os.listdir(tmp_path))  # noqa: PTH208
+
+
+def alive(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
