@@ -1,0 +1,203 @@
+"""A whole graph for tests: real Redis, real `dynamo.frontend`, coordinators and modelled workers, each a process."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ampd.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.state.connect import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateStore
+from ampd.tiny_model import tiny_model_path
+from ampd.types import WorkerView
+
+MODEL = "tiny"
+NAMESPACE = "t"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: float) -> Path:
+    """A performance model: prompts of 1000 tokens and more take `long_prefill_s` longer."""
+    document = {
+        "format": "ampd-performance-model/1",
+        "provenance": {
+            "kind": "rough",
+            "source": "test",
+            "model": "none",
+            "gpu": "none",
+            "date": "2026-01-01",
+            "method": "made up",
+        },
+        "workers": [
+            {
+                "tp": 1,
+                "prefill": {
+                    "history_s_per_token": 0,
+                    "segments": [
+                        {
+                            "from_incr_tokens": start,
+                            "alpha_s": alpha_s,
+                            "beta_s_per_token": 0.0,
+                            "gamma_s_per_token2": 0,
+                        }
+                        for start, alpha_s in ((0, prefill_s), (1000, long_prefill_s))
+                    ],
+                },
+                "decode": {
+                    "context_s_per_token": 0,
+                    "segments": [{"from_batch": 0, "alpha_s": step_s, "beta_s_per_sequence": 0}],
+                },
+            }
+        ],
+        "kv_transfers": [
+            {
+                "tp_source": 1,
+                "tp_target": 1,
+                "segments": [{"from_tokens": 0, "alpha_s": 0.001, "beta_s_per_token": 0}],
+            }
+        ],
+    }
+    path = folder / f"profile-{prefill_s}-{long_prefill_s}-{step_s}.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@dataclass
+class Graph:
+    """The processes and how to talk to them. Names of processes are `prefill-0`, `coordinator-3`, ..."""
+
+    folder: Path
+    redis_url: str
+    port: int
+    supervisor: Supervisor
+    environment: dict[str, str]
+    numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _start(self, kind: str, module: str, *flags: str) -> str:
+        name = f"{kind}-{next(self.numbers)}"
+        self.supervisor.start(ProcessSpec(name, python_module(module, flags), self.environment))
+        return name
+
+    def start_worker(self, role: str, perf: Path, *flags: str) -> str:
+        shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--perf", str(perf)]
+        engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
+        return self._start(role, "tests.router.scripted_worker", *engine, *shared, *flags)
+
+    def start_coordinator(self, routing: str, *flags: str) -> str:
+        shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--grace-s", "0.1"]
+        model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
+        return self._start("coordinator", "router", *model, "--routing", routing, *shared, *flags)
+
+    def start_frontend(self) -> str:
+        flags = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
+        return self._start("frontend", "dynamo.frontend", *flags, "--namespace", NAMESPACE)
+
+    def pid(self, name: str) -> int:
+        return self.supervisor.pids()[name]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    async def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Signal a process and wait until it has gone."""
+        os.kill(self.pid(name), number)
+        async with asyncio.timeout(20):
+            while name not in self.supervisor.ended():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async def store(self) -> StateStore:
+        return await open_store(self.redis_url, NAMESPACE)
+
+    async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = 30.0) -> Any:
+        """Wait until the shared state is as it should be; returns what `condition` gave."""
+        store = await self.store()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (result := condition(await store.snapshot())):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            return result
+        finally:
+            await store.close()
+
+    async def until_workers(self, number: int) -> list[WorkerView]:
+        views: list[WorkerView] = await self.until_views(lambda views: len(views) == number and views)
+        return views
+
+    async def until_answers(self, coordinators: list[str], statuses: tuple[int, ...] = (200,)) -> None:
+        """Wait until the frontend serves the model, through all the coordinators."""
+        async with asyncio.timeout(40), httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+            while any(coordinator in self.supervisor.ended() for coordinator in coordinators):
+                raise AssertionError(self.supervisor.ended())
+            streak = 0
+            while streak < 3 * len(coordinators):
+                try:
+                    reply = await client.post("/v1/chat/completions", json=chat(HELLO, max_tokens=1))
+                    streak = streak + 1 if reply.status_code in statuses else 0
+                except httpx.HTTPError:
+                    streak = 0
+                if not streak:
+                    await asyncio.sleep(0.05)
+
+
+def completion(prompt: Any, **options: Any) -> dict[str, Any]:
+    """The body of a completion that asks for the decision record."""
+    return {"model": MODEL, "prompt": prompt, "nvext": {"extra_fields": ["engine_data"]}, **options}
+
+
+def chat(messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """The body of a chat completion that asks for the decision record."""
+    return {"model": MODEL, "messages": messages, "nvext": {"extra_fields": ["engine_data"]}, **options}
+
+
+def record(reply: dict[str, Any]) -> dict[str, Any]:
+    """The decision record of an answer."""
+    ampd: dict[str, Any] = reply["nvext"]["engine_data"]["ampd"]
+    return ampd
+
+
+def session(name: str, *, final: bool = False) -> dict[str, str]:
+    """Headers of one round of a session."""
+    return {"x-dynamo-session-id": name, **({"x-dynamo-session-final": "true"} if final else {})}
+
+
+async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+@contextmanager
+def graph(folder: Path) -> Iterator[Graph]:
+    """An empty graph; everything that is started in it ends with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(folder / "discovery"),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_LOG": "warn,router=info",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    with EmbeddedRedis() as redis:
+        supervisor = Supervisor(folder)
+        try:
+            yield Graph(folder, redis.url, port, supervisor, environment)
+        finally:
+            supervisor.stop()

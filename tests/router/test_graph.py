@@ -1,0 +1,297 @@
+"""Rounds through a whole graph: frontend, coordinator, workers. Everything but the engine is real."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.router.graph_lab import HELLO, MODEL, Graph, chat, completion, events, graph, profile, record, session
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+WORDS = "The weather in Paris is mild today, with light wind from the west and a little rain expected. "
+LIMIT_TOKENS = 2048
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    with graph(tmp_path_factory.mktemp("graph")) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def empty(site: Graph) -> AsyncIterator[dict[str, Any]]:
+    """The graph before its first worker, with the answer of that time."""
+    coordinator = site.start_coordinator("always-remote")
+    site.start_frontend()
+    await site.until_answers([coordinator], (503,))
+    async with httpx.AsyncClient(base_url=site.url, timeout=10) as client:
+        reply = await client.post("/v1/chat/completions", json=chat(HELLO))
+    yield {"coordinator": coordinator, "status": reply.status_code}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def remote(site: Graph, empty: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
+    """Routed `always-remote`, over one prefill and two decode workers."""
+    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
+    site.start_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    for _ in range(2):
+        site.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    await site.until_workers(3)
+    await site.until_answers([empty["coordinator"]])
+    async with httpx.AsyncClient(base_url=site.url, timeout=30) as client:
+        yield client
+
+
+async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    reply = await client.post(f"/v1/{path}", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+async def rounds(client: httpx.AsyncClient, name: str, number: int) -> list[dict[str, Any]]:
+    """A session of chat rounds that grows like an agent's."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": WORDS * 3}]
+    answers = []
+    for turn in range(number):
+        answer = await post(client, "chat/completions", chat(messages, max_tokens=20), **session(name))
+        answers.append(answer)
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        messages.append({"role": "user", "content": f"Result {turn}: {WORDS}"})
+    return answers
+
+
+async def test_without_a_decode_worker_the_answer_is_503(empty: dict[str, Any]) -> None:
+    assert empty["status"] == 503
+
+
+async def test_a_session_stays_at_one_decode_worker_and_its_history_is_read_not_computed(
+    remote: httpx.AsyncClient,
+) -> None:
+    answers = await rounds(remote, "affinity", 4)
+    records = [record(answer) for answer in answers]
+    assert {one["route"] for one in records} == {"remote"}
+    assert len({one["decode_worker"] for one in records}) == 1
+    assert records[0]["hist_tokens"] == 0
+    assert all(one["prefill_worker"] not in (None, one["decode_worker"]) for one in records)
+    for before, one, answer in zip(records, records[1:], answers[1:], strict=False):
+        assert one["hist_tokens"] > before["hist_tokens"]
+        assert one["hist_tokens"] + one["incr_tokens"] == answer["usage"]["prompt_tokens"]
+        assert one["cached_tokens"] >= one["hist_tokens"] // 16 * 16
+        assert one["kv_read_tokens_increment"] > 0
+        assert one["ttft_s"] > 0
+    assert sum(one["kv_read_tokens_history"] for one in records) > 0
+
+
+async def test_usage_counts_the_client_s_prompt_and_both_parts_of_the_output(remote: httpx.AsyncClient) -> None:
+    body = completion("hello there, how are you", max_tokens=7)
+    answer = await post(remote, "completions", body)
+    local = await post(remote, "completions", {**body, "presence_penalty": 0.5})
+    assert record(answer)["route"] == "remote"
+    assert record(local)["reason"] == "cannot-carry-presence-penalty"
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [answer["usage"][name] for name in counts] == [local["usage"][name] for name in counts]
+    assert answer["usage"]["completion_tokens"] == 7
+
+
+@pytest.mark.parametrize(("option", "reason"), [({"n": 2}, "n"), ({"seed": 3, "temperature": 0.7}, "seed")])
+async def test_what_cannot_be_carried_is_routed_locally(
+    remote: httpx.AsyncClient, option: dict[str, Any], reason: str
+) -> None:
+    answer = await post(remote, "completions", completion("hello there", max_tokens=5, **option))
+    assert record(answer)["route"] == "local"
+    assert record(answer)["reason"] == f"cannot-carry-{reason}"
+    assert len(answer["choices"]) == option.get("n", 1)
+    assert all(choice["text"] for choice in answer["choices"])
+
+
+async def test_log_probabilities_cover_every_token_of_a_split_round(remote: httpx.AsyncClient) -> None:
+    body = completion("hello there", max_tokens=5, logprobs=2)
+    split = await post(remote, "completions", body)
+    whole = await post(remote, "completions", {**body, "frequency_penalty": 0.1})
+    assert (record(split)["route"], record(whole)["route"]) == ("remote", "local")
+    assert len(split["choices"][0]["logprobs"]["token_logprobs"]) == 5
+    assert split["choices"][0] == whole["choices"][0]
+
+
+async def test_a_stop_string_across_the_parts_of_a_round_ends_it(remote: httpx.AsyncClient) -> None:
+    whole = (await post(remote, "completions", completion("hello there", max_tokens=6)))["choices"][0]["text"]
+    stop = whole[1:5]
+    answer = await post(remote, "completions", completion("hello there", max_tokens=6, stop=[stop]))
+    assert answer["choices"][0]["text"] == whole[:1]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert record(answer)["route"] == "remote"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40])
+async def test_a_round_that_ends_with_its_first_token_leaves_its_kv_at_the_decode_worker(
+    remote: httpx.AsyncClient, site: Graph, max_tokens: int
+) -> None:
+    name, reply = f"one-token-{max_tokens}", "" if max_tokens > 1 else "x"
+    messages = [{"role": "user", "content": f"{WORDS * 2} PLAY[{reply}]ENDPLAY"}]
+    answer = await post(remote, "chat/completions", chat(messages, max_tokens=max_tokens), **session(name))
+    assert answer["choices"][0]["finish_reason"] == ("length" if max_tokens == 1 else "stop")
+    assert answer["usage"]["completion_tokens"] == 1
+    decode, prompt = record(answer)["decode_worker"], answer["usage"]["prompt_tokens"]
+    held = await site.until_views(
+        lambda views: next(view.held_tokens.get(name) for view in views if view.worker_id == decode)
+    )
+    assert held == prompt // 16 * 16
+
+
+async def test_streams_end_with_usage_and_record(remote: httpx.AsyncClient) -> None:
+    body = completion("hello there", max_tokens=6, stream=True, stream_options={"include_usage": True})
+    async with remote.stream("POST", "/v1/completions", json=body) as response:
+        seen = [event async for event in events(response)]
+    text = "".join(choice["text"] for event in seen for choice in event["choices"])
+    whole = await post(remote, "completions", completion("hello there", max_tokens=6))
+    assert text == whole["choices"][0]["text"]
+    records = [record(event) for event in seen if event.get("nvext")]
+    assert records[-1]["kv_read_tokens_increment"] == 0
+    assert records[-1]["prefill_worker"]
+    assert [event["usage"]["completion_tokens"] for event in seen if event.get("usage")] == [6]
+
+
+async def test_clients_that_do_not_ask_get_no_record(remote: httpx.AsyncClient) -> None:
+    answer = await post(remote, "completions", {"model": MODEL, "prompt": "hello", "max_tokens": 3})
+    assert "nvext" not in answer or "engine_data" not in answer["nvext"]
+
+
+async def test_targets_of_a_request_are_milliseconds(remote: httpx.AsyncClient) -> None:
+    body = chat(HELLO, max_tokens=2)
+    body["nvext"]["router"] = {"ttft_target": -5}
+    reply = await remote.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert "milliseconds" in reply.text
+
+
+async def test_a_prompt_that_is_too_long_gets_both_numbers(remote: httpx.AsyncClient) -> None:
+    message = {"role": "user", "content": WORDS * 200}
+    reply = await remote.post("/v1/chat/completions", json=chat([message], max_tokens=2))
+    assert reply.status_code == 400
+    numbers = [int(number) for number in re.findall(r"\d+", reply.json()["message"])]
+    assert numbers[1] == LIMIT_TOKENS < numbers[0]
+
+
+async def test_rewritten_context_keeps_its_valid_prefix(remote: httpx.AsyncClient) -> None:
+    base = [5 + position % 300 for position in range(640)]
+    await post(remote, "completions", completion(base, max_tokens=4), **session("rewriter"))
+    changed = base[:320] + [400 + position % 300 for position in range(200)]
+    answer = await post(remote, "completions", completion(changed, max_tokens=4), **session("rewriter"))
+    fresh = await post(remote, "completions", completion(changed, max_tokens=4))
+    assert record(answer)["rewritten"]
+    assert record(answer)["hist_tokens"] == 320
+    assert record(answer)["cached_tokens"] == 320
+    assert answer["choices"][0]["text"] == fresh["choices"][0]["text"]
+
+
+async def test_the_final_round_releases_the_session_everywhere(remote: httpx.AsyncClient, site: Graph) -> None:
+    prompt = [5 + position % 300 for position in range(300)]
+    await post(remote, "completions", completion(prompt, max_tokens=4), **session("last"))
+    assert await site.until_views(lambda views: any("last" in view.held_tokens for view in views))
+    await post(remote, "completions", completion([*prompt, 9], max_tokens=4), **session("last", final=True))
+    await site.until_views(lambda views: not any("last" in view.held_tokens for view in views))
+    store = await site.store()
+    assert await store.binding("last") is None
+    await store.close()
+
+
+async def test_a_round_without_a_session_leaves_nothing(remote: httpx.AsyncClient, site: Graph) -> None:
+    answer = await post(remote, "completions", completion(WORDS * 4, max_tokens=4))
+    name = record(answer)["session_id"]
+    await site.until_views(lambda views: not any(name in view.held_tokens for view in views))
+    store = await site.store()
+    assert await store.binding(name) is None
+    await store.close()
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_call_reaches_the_openai_client(site: Graph, stream: bool) -> None:
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"How is the weather in Paris? PLAY[{CALL}]ENDPLAY"}],
+        "tools": [TOOL],
+        "max_tokens": 200,
+        "extra_body": {"nvext": {"extra_fields": ["engine_data"]}},
+    }
+    async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="none") as client:
+        if stream:
+            name, arguments, reason, routes = "", "", None, set()
+            async for chunk in await client.chat.completions.create(stream=True, **options):
+                if nvext := getattr(chunk, "nvext", None):
+                    routes.add(nvext["engine_data"]["ampd"]["route"])
+                for choice in chunk.choices:
+                    reason = choice.finish_reason or reason
+                    for call in choice.delta.tool_calls or []:
+                        name += call.function.name or ""
+                        arguments += call.function.arguments or ""
+        else:
+            answer = await client.chat.completions.create(**options)
+            reason, call = answer.choices[0].finish_reason, answer.choices[0].message.tool_calls[0]
+            name, arguments = call.function.name, call.function.arguments
+            routes = {answer.nvext["engine_data"]["ampd"]["route"]}
+    assert (name, json.loads(arguments), reason) == ("get_weather", {"city": "Paris"}, "tool_calls")
+    assert routes == {"remote"}
+
+
+async def test_all_routes_give_the_same_text(remote: httpx.AsyncClient, site: Graph, empty: dict[str, Any]) -> None:
+    texts, routes = {}, {}
+    for routing in ("always-remote", "always-local", "ampd"):
+        if routing != "always-remote":
+            await site.end(empty["coordinator"])
+            empty["coordinator"] = site.start_coordinator(routing)
+            await site.until_answers([empty["coordinator"]])
+        answers = await rounds(remote, f"equal-{routing}", 6)
+        texts[routing] = [answer["choices"][0]["message"]["content"] for answer in answers]
+        routes[routing] = [record(answer)["route"] for answer in answers]
+    assert texts["always-local"] == texts["always-remote"] == texts["ampd"]
+    assert set(routes["always-local"]) == {"local"}
+    assert set(routes["always-remote"]) == {"remote"}
+
+
+async def test_several_coordinators_agree_on_one_decode_worker_a_session(
+    remote: httpx.AsyncClient, site: Graph, empty: dict[str, Any]
+) -> None:
+    coordinators = [empty["coordinator"], *(site.start_coordinator("ampd") for _ in range(2))]
+    for name in coordinators[1:]:
+        await wait_logged(site, name)
+    await site.until_answers(coordinators)
+    bodies = [(f"shared-{number}", completion([5 + number] * 40, max_tokens=3)) for number in range(50)]
+    asked = [post(remote, "completions", body, **session(name)) for name, body in bodies for _ in range(3)]
+    answers = [record(answer) for answer in await asyncio.gather(*asked)]
+    bound = {name: {one["decode_worker"] for one in answers if one["session_id"] == name} for name, _ in bodies}
+    assert all(len(workers) == 1 for workers in bound.values()), bound
+    assert len(set.union(*bound.values())) == 2
+    # Each replica goes on with a session that others served: what is known of it is the decode worker's word.
+    again = [
+        record(await post(remote, "completions", completion([5] * 40 + [7] * 40, max_tokens=3), **session("shared-0")))
+        for _ in range(3)
+    ]
+    assert {one["decode_worker"] for one in again} == bound["shared-0"]
+    assert all(one["hist_tokens"] >= 32 for one in again)
+
+
+async def wait_logged(site: Graph, coordinator: str) -> None:
+    """Wait until a coordinator has registered."""
+    async with asyncio.timeout(30):
+        while "serves model" not in site.log(coordinator):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
