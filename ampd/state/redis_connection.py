@@ -50,8 +50,8 @@ class RedisConnection:
                 protocol=2,
             )
             self._new_connection()
-        except (ValueError, TypeError) as error:
-            raise UserError(f"state URL {self.place}: {error}") from None
+        except (ValueError, TypeError, RedisError) as error:
+            raise UserError(f"state URL {self.place}: {_one_line(error)}") from None
         self._redis: Any = Redis(connection_pool=self._pool)
 
     async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:

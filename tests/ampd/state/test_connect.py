@@ -1,0 +1,231 @@
+"""Opening shared state: what each URL means, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+from ampd.errors import UserError
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateUnavailableError
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:6379", "scheme"),
+        ("", "scheme"),
+        ("http://localhost", "scheme"),
+        ("redis://", "host"),
+        ("redis://host:notaport", "port"),
+        ("redis://host:99999", "port"),
+        ("redis://host:6379/first", "database"),
+        ("redis://[::1", "IPv6"),
+        ("unix://", "socket"),
+        ("redis://host:6379/0?no_such_option=1", "no_such_option"),
+        ("rediss://host:6379/0?ssl_cert_reqs=sometimes", "sometimes"),
+    ],
+)
+async def test_a_malformed_url_is_the_users_error(url: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        await open_store(url, "n")
+    assert says.lower() in str(caught.value).lower()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:
+    with pytest.raises(StateUnavailableError) as caught:
+        await open_store(f"redis://user:s3cret@127.0.0.1:{unused_tcp_port}/0", "n")
+    message = str(caught.value)
+    assert f"127.0.0.1:{unused_tcp_port}" in message
+    assert len(message.splitlines()) == 1
+    assert "s3cret" not in message
+    assert "user" not in message
+
+
+async def test_a_host_that_accepts_and_never_answers() -> None:
+    connections = []
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(5):
+        with pytest.raises(StateUnavailableError, match="did not answer within"):
+            await open_store(f"redis://127.0.0.1:{port}", "n", timeout_s=0.2)
+    assert connections
+
+
+async def test_a_socket_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StateUnavailableError, match="nothing\\.sock"):
+        await open_store(f"unix://{tmp_path}/nothing.sock", "n")
+
+
+async def test_something_that_is_not_redis() -> None:
+    async def chat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(chat, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(StateUnavailableError) as caught:
+            await open_store(f"redis://127.0.0.1:{port}", "n", timeout_s=1)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+async def test_a_memory_url_is_one_state_per_name_and_namespace(make: Any) -> None:
+    one, same = await open_store("memory://a", "n"), await open_store("memory://a", "n")
+    others = [await open_store("memory://b", "n"), await open_store("memory://a", "m")]
+    await one.publish_worker(make.view("d1"), 60)
+    assert len(await same.snapshot()) == 1
+    assert [await other.snapshot() for other in others] == [[], []]
+
+
+async def test_namespaces_share_a_redis_apart(redis_server: EmbeddedRedis, make: Any) -> None:
+    one, other = await open_store(redis_server.url, "apart-1"), await open_store(redis_server.url, "apart-2")
+    watcher = other.watch()
+    await watcher.start()
+    await one.publish_worker(make.view("d1"), 60)
+    await one.route(make.write(), 60)
+    await other.end_session("marker")
+    assert await other.snapshot() == []
+    assert await other.binding("s1") is None
+    assert (await anext(watcher)).session_id == "marker"  # type: ignore[union-attr]
+    await watcher.aclose()
+    await one.close()
+    await other.close()
+
+
+async def test_tcp_and_socket_reach_the_same_redis(redis_server: EmbeddedRedis, make: Any) -> None:
+    by_port, by_socket = await open_store(redis_server.tcp_url, "n"), await open_store(redis_server.url, "n")
+    await by_port.publish_worker(make.view("d1"), 60)
+    assert await by_socket.snapshot() == [make.view("d1")]
+    await by_port.close()
+    await by_socket.close()
+
+
+class TestAccessControl:
+    """A user that may do what docs/state.md says it needs, and no more."""
+
+    RULES = (
+        "ampd on >p@ss resetchannels ~ampd:{n}:* &ampd:{n}:events "
+        "+@connection +@scripting +@read +@write +publish +subscribe +time"
+    )
+
+    @pytest.fixture
+    def server(self) -> Any:
+        with EmbeddedRedis(tcp=True, arguments=["--user", *self.RULES.split(), "--requirepass", "root"]) as server:
+            yield server
+
+    async def test_credentials_come_from_the_url(self, server: EmbeddedRedis, make: Any) -> None:
+        url = server.tcp_url.replace("redis://", "redis://ampd:p%40ss@")
+        store = await open_store(url, "n")
+        watcher = store.watch()
+        await watcher.start()
+        await store.publish_worker(make.view("d1"), 60)
+        binding = (await store.route(make.write(), 60)).binding
+        await store.set_held("d1", "s1", 3)
+        await store.finish_task("d1", "t1")
+        await store.repin(binding, "d2", 60)
+        assert await store.binding("s1") is not None
+        assert (await store.snapshot())[0].held_tokens == {"s1": 3}
+        await store.end_session("s1")
+        await store.remove_worker("d1")
+        for _ in range(6):
+            await anext(watcher)
+        await watcher.aclose()
+        await store.close()
+
+    async def test_another_namespace_is_refused(self, server: EmbeddedRedis, make: Any) -> None:
+        store = await open_store(server.tcp_url.replace("redis://", "redis://ampd:p%40ss@"), "other")
+        with pytest.raises(StateUnavailableError) as caught:
+            await store.publish_worker(make.view("d1"), 60)
+        assert len(str(caught.value).splitlines()) == 1
+        await store.close()
+
+    @pytest.mark.parametrize("credentials", ["", "ampd:wrong@", "nobody:p%40ss@"])
+    async def test_wrong_credentials_are_one_line_without_them(self, server: EmbeddedRedis, credentials: str) -> None:
+        with pytest.raises(StateUnavailableError) as caught:
+            await open_store(server.tcp_url.replace("redis://", f"redis://{credentials}"), "n")
+        assert len(str(caught.value).splitlines()) == 1
+        assert "wrong" not in str(caught.value)
+
+
+@pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")
+class TestTls:
+    """The bundled Redis has no TLS of its own: a proxy that ends TLS stands before it, as it does in many clusters."""
+
+    async def test_a_known_authority_is_trusted(
+        self, redis_server: EmbeddedRedis, certificate: tuple[Path, Path], make: Any
+    ) -> None:
+        async with tls_proxy(redis_server, certificate) as port:
+            store = await open_store(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "tls")
+            watcher = store.watch()
+            await watcher.start()
+            await store.publish_worker(make.view("d1"), 60)
+            assert await store.snapshot() == [make.view("d1")]
+            await anext(watcher)
+            await watcher.aclose()
+            await store.close()
+
+    async def test_an_unknown_authority_is_refused(
+        self, redis_server: EmbeddedRedis, certificate: tuple[Path, Path]
+    ) -> None:
+        async with tls_proxy(redis_server, certificate) as port:
+            with pytest.raises(StateUnavailableError, match=r"(?i)certificate"):
+                await open_store(f"rediss://127.0.0.1:{port}/0", "tls")
+
+    @pytest.fixture
+    def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
+        public, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
+        options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+        subprocess.run(
+            ["openssl", *options.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", secret, "-out", public],
+            check=True,
+            capture_output=True,
+        )
+        return public, secret
+
+
+@asynccontextmanager
+async def tls_proxy(redis: EmbeddedRedis, certificate: tuple[Path, Path]) -> AsyncIterator[int]:
+    """A port that speaks TLS and passes everything on to the socket of `redis`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_unix_connection(redis.url.removeprefix("unix://"))
+        for source, sink in ((reader, redis_writer), (redis_reader, writer)):
+            task = asyncio.create_task(copy(source, sink))
+            tasks.add(task)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks)
