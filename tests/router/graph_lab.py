@@ -137,6 +137,12 @@ class Graph:
         views: list[WorkerView] = await self.until_views(lambda views: len(views) == number and views)
         return views
 
+    async def until_registered(self, number: int) -> None:
+        """Wait until so many coordinators are in Dynamo's discovery."""
+        async with asyncio.timeout(30):
+            while len(list(self.folder.glob("discovery/v1/instances/*%2Fcoordinator%2F*"))) != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     async def until_answers(self, coordinators: list[str], statuses: tuple[int, ...] = (200,)) -> None:
         """Wait until the frontend serves the model, through all the coordinators."""
         async with asyncio.timeout(40), httpx.AsyncClient(base_url=self.url, timeout=10) as client:
@@ -191,7 +197,7 @@ def graph(folder: Path) -> Iterator[Graph]:
         "DYN_FILE_KV": str(folder / "discovery"),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
-        "DYN_LOG": "warn,router=info",
+        "DYN_LOG": "warn",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
