@@ -6,27 +6,44 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ampd.state.view import ClusterView
 from router.calls import CallContext
+from router.errors import WorkerLostError
 
 
 class Stream:
-    """A call in progress. Set `seen_s` at each sign of life."""
+    """A call in progress; `waits` says at each turn that it is still being read."""
 
-    __slots__ = ("context", "seen_s", "worker_id")
+    __slots__ = ("_clock", "_task", "context", "seen_s", "was_given_up", "worker_id")
 
-    def __init__(self, worker_id: str, context: CallContext, now_s: float) -> None:
+    def __init__(self, worker_id: str, context: CallContext, clock: Callable[[], float]) -> None:
         self.worker_id = worker_id
         self.context = context
-        self.seen_s = now_s
+        self.was_given_up = False
+        self._clock = clock
+        self.waits()
+
+    def waits(self) -> None:
+        """The running task waits for the worker from now on: after a sign of life, and after each `yield`."""
+        # Dynamo may drive a generator by a new task for every item.
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self.seen_s = self._clock()
+
+    def give_up(self) -> None:
+        """Break off the wait; stopping the call alone does not, for that is up to the worker."""
+        self.was_given_up = True
+        self.context.stop_generating()
+        if self._task is not None:
+            self._task.cancel()
 
 
 class StreamGuard:
     """Watches the calls in progress.
 
     A worker that was killed closes its connections, and its calls fail at once. One that hangs keeps them open: its
-    lease runs out, and a call that has been silent for as long is stopped, so that the round can go on elsewhere.
+    lease runs out, and a call that has been silent for as long is given up, so that the round can go on elsewhere.
     """
 
     def __init__(
@@ -40,11 +57,20 @@ class StreamGuard:
 
     @contextmanager
     def watch(self, worker_id: str, context: CallContext) -> Iterator[Stream]:
-        """Watch a call while the block runs."""
-        stream = Stream(worker_id, context, self._clock())
+        """Watch a call while the block runs.
+
+        Raises:
+            WorkerLostError: the call was given up.
+        """
+        stream = Stream(worker_id, context, self._clock)
         self._streams.add(stream)
         try:
             yield stream
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not stream.was_given_up or (task is not None and task.uncancel()):
+                raise
+            raise WorkerLostError(worker_id, "silent, and its lease has run out") from None
         finally:
             self._streams.discard(stream)
 
@@ -55,8 +81,8 @@ class StreamGuard:
             self.check()
 
     def check(self) -> None:
-        """Stop the calls that are silent and whose worker is gone."""
+        """Give up the calls that are silent and whose worker is gone."""
         horizon_s = self._clock() - self._patience_s
-        for stream in self._streams:
+        for stream in list(self._streams):
             if stream.seen_s <= horizon_s and self._view.worker(stream.worker_id) is None:
-                stream.context.stop_generating()
+                stream.give_up()

@@ -243,7 +243,6 @@ class RoundRun:
                 if self._source is not None and placement.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
-                    stream.seen_s = self._clock()
                     report = chunk.pop(REPORT_KEY, None)
                     self._saw(chunk)
                     if chunk.get("finish_reason") is not None:
@@ -251,6 +250,7 @@ class RoundRun:
                             self._decoded(placement, report)
                         self._finish(chunk, report, before)
                     yield chunk
+                    stream.waits()
         except Exception as error:
             self._decode_failed(placement, worker_error(worker_id, error))
         if self._finished < self._one.choices and not self._context.is_stopped():

@@ -74,7 +74,11 @@ def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: fl
 
 @dataclass
 class Graph:
-    """The processes and how to talk to them. Names of processes are `prefill-0`, `coordinator-3`, ..."""
+    """The processes and how to talk to them. Names of processes are `prefill-0`, `coordinator-3`, ...
+
+    Attributes:
+        processes: worker id -> name, of the workers that `new_worker` started.
+    """
 
     folder: Path
     redis_url: str
@@ -82,6 +86,7 @@ class Graph:
     supervisor: Supervisor
     environment: dict[str, str]
     numbers: Iterator[int] = field(default_factory=count)
+    processes: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -96,6 +101,14 @@ class Graph:
         shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--perf", str(perf)]
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
         return self._start(role, "tests.router.scripted_worker", *engine, *shared, *flags)
+
+    async def new_worker(self, role: str, perf: Path, *flags: str) -> str:
+        """Start a worker and wait for it; returns its id, by which `processes` knows its process."""
+        before = {view.worker_id for view in await self.until_views(lambda views: [*views, None]) if view}
+        name = self.start_worker(role, perf, *flags)
+        (worker_id,) = await self.until_views(lambda views: {view.worker_id for view in views} - before)
+        self.processes[worker_id] = name
+        return str(worker_id)
 
     def start_coordinator(self, routing: str, *flags: str) -> str:
         shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--grace-s", "0.1"]

@@ -1,0 +1,190 @@
+"""Workers, clients and the shared state go away in the middle of rounds, in a whole graph."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from ampd.types import Role
+from tests.router.graph_lab import Graph, completion, events, graph, profile, record, session
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+LONG = [5 + position % 300 for position in range(1200)]
+"""Takes a prefill worker a minute."""
+
+OUTPUT_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    with graph(tmp_path_factory.mktemp("faults")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def slow(site: Graph) -> Path:
+    """Prefill workers: long prompts hang."""
+    return profile(site.folder, prefill_s=0.005, long_prefill_s=60.0, step_s=0.002)
+
+
+@pytest.fixture(scope="module")
+def steady(site: Graph) -> Path:
+    """Decode workers: a token every 40 ms."""
+    return profile(site.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.04)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(site: Graph, slow: Path, steady: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Routed `always-remote`, over two decode workers and a prefill worker."""
+    coordinator = site.start_coordinator("always-remote")
+    site.start_frontend()
+    await site.new_worker("prefill", slow)
+    for _ in range(2):
+        await site.new_worker("decode", steady)
+    await site.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=site.url, timeout=30) as one:
+        yield one
+
+
+async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+    reply = await client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+async def read(response: httpx.Response, tokens: int | None = None) -> tuple[str, list[dict[str, Any]]]:
+    """Text and records of a stream, or of its first `tokens` events with text."""
+    text, records, seen = "", [], 0
+    async for event in events(response):
+        assert "error" not in event, event
+        records += [record(event)] if event.get("nvext") else []
+        text += "".join(choice["text"] for choice in event["choices"])
+        seen += any(choice["text"] for choice in event["choices"])
+        if seen == tokens:
+            break
+    return text, records
+
+
+async def test_a_client_that_goes_away_ends_the_work(client: httpx.AsyncClient, site: Graph) -> None:
+    body = completion([9] * 40, max_tokens=2000, stream=True)
+    async with client.stream("POST", "/v1/completions", json=body, headers=session("leaver")) as response:
+        await read(response, 5)
+        await site.until_views(lambda views: sum(view.decode_batch for view in views) == 1)
+    gone_s = time.monotonic()
+    await site.until_views(lambda views: not any(view.decode_batch or view.queue for view in views))
+    print(f"a stream's work ended {time.monotonic() - gone_s:.3f} s after its client")
+    assert (await client.post("/v1/completions", json=completion([9] * 41, max_tokens=2))).status_code == 200
+
+
+async def test_a_client_that_goes_away_during_a_prefill_leaves_no_queue_entry(
+    client: httpx.AsyncClient, site: Graph
+) -> None:
+    asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=5)))
+    await site.until_views(lambda views: any(view.queue for view in views if view.role is Role.PREFILL))
+    asked.cancel()
+    await site.until_views(lambda views: not any(view.queue or view.decode_batch for view in views))
+
+
+async def test_a_killed_decode_worker_s_round_goes_on_at_another(
+    client: httpx.AsyncClient, site: Graph, steady: Path
+) -> None:
+    body = completion([11] * 50, max_tokens=OUTPUT_TOKENS)
+    expected = await text_of(client, body)
+    options = {"json": {**body, "stream": True, "stream_options": {"include_usage": True}}}
+    async with client.stream("POST", "/v1/completions", headers=session("moved"), **options) as response:
+        stream = events(response)
+        seen: list[dict[str, Any]] = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 10:
+                victim = record(seen[0])["decode_worker"]
+                os.kill(site.pid(site.processes[victim]), signal.SIGKILL)
+        text = "".join(choice["text"] for event in seen for choice in event["choices"])
+    last = [record(event) for event in seen if event.get("nvext")][-1]
+    assert text == expected
+    assert last["decode_worker"] != victim
+    assert last["retries"] == 1
+    assert last["epoch"] == 2
+    assert [event["usage"]["completion_tokens"] for event in seen if event.get("usage")] == [OUTPUT_TOKENS]
+    again = await client.post("/v1/completions", json=body, headers=session("moved"))
+    assert record(again.json())["decode_worker"] == last["decode_worker"]
+    await site.new_worker("decode", steady)
+
+
+async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
+    client: httpx.AsyncClient, site: Graph, slow: Path
+) -> None:
+    asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=8)))
+    victim = await site.until_views(
+        lambda views: next((view.worker_id for view in views if view.role is Role.PREFILL and view.queue), None)
+    )
+    await site.end(site.processes[victim], signal.SIGKILL)
+    answer = (await asked).json()
+    assert record(answer)["reason"] == "prefill-worker-lost"
+    assert record(answer)["route"] == "local"
+    assert record(answer)["retries"] == 1
+    without = (await client.post("/v1/completions", json=completion(LONG, max_tokens=8))).json()
+    assert record(without)["reason"] == "no-prefill-worker"
+    assert without["choices"][0]["text"] == answer["choices"][0]["text"]
+    await site.new_worker("prefill", slow)
+
+
+async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: httpx.AsyncClient, site: Graph) -> None:
+    body = completion([13] * 50, max_tokens=OUTPUT_TOKENS)
+    expected = await text_of(client, body)
+    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        seen = []
+        async for event in events(response):
+            seen.append(event)
+            if len(seen) == 10:
+                victim = record(seen[0])["decode_worker"]
+                os.kill(site.pid(site.processes[victim]), signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(15.0, os.kill, site.pid(site.processes[victim]), signal.SIGCONT)
+    assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
+    assert [record(event) for event in seen if event.get("nvext")][-1]["retries"] == 1
+    os.kill(site.pid(site.processes[victim]), signal.SIGCONT)
+    await site.until_workers(3)
+
+
+async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncClient, site: Graph) -> None:
+    body = completion([17] * 50, max_tokens=4)
+    before = record((await client.post("/v1/completions", json=body, headers=session("outage"))).json())
+    redis = await redis_pid(site)
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        during = [
+            record((await client.post("/v1/completions", json=body, headers=session(name))).json())
+            for name in ("outage", "born-in-it", "born-in-it")
+        ]
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    assert during[0]["decode_worker"] == before["decode_worker"]
+    assert during[1]["decode_worker"] == during[2]["decode_worker"]
+    await site.until_workers(3)
+    after = record((await client.post("/v1/completions", json=body, headers=session("born-in-it"))).json())
+    assert after["decode_worker"] == during[1]["decode_worker"]
+    store = await site.store()
+    async with asyncio.timeout(10):
+        while (bound := await store.binding("born-in-it")) is None:
+            await client.post("/v1/completions", json=body, headers=session("born-in-it"))
+    assert bound.worker_id == during[1]["decode_worker"]
+    await store.close()
+
+
+async def redis_pid(site: Graph) -> int:
+    from redis.asyncio import from_url
+
+    connection = from_url(site.redis_url)
+    try:
+        return int((await connection.info("server"))["process_id"])
+    finally:
+        await connection.aclose()
