@@ -238,6 +238,23 @@ async def test_releasing_sessions_empties_pins_and_pool(pair: Pair) -> None:
     await empty(pair)
 
 
+async def test_a_release_unlocks_the_released_pages_and_no_others(pair: Pair) -> None:
+    kept, gone = text(95, 640), text(96, 640)
+    script = kept + text(97, 60)
+    alone = await run(pair.decode, "alone", script, 12)
+    await empty(pair)
+    await run(pair.decode, "kept", kept, 1)
+    await run(pair.decode, "gone", gone, 1)
+    assert await pair.decode.kv.release_session("gone") == 640
+    # Everything that is not locked is overwritten; a read of the other session then shows whose pages those were.
+    await run(pair.decode, "", text(98, POOL_TOKENS - 640 - 200), 2)
+    one = await remote_round(pair, "kept", script, 12)
+    assert one.to_prefill is not None
+    assert one.to_prefill.tokens == 640
+    assert one.tokens == alone.token_ids
+    await empty(pair)
+
+
 async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> None:
     shared = text(91, 320)
     await run(pair.decode, "first", shared + text(92, 100), 4)
