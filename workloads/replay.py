@@ -190,6 +190,6 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _sleep_until(when_s: float) -> None:
-    left_s = when_s - time.perf_counter()
-    if left_s > 0:
+    # A loop may round its timers and wake early.
+    while (left_s := when_s - time.perf_counter()) > 0:
         await asyncio.sleep(left_s)
