@@ -111,6 +111,19 @@ class TestWhatItShows:
             await fixture.others.publish_worker(make.view("d2"), LEASE_S)
             await waiting.until(lambda: len(view.decode()) == 2)
 
+    async def test_what_is_written_right_after_the_snapshot_is_not_missed(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        class Racing(MemoryStore):
+            async def snapshot(self) -> list[WorkerView]:
+                views = await super().snapshot()
+                await fixture.others.publish_worker(make.view("late"), LEASE_S)
+                return views
+
+        async with ClusterView(Racing(fixture.state, fixture.clock), lease_s=LEASE_S, clock=fixture.clock) as view:
+            await waiting.until(view.decode)
+            assert [worker.worker_id for worker in view.decode()] == ["late"]
+
 
 class TestForgetting:
     async def test_a_lease_runs_out(self, fixture: Any, make: Any, waiting: Any) -> None:
