@@ -238,8 +238,9 @@ class ClusterView:
         return self._lists
 
     def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
-        if self.connected:
-            self._expire(now_s)
+        if self._watcher is not None:
+            # A store that has fallen silent may have the renewals that are missing here.
+            self._expire(now_s - self._watcher.silent_s())
         lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         self._recheck_s = float("inf")
         for worker in self._workers.values():
@@ -251,9 +252,10 @@ class ClusterView:
             lists[worker.said.role].append(worker.view())
         return {role: tuple(views) for role, views in lists.items()}
 
-    def _expire(self, now_s: float) -> None:
+    def _expire(self, heard_s: float) -> None:
+        """Drop the workers whose lease was over when the store was last heard."""
         for worker_id, worker in list(self._workers.items()):
-            if worker.deadline_s <= now_s:
+            if worker.deadline_s <= heard_s:
                 del self._workers[worker_id]
                 self.counters.expired_workers += 1
                 self._tell(WorkerRemoved(worker_id))
