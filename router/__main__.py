@@ -11,6 +11,7 @@ from typing import Any
 
 from ampd.cli import guarded
 from ampd.errors import UserError
+from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
@@ -19,7 +20,7 @@ from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.store import StateUnavailableError
 from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
-from router.settings import PROG, CoordinatorSettings, check_model, context_length, parse_params
+from router.settings import PROG, CoordinatorSettings, context_length, parse_params
 
 log = logging.getLogger("router")
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     settings = parse_settings(CoordinatorSettings, argv, PROG)
-    folder = check_model(settings.model)
+    folder = check_model_folder(settings.model, PROG)
     card = _ModelCard(settings, folder)
     binding = registry.create("binding", settings.binding, **parse_params("--binding-params", settings.binding_params))
     routing = registry.create("routing", settings.routing, **parse_params("--routing-params", settings.routing_params))

@@ -13,8 +13,6 @@ from ampd.graph_settings import GraphSettings
 
 PROG = "python -m router"
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model")
-
 
 class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
@@ -75,22 +73,6 @@ def parse_params(flag: str, text: str) -> dict[str, Any]:
         except ValueError:
             params[name.replace("-", "_")] = value
     return params
-
-
-def check_model(folder: Path) -> Path:
-    """The model folder, made absolute.
-
-    Raises:
-        UserError: it is no model folder, or has no tokenizer.
-    """
-    folder = folder.expanduser().resolve()
-    if not folder.is_dir():
-        raise UserError(f"{PROG}: --model: no folder at {folder}; give a model folder in Hugging Face layout")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{PROG}: --model: {folder} has no config.json; is it in Hugging Face layout?")
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise UserError(f"{PROG}: --model: {folder} has no tokenizer (tokenizer.json); copy the model's there")
-    return folder
 
 
 def context_length(folder: Path, chosen: int | None) -> int | None:

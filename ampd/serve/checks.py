@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from pathlib import Path
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
@@ -32,18 +31,6 @@ def check_engine(engine: EngineName) -> None:
                     f"ampd serve: --engine sglang needs the package {module}; install it with "
                     "pip install 'ampd[sglang]', or use --engine modelled"
                 )
-
-
-def check_model(path: Path) -> None:
-    """Refuse a folder that is not a model with a tokenizer."""
-    if not path.is_dir():
-        raise UserError(f"ampd serve: no model folder at {path}; give a folder in Hugging Face layout, or --model tiny")
-    if not (path / "config.json").is_file():
-        raise UserError(f"ampd serve: {path} has no config.json; is it a model folder in Hugging Face layout?")
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model")):
-        raise UserError(
-            f"ampd serve: {path} has no tokenizer (tokenizer.json); copy the model's tokenizer files into the folder"
-        )
 
 
 def claim_port(host: str, port: int) -> int:

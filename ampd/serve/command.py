@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ampd.errors import RunError, UserError
+from ampd.model_folder import check_model_folder
 from ampd.serve import checks
 from ampd.serve.devices import visible_gpus, worker_environments
 from ampd.serve.graph import GraphSite, graph_processes
@@ -34,8 +35,8 @@ def run(argv: Sequence[str]) -> int:
     checks.check_policies(settings)
     checks.check_perf(settings.perf)
     checks.check_engine(settings.engine)
-    model_path = tiny_model_path() if settings.model == TINY else Path(settings.model).expanduser().resolve()
-    checks.check_model(model_path)
+    folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
+    model_path = check_model_folder(folder, "ampd serve")
     port = checks.claim_port(settings.host, settings.port)
     workers = settings.prefill + settings.decode
     gpus = visible_gpus() if settings.engine is EngineName.SGLANG else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import multiprocessing
 import os
 import signal
@@ -14,11 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from ampd.model_folder import check_model_folder
 from ampd.page_keys import page_keys
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.sglang_plugin import ENGINE_FLAG
-from workers.engines.sglang_settings import Device, SglangSettings, check_model_folder, engine_arguments
+from workers.engines.sglang_settings import Device, SglangSettings, check_weights, engine_arguments
 
 if TYPE_CHECKING:
     from workers.kv.layout import PoolLayout
@@ -50,7 +52,7 @@ class SglangEngine:
     """
 
     def __init__(self, settings: SglangSettings, make_reader: Callable[[PoolLayout], PageReader] | None = None) -> None:
-        check_model_folder(settings.model)
+        check_weights(check_model_folder(settings.model, "sglang engine"))
         self._settings = settings
         self._make_reader = make_reader
         self._running: dict[str, _Running] = {}
@@ -149,6 +151,8 @@ class SglangEngine:
         class OurEngine(Engine):  # type: ignore[misc]
             init_tokenizer_manager_func = staticmethod(keep_manager)
 
+        # It reports every handler that is not its own as an error.
+        logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
         before = set(multiprocessing.active_children())
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, control_address=control_address)
         try:

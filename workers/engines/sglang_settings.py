@@ -107,18 +107,12 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address:
     return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
 
 
-def check_model_folder(model: Path) -> None:
-    """Refuse a folder that SGLang could not load, before any process is started.
+def check_weights(model: Path) -> None:
+    """Refuse a folder without weights before any process is started.
 
     Raises:
         UserError: in one line.
     """
-    if not model.is_dir():
-        raise UserError(f"--model: {model} is not a folder (give a model in Hugging Face layout)")
-    if not (model / "config.json").is_file():
-        raise UserError(f"--model: {model} has no config.json (give a model in Hugging Face layout)")
-    if not any((model / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(f"--model: {model} has no tokenizer (tokenizer.json); put the model's tokenizer files there")
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
         raise UserError(f"--model: {model} has no weights (*.safetensors)")
 

@@ -1,0 +1,27 @@
+"""The model folder that every process reads: what it must hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ampd.errors import UserError
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
+
+
+def check_model_folder(folder: Path, prog: str) -> Path:
+    """The folder made absolute, if it is a model in Hugging Face layout with its tokenizer; weights are not looked for.
+
+    Raises:
+        UserError: it is not; the line starts with `prog` and says how to mend it.
+    """
+    folder = folder.expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError(f"{prog}: --model: no folder at {folder}; give a model folder in Hugging Face layout")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{prog}: --model: {folder} has no config.json; is it a model folder in Hugging Face layout?")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise UserError(
+            f"{prog}: --model: {folder} has no tokenizer (tokenizer.json); copy the model's tokenizer files into it"
+        )
+    return folder
