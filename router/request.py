@@ -14,7 +14,7 @@ from router.carriable import local_only_reason
 from router.errors import RequestError
 
 MAX_SESSION_ID_CHARS = 512
-_MS = 1e-3
+_MS_PER_S = 1000
 _NOT_TEXT = ("multi_modal_data", "prompt_embeds", "mm_processor_kwargs", "mm_routing_info", "encoder_result")
 
 
@@ -112,7 +112,7 @@ def _target_s(targets: Mapping[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise RequestError(400, f"nvext.router.{name} must be a positive number of milliseconds (given: {value!r})")
-    return value * _MS
+    return value / _MS_PER_S
 
 
 def _stop_token_ids(request: Mapping[str, Any], stops: Mapping[str, Any]) -> frozenset[int]:

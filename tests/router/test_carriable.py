@@ -1,0 +1,57 @@
+import pytest
+
+from router.carriable import local_only_reason
+
+STOCK = {
+    "sampling_options": dict.fromkeys(["n", "best_of", "presence_penalty", "temperature", "seed", "guided_decoding"]),
+    "stop_conditions": {"max_tokens": 8, "stop": ["x"], "stop_token_ids_hidden": [2], "min_tokens": 3},
+    "output_options": {"logprobs": 2, "prompt_logprobs": None},
+    "routing": {"priority": 3},
+    "extra_args": {"nvext": {"extra_fields": ["engine_data"]}},
+}
+
+
+def with_option(part: str, name: str, value: object) -> dict[str, dict[str, object]]:
+    return {**STOCK, part: {**STOCK[part], name: value}}
+
+
+def test_a_stock_request_is_carried() -> None:
+    assert local_only_reason(STOCK) is None
+    assert local_only_reason({}) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("sampling_options", "n", 2),
+        ("sampling_options", "best_of", 3),
+        ("sampling_options", "presence_penalty", 0.1),
+        ("sampling_options", "frequency_penalty", -1.0),
+        ("sampling_options", "repetition_penalty", 1.1),
+        ("sampling_options", "use_beam_search", True),
+        ("sampling_options", "guided_decoding", {"json": {}}),
+        ("sampling_options", "seed", 7),
+        ("sampling_options", "an_option_of_tomorrow", 1),
+        ("stop_conditions", "max_thinking_tokens", 5),
+        ("stop_conditions", "max_tokens", 0),
+        ("output_options", "prompt_logprobs", 1),
+        ("routing", "lora_name", "adapter"),
+        ("routing", "cache_salt", "tenant"),
+        ("extra_args", "logits_processors", ["x"]),
+    ],
+)
+def test_what_couples_positions_or_is_unknown_stays_local(part: str, name: str, value: object) -> None:
+    assert local_only_reason(with_option(part, name, value)) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("n", 1), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("top_p", 0.5), ("temperature", 1.3)],
+)
+def test_neutral_and_memoryless_options_are_carried(name: str, value: object) -> None:
+    assert local_only_reason(with_option("sampling_options", name, value)) is None
+
+
+def test_a_seed_changes_nothing_at_temperature_zero() -> None:
+    assert local_only_reason({"sampling_options": {"seed": 7, "temperature": 0.0}}) is None
+    assert local_only_reason({"sampling_options": {"seed": 7, "temperature": 0.5}}) == "seed"

@@ -1,0 +1,62 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.state.store import Binding
+from router.sessions import Overlap, SessionMemory, common_prefix_tokens, pack_tokens
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+FEW = st.lists(st.integers(0, 2), max_size=40)
+
+
+def naive(one: list[int], other: list[int]) -> int:
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return length
+
+
+@given(TOKENS | FEW, TOKENS | FEW, TOKENS | FEW)
+def test_the_common_prefix_is_the_longest_one(shared: list[int], one: list[int], other: list[int]) -> None:
+    one, other = shared + one, shared + other
+    assert common_prefix_tokens(pack_tokens(one), pack_tokens(other)) == naive(one, other)
+
+
+@given(FEW, FEW)
+def test_a_prompt_that_extends_the_context_is_not_rewritten(context: list[int], more: list[int]) -> None:
+    memory = SessionMemory(1 << 20)
+    memory.remember(Binding("s", "w", 1), pack_tokens(context))
+    overlap = memory.overlap("s", pack_tokens(context + more))
+    assert overlap == Overlap(len(context), len(context))
+    assert not overlap.is_rewritten
+
+
+def test_the_last_token_of_a_context_may_differ_for_it_has_no_kv() -> None:
+    memory = SessionMemory(1 << 20)
+    memory.remember(Binding("s", "w", 1), pack_tokens([1, 2, 3, 4]))
+    assert not memory.overlap("s", pack_tokens([1, 2, 3, 9, 9])).is_rewritten
+    assert memory.overlap("s", pack_tokens([1, 2, 9, 9, 9])).is_rewritten
+    assert memory.overlap("s", pack_tokens([1, 2])).is_rewritten
+
+
+def test_unknown_sessions_have_no_overlap_and_no_binding() -> None:
+    memory = SessionMemory(1 << 20)
+    assert memory.overlap("s", pack_tokens([1])) == Overlap()
+    assert memory.binding("s") is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), max_size=60))
+def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple[int, int]]) -> None:
+    bound = 8_000
+    memory = SessionMemory(bound)
+    order: list[str] = []
+    for number, tokens in writes:
+        name = f"s{number}"
+        memory.remember(Binding(name, "w", 1), bytes(4 * tokens))
+        order = [one for one in order if one != name] + [name]
+        assert memory.used_bytes <= bound
+        kept = [one for one in order if memory.binding(one)]
+        assert kept == order[len(order) - len(kept) :]
+        assert len(memory) == len(kept)
+    for name in order:
+        memory.forget(name)
+    assert memory.used_bytes == 0

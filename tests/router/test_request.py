@@ -1,0 +1,73 @@
+from typing import Any
+
+import pytest
+
+from ampd.types import Slo
+from router.errors import RequestError
+from router.request import Round, parse_round
+
+DEFAULT = Slo(ttft_s=2.0, itl_s=0.1)
+
+
+def parse(**fields: Any) -> Round:
+    return parse_round({"token_ids": [1, 2, 3], **fields}, DEFAULT)
+
+
+def test_a_named_session_is_the_client_s() -> None:
+    one = parse(agent_context={"session_id": "s1", "session_final": True})
+    assert (one.session_id, one.is_named, one.is_final, one.ends_session) == ("s1", True, True, True)
+    assert not parse(agent_context={"session_id": "s1"}).ends_session
+
+
+def test_rounds_without_a_session_are_sessions_of_their_own() -> None:
+    one, other = parse(), parse(agent_context={"session_id": ""})
+    assert one.session_id != other.session_id
+    assert one.ends_session
+    assert not one.is_named
+
+
+def test_targets_are_milliseconds_and_optional_one_by_one() -> None:
+    assert parse(router={"ttft_target": 350.0, "itl_target": 40.0}).slo == Slo(ttft_s=0.35, itl_s=0.04)
+    assert parse(router={"ttft_target": 350.0}).slo == Slo(ttft_s=0.35, itl_s=0.1)
+    assert parse(router=None).slo == DEFAULT
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "100", True])
+def test_targets_that_are_no_positive_number_are_refused(value: Any) -> None:
+    with pytest.raises(RequestError, match="milliseconds") as refusal:
+        parse(router={"itl_target": value})
+    assert refusal.value.status == 400
+
+
+def test_stop_tokens_are_the_model_s_and_the_client_s() -> None:
+    stops = {"stop_token_ids": [7], "stop_token_ids_hidden": [3], "max_tokens": 5, "min_tokens": 2}
+    one = parse(stop_conditions=stops, eos_token_ids=[3, 4])
+    assert one.stop_token_ids == {3, 4, 7}
+    assert (one.max_tokens, one.min_tokens) == (5, 2)
+    assert parse(stop_conditions={**stops, "ignore_eos": True}, eos_token_ids=[3]).stop_token_ids == frozenset()
+
+
+def test_the_engine_gets_its_parts_as_they_came() -> None:
+    sampling = {"temperature": 0.3}
+    one = parse(sampling_options=sampling, routing=None, mdc_sum="x", annotations=[])
+    assert one.engine_request == {"sampling_options": sampling}
+
+
+def test_who_asks_for_the_record() -> None:
+    assert parse(extra_args={"nvext": {"extra_fields": ["engine_data"]}}).wants_record
+    assert not parse(extra_args={"nvext": {"extra_fields": ["timing"]}}).wants_record
+    assert not parse().wants_record
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"token_ids": []}, "empty"),
+        ({"multi_modal_data": {"image_url": ["x"]}}, "text only"),
+        ({"agent_context": {"session_id": "x" * 513}}, "512"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError, match=text) as refusal:
+        parse(**fields)
+    assert refusal.value.status == 400
