@@ -1,0 +1,166 @@
+"""The whole graph as a user starts it: `ampd serve`, `ampd replay`, `make demo`, Ctrl-C."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SHARED_KEYS = {
+    "attainment",
+    "ttft_s",
+    "ttft_initial_s",
+    "ttft_incremental_s",
+    "itl_s",
+    "e2e_s",
+    "routes",
+    "rounds",
+    "sessions",
+    "errors",
+    "duration_s",
+}
+
+
+class Graph:
+    """A running `ampd serve`, the root of a process tree."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.url = self._wait_ready()
+        self.tree = _descendants(process.pid)
+
+    def _wait_ready(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("ready: "):
+                return line.split()[1]
+        raise AssertionError(f"the graph did not start: exit code {self.process.wait()}")
+
+    def pid_of(self, *words: str) -> int:
+        """The one process of the graph whose command line holds all words."""
+        found = [pid for pid in self.tree if all(word in _command(pid) for word in words)]
+        assert len(found) == 1, found
+        return found[0]
+
+
+@contextlib.contextmanager
+def serving(*flags: str) -> Iterator[Graph]:
+    argv = [sys.executable, "-m", "ampd", "serve", "--port", "0", *flags]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Graph(process)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def replay(url: str, out: Path, *flags: str) -> dict[str, object]:
+    result = out / "result.json"
+    argv = [sys.executable, "-m", "ampd", "replay", "tau-bench-airline", "--url", url, "--json", str(result), *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, object] = json.loads(result.read_text())
+    return loaded
+
+
+def _descendants(root: int) -> list[int]:
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listing.splitlines():
+        pid, parent = map(int, line.split())
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _alive(pids: list[int]) -> list[str]:
+    states = {}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states[pid] = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return [f"{pid} {_command(pid)}" for pid, state in states.items() if state != "Z"]
+
+
+def _wait_gone(pids: list[int], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while left := _alive(pids):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ampd.serve.demo", "--engine", "modelled", "--out", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "demo.json").read_text())
+    assert result.keys() >= SHARED_KEYS
+    assert result["errors"] == 0
+    assert result["sessions"] == 40
+    assert sum(result["routes"].values()) == result["rounds"]
+    for words in ("SLO attainment", "initial", "incremental", "ITL", "local", "remote", "KV moved"):
+        assert words in done.stdout
+    report = (tmp_path / "demo.html").read_text()
+    assert not re.search(r'(?:src|href)="(?!data:|#)', report)
+
+
+def test_ctrl_c_stops_everything_that_was_started() -> None:
+    with serving("--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2") as graph:
+        assert len(graph.tree) >= 7  # Redis, 3 workers, 2 coordinators, frontend
+        graph.process.send_signal(signal.SIGINT)
+        assert graph.process.wait(30) == 0
+        _wait_gone(graph.tree)
+
+
+def test_nothing_is_left_when_serve_itself_is_killed() -> None:
+    with serving("--engine", "modelled") as graph:
+        graph.process.kill()
+        graph.process.wait(10)
+        _wait_gone(graph.tree, seconds=60)
+
+
+def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not() -> None:
+    with serving("--engine", "modelled", "--prefill", "1", "--decode", "1") as graph:
+        os.kill(graph.pid_of("workers", "--role prefill"), signal.SIGKILL)
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+        assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=30).status_code == 200
+        os.kill(graph.pid_of("workers", "--role decode"), signal.SIGKILL)
+        assert graph.process.wait(30) == 1
+        _wait_gone(graph.tree)
+
+
+def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path) -> None:
+    with serving("--engine", "sglang", "--routing", "always-remote") as graph:
+        result = replay(graph.url, tmp_path, "--limit", "2", "--time-scale", "0", "--ttft", "60", "--itl", "60")
+        assert result["errors"] == 0
+        assert result["routes"] == {"local": 0, "remote": result["rounds"]}
+        moved = result["kv_bytes"]
+        assert isinstance(moved, dict)
+        assert moved["history"] > 0
+        assert moved["increment"] > 0
+        assert result["attainment"] == {"rounds": 1.0, "sessions": 1.0}
+        tree = graph.tree
+    _wait_gone(tree)
