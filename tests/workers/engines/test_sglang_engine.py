@@ -210,7 +210,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(model: Path, tmp_path:
                 (folder / file.name).symlink_to(file)
         with pytest.raises(UserError, match=word):
             SglangEngine(settings_of(folder))
-    with pytest.raises(UserError, match="not a folder"):
+    with pytest.raises(UserError, match="no folder"):
         SglangEngine(settings_of(tmp_path / "nowhere"))
 
 
