@@ -1,0 +1,246 @@
+"""What the coordinator costs: TTFT and requests a second with it, against the frontend calling the worker itself.
+
+    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--prompt-tokens 1000] [--output-tokens 16]
+
+Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
+The workers run the modelled engine with times of zero, so that what is measured is the way, not the model. Bursts of
+requests go to one and the other in turn; medians over the bursts and their ratio are printed. Every request opens a
+connection of its own: on a kept-alive one the end of a stream waits some 40 ms for a delayed acknowledgement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ampd.serve.checks import claim_port
+from ampd.serve.graph import dynamo_environment
+from ampd.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.serve.ready import wait_until_ready
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.tiny_model import tiny_model_path
+from ampd.types import Role
+
+_MODEL = "tiny"
+_START_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """One burst: `concurrency` clients that send one request after the other."""
+
+    ttft_s: float
+    total_s: float
+    requests_per_s: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--output-tokens", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=100, help="requests per burst")
+    parser.add_argument("--bursts", type=int, default=7, help="bursts per graph and concurrency")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.direct_worker:
+        return _serve_direct(options.direct_worker)
+    results = asyncio.run(_measure(options))
+    print(json.dumps(results) if options.json else _table(results))
+    return 0
+
+
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as redis:
+        supervisor = Supervisor(Path(folder))
+        try:
+            urls = await _start(Path(folder), redis.url, supervisor)
+            return await _alternate(options, urls)
+        finally:
+            supervisor.stop()
+
+
+async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[str, str]:
+    model, profile = str(tiny_model_path()), folder / "instant.json"
+    profile.write_text(json.dumps(_instant()))
+    env = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "error"}
+    shared = ["--dyn-namespace", "with", "--state-url", redis_url, "--perf", str(profile), "--model", model]
+    ports = {name: claim_port("127.0.0.1", 0) for name in ("with", "without")}
+    specs = [
+        ProcessSpec("worker", python_module("workers", ["--role", "decode", "--engine", "modelled", *shared]), env),
+        ProcessSpec("coordinator", python_module("router", ["--model-name", _MODEL, *shared]), env),
+        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without"), env),
+    ]
+    for name, port in ports.items():
+        flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", name]
+        specs.append(ProcessSpec(f"frontend-{name}", python_module("dynamo.frontend", flags), env))
+    for spec in specs:
+        supervisor.start(spec)
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    store = await open_store(redis_url, "with")
+    for name, url in urls.items():
+        expected = {Role.DECODE: 1} if name == "with" else {}
+        await wait_until_ready(store, url, _MODEL, expected, supervisor.ended, _START_S, lambda _: None)
+    await store.close()
+    return urls
+
+
+async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[str, Any]:
+    results: dict[str, Any] = {"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens}
+    for concurrency in options.concurrency:
+        bursts: dict[str, list[Burst]] = {name: [] for name in urls}
+        for number in range(options.bursts + 1):
+            for name, url in urls.items():
+                burst = await _burst(options, url, concurrency, number)
+                if number:  # the first one warms up
+                    bursts[name].append(burst)
+        figures = {name: _medians(values) for name, values in bursts.items()}
+        figures["ratio"] = {key: figures["with"][key] / figures["without"][key] for key in figures["with"]}
+        results[f"concurrency_{concurrency}"] = figures
+    return results
+
+
+def _medians(bursts: list[Burst]) -> dict[str, float]:
+    return {
+        "ttft_s": statistics.median(one.ttft_s for one in bursts),
+        "total_s": statistics.median(one.total_s for one in bursts),
+        "requests_per_s": statistics.median(one.requests_per_s for one in bursts),
+    }
+
+
+async def _burst(options: argparse.Namespace, url: str, concurrency: int, number: int) -> Burst:
+    left = iter(range(options.requests))
+    times: list[tuple[float, float]] = []
+
+    async def client() -> None:
+        for request in left:
+            base = number * 1_000_003 + (request // 10 if options.sessions else request)
+            headers = f"x-dynamo-session-id: s{base}\r\n" if options.sessions else ""
+            prompt = [5 + (base * 7919 + position * 31) % 700 for position in range(options.prompt_tokens)]
+            times.append(await _request(url, prompt, options.output_tokens, headers))
+
+    start_s = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    wall_s = time.perf_counter() - start_s
+    return Burst(
+        ttft_s=statistics.median(ttft_s for ttft_s, _ in times),
+        total_s=statistics.median(total_s for _, total_s in times),
+        requests_per_s=len(times) / wall_s,
+    )
+
+
+async def _request(url: str, prompt: list[int], output_tokens: int, headers: str) -> tuple[float, float]:
+    """Seconds to the first token and to the end of a stream, over a connection of its own."""
+    parts = httpx.URL(url)
+    body = json.dumps({"model": _MODEL, "prompt": prompt, "max_tokens": output_tokens, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\nContent-Type: application/json\r\n{headers}"
+    start_s = time.perf_counter()
+    reader, writer = await asyncio.open_connection(parts.host, parts.port)
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    await reader.readuntil(b"\ndata: ")
+    first_s = time.perf_counter()
+    rest = await reader.read()
+    if b"[DONE]" not in rest or b'"error"' in rest:
+        raise RuntimeError(f"the stream failed: {rest[-300:]!r}")
+    writer.close()
+    return first_s - start_s, time.perf_counter() - start_s
+
+
+def _instant() -> dict[str, Any]:
+    """A performance model in which nothing takes time."""
+    nothing = {"alpha_s": 0, "beta_s_per_token": 0}
+    head = {"kind": "rough", "source": "benchmark", "model": "none", "gpu": "none", "date": "2026-01-01", "method": "0"}
+    return {
+        "format": "ampd-performance-model/1",
+        "provenance": head,
+        "workers": [
+            {
+                "tp": 1,
+                "prefill": {"segments": [{"from_incr_tokens": 0, "gamma_s_per_token2": 0, **nothing}]},
+                "decode": {
+                    "context_s_per_token": 0,
+                    "segments": [{"from_batch": 0, "alpha_s": 0, "beta_s_per_sequence": 0}],
+                },
+            }
+        ],
+        "kv_transfers": [{"tp_source": 1, "tp_target": 1, "segments": [{"from_tokens": 0, **nothing}]}],
+    }
+
+
+def _serve_direct(namespace: str) -> int:
+    """A worker that the frontend calls itself: the same engine, without queue, state or coordinator."""
+    import uvloop
+    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
+    from dynamo.runtime import dynamo_worker
+
+    from ampd.perf.piecewise import PiecewiseModel
+    from ampd.perf.profile import PerformanceProfile
+    from ampd.types import Parallelism
+    from workers.chunks import chunk_of
+    from workers.engines.base import EngineRequest
+    from workers.engines.modelled import ModelledEngine
+    from workers.engines.modelled_tokens import read_model_folder
+
+    @dynamo_worker()
+    async def serve(runtime: Any) -> None:
+        model = PiecewiseModel(PerformanceProfile.model_validate(_instant()))
+        engine = ModelledEngine(read_model_folder(tiny_model_path()), model, Parallelism(), 262_144)
+        await engine.start()
+
+        async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+            limit = request["stop_conditions"].get("max_tokens")
+            call = EngineRequest(context.id(), context.id(), request["token_ids"], limit, request)
+            async for output in engine.generate(call):
+                yield chunk_of(output)
+
+        endpoint = runtime.endpoint(f"{namespace}.worker.generate")
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            endpoint,
+            str(tiny_model_path()),
+            _MODEL,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=16,
+        )
+        await endpoint.serve_endpoint(generate)
+
+    uvloop.run(serve())
+    return 0
+
+
+def _table(results: dict[str, Any]) -> str:
+    lines = [f"{results['prompt_tokens']} prompt tokens, {results['output_tokens']} output tokens, medians of bursts"]
+    for name, figures in results.items():
+        if not name.startswith("concurrency_"):
+            continue
+        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio")
+        for key, unit, factor in (
+            ("ttft_s", "TTFT ms", 1e3),
+            ("total_s", "whole ms", 1e3),
+            ("requests_per_s", "requests/s", 1),
+        ):
+            values = [figures[which][key] * factor for which in ("with", "without")]
+            lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f} {figures['ratio'][key]:>9.2f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # Dynamo's threads may crash in the interpreter's teardown
