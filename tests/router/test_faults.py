@@ -180,6 +180,22 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
     await store.close()
 
 
+async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, site: Graph) -> None:
+    body = completion([19] * 50, max_tokens=OUTPUT_TOKENS)
+    expected = await text_of(client, body)
+    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        seen = []
+        async for event in events(response):
+            seen.append(event)
+            if len(seen) == 5:
+                os.kill(site.pid("coordinator-0"), signal.SIGTERM)
+    assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
+    async with asyncio.timeout(20):
+        while "coordinator-0" not in site.supervisor.ended():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert "exit code 0" in site.supervisor.ended()["coordinator-0"]
+
+
 async def redis_pid(site: Graph) -> int:
     from redis.asyncio import from_url
 
