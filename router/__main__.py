@@ -104,6 +104,7 @@ async def _serve(
 
     from router.calls import DynamoCalls
     from router.coordinator import Coordinator
+    from router.presence import Presence
 
     try:
         store = await open_store(settings.state_url, settings.namespace)
@@ -121,10 +122,12 @@ async def _serve(
             log.warning("rounds still in progress after %g s are given up", settings.drain_s)
         await coordinator.stop()
 
+    presence = Presence(endpoint, lambda: bool(coordinator.view.decode()))
     install_signal_handlers(
-        asyncio.get_running_loop(), runtime, [endpoint], grace_period_s=settings.grace_s, drain_callback=drain
+        asyncio.get_running_loop(), runtime, [presence], grace_period_s=settings.grace_s, drain_callback=drain
     )
     await coordinator.start()
+    presence.start()
     try:
         await card.register(endpoint)
         log.info(
@@ -136,6 +139,7 @@ async def _serve(
         )
         await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
     finally:
+        await presence.stop()
         await coordinator.stop()
         await store.close()
 

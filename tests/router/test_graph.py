@@ -33,8 +33,12 @@ async def empty(site: Graph) -> AsyncIterator[dict[str, Any]]:
     site.start_frontend()
     await site.until_answers([coordinator], (503,))
     async with httpx.AsyncClient(base_url=site.url, timeout=10) as client:
-        reply = await client.post("/v1/chat/completions", json=chat(HELLO))
-    yield {"coordinator": coordinator, "status": reply.status_code}
+        answers = [
+            await client.post(f"/v1/{path}", json={**body, "stream": stream})
+            for path, body in (("chat/completions", chat(HELLO)), ("completions", completion("hello")))
+            for stream in (False, True)
+        ]
+    yield {"coordinator": coordinator, "statuses": [answer.status_code for answer in answers]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,7 +74,7 @@ async def rounds(client: httpx.AsyncClient, name: str, number: int) -> list[dict
 
 
 async def test_without_a_decode_worker_the_answer_is_503(empty: dict[str, Any]) -> None:
-    assert empty["status"] == 503
+    assert empty["statuses"] == [503] * 4
 
 
 async def test_a_session_stays_at_one_decode_worker_and_its_history_is_read_not_computed(

@@ -1,0 +1,70 @@
+"""Whether the frontends see this coordinator: only while there is a live decode worker.
+
+Without one the frontends answer 503 ("not ready") at once, for every kind of request. An error that a coordinator
+raises itself comes too late for that: in a stream, Dynamo has already said 200 and hides the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+
+
+class Presence:
+    """Enters and leaves Dynamo's discovery as `is_ready` says, from the moment that the endpoint is served.
+
+    Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
+    coordinator that ends does not come back.
+    """
+
+    def __init__(self, endpoint: Any, is_ready: Callable[[], bool]) -> None:
+        self._endpoint = endpoint
+        self._is_ready = is_ready
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin once the event loop runs; the endpoint may be served later."""
+        self._task = asyncio.create_task(self._run(), name="presence")
+
+    async def stop(self) -> None:
+        """Leave things as they are."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def unregister_endpoint_instance(self) -> None:
+        """Leave discovery for good."""
+        await self.stop()
+        await self._endpoint.unregister_endpoint_instance()
+
+    async def _run(self) -> None:
+        client = await self._endpoint.client()
+        while self._endpoint.connection_id() not in client.instance_ids():  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        is_present = True
+        while True:
+            if self._is_ready() != is_present:
+                is_present = not is_present
+                await self._set(is_present)
+            await asyncio.sleep(_POLL_S)
+
+    async def _set(self, is_present: bool) -> None:
+        try:
+            if is_present:
+                await self._endpoint.register_endpoint_instance()
+                log.info("there is a live decode worker: serving")
+            else:
+                await self._endpoint.unregister_endpoint_instance()
+                log.warning("no live decode worker: out of discovery until there is one")
+        except Exception as error:
+            # The next change tries again; until then rounds are refused one by one.
+            log.warning("could not change the presence in discovery: %s", error)
