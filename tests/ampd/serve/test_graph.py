@@ -41,7 +41,7 @@ def test_as_many_processes_as_asked_for() -> None:
 
 def test_workers_accept_their_command_line() -> None:
     spec = _specs("--engine", "modelled", "--ttft", "0.7", "--ordering", "fcfs", "--namespace", "green")[0]
-    settings = parse_settings(WorkerSettings, [f for f in _flags(spec)], "python -m workers")
+    settings = parse_settings(WorkerSettings, _flags(spec), "python -m workers")
     assert (settings.slo.ttft_s, settings.ordering, settings.namespace) == (0.7, "fcfs", "green")
     assert settings.state_url == SITE.state_url
     assert str(settings.role) == "prefill"
