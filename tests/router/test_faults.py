@@ -141,17 +141,23 @@ async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
 async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: httpx.AsyncClient, site: Graph) -> None:
     body = completion([13] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
-    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        seen = []
-        async for event in events(response):
-            seen.append(event)
-            if len(seen) == 10:
-                victim = record(seen[0])["decode_worker"]
-                os.kill(site.pid(site.processes[victim]), signal.SIGSTOP)
-                asyncio.get_running_loop().call_later(15.0, os.kill, site.pid(site.processes[victim]), signal.SIGCONT)
+    body["stream"] = True
+    seen: list[dict[str, Any]] = []
+    hung = 0
+    try:
+        async with (
+            asyncio.timeout(20),
+            client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply,
+        ):
+            async for event in events(reply):
+                seen.append(event)
+                if len(seen) == 10:
+                    hung = site.pid(site.processes[record(seen[0])["decode_worker"]])
+                    os.kill(hung, signal.SIGSTOP)
+    finally:
+        os.kill(hung, signal.SIGCONT)
     assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
     assert [record(event) for event in seen if event.get("nvext")][-1]["retries"] == 1
-    os.kill(site.pid(site.processes[victim]), signal.SIGCONT)
     await site.until_workers(3)
 
 
