@@ -191,5 +191,5 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 async def _sleep_until(when_s: float) -> None:
     # A loop may round its timers and wake early.
-    while (left_s := when_s - time.perf_counter()) > 0:
+    while (left_s := when_s - time.perf_counter()) > 0:  # noqa: ASYNC110
         await asyncio.sleep(left_s)
