@@ -162,5 +162,35 @@ def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path) -> No
         assert moved["history"] > 0
         assert moved["increment"] > 0
         assert result["attainment"] == {"rounds": 1.0, "sessions": 1.0}
+        _what_cannot_be_carried_stays_local(graph.url)
         tree = graph.tree
     _wait_gone(tree)
+
+
+def _what_cannot_be_carried_stays_local(url: str) -> None:
+    """On real engines: a grammar and several choices work where prefills are remote, and say why theirs was not."""
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    grammar = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}}}
+    guided, reason = _chat(url, response_format=grammar)
+    assert json.loads(guided[0])["a"] in {"x", "y"}
+    assert reason == "cannot-carry-guided-decoding"
+    choices, reason = _chat(url, n=2, temperature=1.0)
+    assert len(choices) == 2
+    assert reason == "cannot-carry-n"
+    assert _chat(url)[1] == "always-remote"
+
+
+def _chat(url: str, **options: object) -> tuple[list[str], str]:
+    """The answers, and the reason of the round's route."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 64,
+        "nvext": {"extra_fields": ["engine_data"]},
+        **options,
+    }
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    return texts, answer["nvext"]["engine_data"]["ampd"]["reason"]
