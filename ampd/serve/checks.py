@@ -9,6 +9,7 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.serve.settings import EngineName, ServeSettings
+from ampd.types import Parallelism
 
 
 def check_policies(settings: ServeSettings) -> None:
@@ -17,9 +18,10 @@ def check_policies(settings: ServeSettings) -> None:
         registry.create(kind, getattr(settings, kind))
 
 
-def check_perf(name_or_path: str) -> None:
-    """Refuse a performance model that is not there or does not read."""
-    load_performance_model(name_or_path)
+def check_perf(name_or_path: str, tp: int) -> None:
+    """Refuse a performance model that is not there, does not read, or does not know the workers' parallelism."""
+    theta = Parallelism(tp)
+    load_performance_model(name_or_path).require([theta], [theta])
 
 
 def check_engine(engine: EngineName) -> None:

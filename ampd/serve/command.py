@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
     settings = parse_settings(ServeSettings, argv, "ampd serve")
     checks.check_policies(settings)
-    checks.check_perf(settings.perf)
+    checks.check_perf(settings.perf, settings.tp)
     checks.check_engine(settings.engine)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
@@ -50,9 +51,8 @@ def run(argv: Sequence[str]) -> int:
             discovery_dir=Path(scratch) / "discovery",
             worker_env=tuple(environments),
         )
-        log_dir = Path(settings.log_dir or Path(scratch) / "logs")
-        log_dir.mkdir(parents=True, exist_ok=True)
-        return asyncio.run(_serve(settings, site, log_dir))
+        with _log_dir(settings) as log_dir:
+            return asyncio.run(_serve(settings, site, log_dir))
 
 
 @contextlib.contextmanager
@@ -62,6 +62,16 @@ def _state_url(settings: ServeSettings) -> Iterator[str]:
         return
     with EmbeddedRedis() as redis:
         yield redis.url
+
+
+@contextlib.contextmanager
+def _log_dir(settings: ServeSettings) -> Iterator[Path]:
+    """The folder for logs; a temporary one is kept when the graph failed, for the error names a file in it."""
+    chosen = Path(settings.log_dir) if settings.log_dir else Path(tempfile.mkdtemp(prefix="ampd-logs-"))
+    chosen.mkdir(parents=True, exist_ok=True)
+    yield chosen
+    if not settings.log_dir:
+        shutil.rmtree(chosen, ignore_errors=True)
 
 
 async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int:

@@ -103,3 +103,7 @@ def test_malformed_trace_line_names_file_and_line(tmp_path: Path) -> None:
 
 def test_unknown_trace_lists_the_shipped_ones() -> None:
     assert "tau-bench" in _refusal(_ampd("trace", "stats", "no-such-trace"))
+
+
+def test_parallelism_that_the_performance_model_lacks_lists_the_known_ones() -> None:
+    assert "it has tp 1" in _refusal(_ampd("serve", "--engine", "modelled", "--tp", "2"))
