@@ -38,8 +38,8 @@ class _Scene:
 
 SCENES = {
     EngineName.SGLANG: _Scene(
-        serve=("--prefill", "1", "--decode", "1", "--ttft", "1.5", "--itl", "0.15"),
-        replay=("--limit", "12", "--ttft", "1.5", "--itl", "0.15", "--time-scale", "0.2"),
+        serve=("--prefill", "1", "--decode", "1", "--ttft", "0.8", "--itl", "0.2"),
+        replay=("--limit", "12", "--ttft", "0.8", "--itl", "0.2", "--time-scale", "0.2"),
     ),
     EngineName.MODELLED: _Scene(
         serve=("--prefill", "2", "--decode", "4", "--ttft", "0.5", "--itl", "0.05"),
