@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 
+from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_sequence import Limits, Sequence
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.kv.modelled_exchange import ModelledExchange
-from workers.kv.page_keys import page_keys
 
 _LOG = logging.getLogger(__name__)
 _MAX_LAG_S = 0.1

@@ -1,1 +1,1 @@
-"""KV exchange between workers: page keys, the directory of pinned pages, and its transports."""
+"""KV exchange between workers: the directory of pinned pages, and its transports."""

@@ -20,7 +20,7 @@ from typing import Any
 from zmq import LINGER, PAIR, RCVHWM, SNDHWM
 from zmq.asyncio import Context
 
-from workers.kv.page_keys import KEY_BYTES
+from ampd.page_keys import KEY_BYTES
 
 Message = dict[str, Any]
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from ampd.errors import UserError
+from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
 from workers.kv.directory import PageDirectory
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
-from workers.kv.page_keys import page_keys
 
 _LEASE_MARGIN_S = 1.0
 _UNLEASE_TIMEOUT_S = 1.0

@@ -12,11 +12,11 @@ from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.kv.control import ControlLink, Message
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.layout import Descriptor, PoolLayout, decode_descriptor, mismatch
-from workers.kv.page_keys import page_keys
 from workers.kv.staging import PageAllocator, StagingMemory, staging_layout
 
 logger = logging.getLogger(__name__)
