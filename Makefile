@@ -55,7 +55,7 @@ $(VENV)/.installed-sglang: pyproject.toml constraints.txt | $(UV)
 	@touch $@ $(VENV)/.installed-base
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(UV)
-	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[sglang,dev]'
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[sglang,dev,aiconfigurator]'
 	@touch $@ $(VENV)/.installed-sglang $(VENV)/.installed-base
 
 clean:

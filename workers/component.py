@@ -25,7 +25,7 @@ from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
 from workers.peers import DynamoPeers
-from workers.prefill_queue import PrefillQueue
+from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
@@ -227,7 +227,7 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         )
 
     publisher = Publisher(store, read_view, settings.lease_s, settings.publish_interval_s)
-    queue = PrefillQueue(
+    queue = AsyncPrefillQueue(
         ordering,
         model,
         engine.info.parallelism,

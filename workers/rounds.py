@@ -16,7 +16,7 @@ from ampd.wire import GenerateRequest, KvReply, KvRequest, PrefillRequest, Round
 from workers.chunks import chunk_of, task_from_wire, usage_of
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
-from workers.prefill_queue import PrefillQueue, QueueEntry
+from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
 from workers.sessions import SessionKeeper
 
@@ -53,7 +53,7 @@ class Rounds:
         self,
         worker_id: str,
         engine: Engine,
-        queue: PrefillQueue,
+        queue: AsyncPrefillQueue,
         sessions: SessionKeeper,
         publisher: Publisher,
         ttft: SlidingWindow,
@@ -88,11 +88,11 @@ class Rounds:
         task, progress = self._begin(request)
         source = self._peer(request["source_worker_id"])
         try:
-            with self._queue.entry(task, fetches=source is not None) as entry:
+            with self._queue.place(task, fetches=source is not None) as place:
                 async with self._sessions.round(task.session_id):
-                    await entry.picked()
+                    await place.picked()
                     await self._fetch(progress, request["token_ids"], source)
-                    await entry.slot()
+                    await place.slot()
                     progress.started_s = self._clock()
                     chunk = await self._first_token(request, progress)
                     self._saw_first_token(task, progress)
@@ -121,11 +121,11 @@ class Rounds:
     # -- the two kinds of rounds
 
     async def _local(self, request: GenerateRequest, task: PrefillTask, progress: _Progress) -> Chunks:
-        with self._queue.entry(task, fetches=False) as entry:
-            await entry.picked()
-            await entry.slot()
+        with self._queue.place(task, fetches=False) as place:
+            await place.picked()
+            await place.slot()
             progress.started_s = self._clock()
-            async with aclosing(self._stream(request, progress, entry, task)) as chunks:
+            async with aclosing(self._stream(request, progress, place, task)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -143,7 +143,7 @@ class Rounds:
                 yield chunk
 
     async def _stream(
-        self, request: GenerateRequest, progress: _Progress, entry: QueueEntry | None, task: PrefillTask | None
+        self, request: GenerateRequest, progress: _Progress, place: QueuePlace | None, task: PrefillTask | None
     ) -> Chunks:
         """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
         outputs = self._outputs(request, progress, _max_tokens(request))
@@ -151,10 +151,10 @@ class Rounds:
         last: Chunk | None = None
         async with aclosing(outputs) as stream:
             async for output in stream:
-                if entry and task:
+                if place and task:
                     self._saw_first_token(task, progress)
-                    entry.leave()
-                    entry = None
+                    place.leave()
+                    place = None
                 self._saw_tokens(output, last_s, progress)
                 if last is not None:
                     yield last

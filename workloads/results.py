@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ampd.types import Slo
+
+_PERCENTS = (50, 95, 99)
 
 
 @dataclass(slots=True)
@@ -53,57 +56,114 @@ class RoundRecord:
         """Where the round was prefilled, if the server said so."""
         return self.decision.get("route")
 
-    def meets(self, slo: Slo) -> bool:
-        """Whether the round succeeded with its TTFT and its mean ITL within the targets."""
-        if self.error is not None or self.ttft_s is None:
-            return False
-        return self.ttft_s <= slo.ttft_s and (self.itl_s or 0.0) <= slo.itl_s
+
+class RoundOutcome(Protocol):
+    """What a result needs to know of a round: `RoundRecord` live, `SimulatedRound` in a simulation."""
+
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def ttft_s(self) -> float | None: ...
+    @property
+    def itl_s(self) -> float | None: ...
+    @property
+    def e2e_s(self) -> float | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def route(self) -> str | None: ...
+    @property
+    def output_tokens(self) -> int: ...
+
+
+def meets(outcome: RoundOutcome, slo: Slo) -> bool:
+    """Whether a round succeeded with its TTFT and its mean ITL within the targets."""
+    if outcome.error is not None or outcome.ttft_s is None:
+        return False
+    return outcome.ttft_s <= slo.ttft_s and (outcome.itl_s or 0.0) <= slo.itl_s
 
 
 def summarise(
     records: Sequence[RoundRecord], rounds_planned: Mapping[str, int], slo: Slo | None, duration_s: float
 ) -> dict[str, Any]:
-    """The shared keys of a result.
+    """The shared keys of a live run's result. See `shared_result`."""
+    done = [record for record in records if record.error is None and record.ttft_s is not None]
+    return shared_result(
+        records,
+        rounds_planned,
+        slo,
+        duration_s,
+        itl_s=latency_percentiles([gap_s for record in done for gap_s in record.gaps_s]),
+        kv_bytes={
+            "history": _total(done, "kv_read_bytes_history"),
+            "increment": _total(done, "kv_read_bytes_increment"),
+        },
+    )
+
+
+def shared_result(
+    outcomes: Sequence[RoundOutcome],
+    rounds_planned: Mapping[str, int],
+    slo: Slo | None,
+    duration_s: float,
+    *,
+    itl_s: Mapping[str, float | None],
+    kv_bytes: Mapping[str, int | None],
+) -> dict[str, Any]:
+    """The shared keys of a result, live or simulated.
 
     `rounds_planned`: session id -> its rounds, for the sessions that ran to their end or failed. A round that was
     never sent because an earlier one of its session failed counts as missed, so that failing early cannot help. The
     sessions of an interrupted run that neither ended nor failed are not in `rounds_planned`; their finished rounds
-    count, and they count as no session.
+    count, and they count as no session. `itl_s`: percentiles of all gaps between tokens.
     """
-    done = [record for record in records if record.error is None and record.ttft_s is not None]
-    ttfts = [(record.index, record.ttft_s) for record in done if record.ttft_s is not None]
+    done = [one for one in outcomes if one.error is None and one.ttft_s is not None]
+    ttfts = [(one.index, one.ttft_s) for one in done if one.ttft_s is not None]
     return {
-        "attainment": _attainment(records, rounds_planned, slo),
-        "ttft_s": percentiles(ttft_s for _, ttft_s in ttfts),
-        "ttft_initial_s": percentiles(ttft_s for index, ttft_s in ttfts if index == 0),
-        "ttft_incremental_s": percentiles(ttft_s for index, ttft_s in ttfts if index > 0),
-        "itl_s": percentiles(gap_s for record in done for gap_s in record.gaps_s),
-        "e2e_s": percentiles(record.e2e_s for record in done if record.e2e_s is not None),
-        "routes": {name: sum(record.route == name for record in done) for name in ("local", "remote")},
+        "attainment": _attainment(outcomes, rounds_planned, slo),
+        "ttft_s": latency_percentiles([ttft_s for _, ttft_s in ttfts]),
+        "ttft_initial_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index == 0]),
+        "ttft_incremental_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index > 0]),
+        "itl_s": dict(itl_s),
+        "e2e_s": latency_percentiles([one.e2e_s for one in done if one.e2e_s is not None]),
+        "routes": {name: sum(one.route == name for one in done) for name in ("local", "remote")},
         "rounds": len(done),
-        "sessions": len({record.session_id for record in records}),
-        "errors": sum(record.error is not None for record in records),
+        "sessions": len({one.session_id for one in outcomes}),
+        "errors": sum(one.error is not None for one in outcomes),
         "duration_s": duration_s,
-        "kv_bytes": {
-            "history": _total(done, "kv_read_bytes_history"),
-            "increment": _total(done, "kv_read_bytes_increment"),
-        },
-        "output_tokens": sum(record.output_tokens for record in done),
+        "kv_bytes": dict(kv_bytes),
+        "output_tokens": sum(one.output_tokens for one in done),
         "slo": {"ttft": slo.ttft_s, "itl": slo.itl_s} if slo else None,
     }
 
 
-def percentiles(values_s: Iterable[float]) -> dict[str, float | None]:
-    """Mean, p50, p95 and p99; None each if there is no value."""
-    data = np.fromiter(values_s, dtype=float)
+def latency_percentiles(values_s: ArrayLike, counts: NDArray[np.int64] | None = None) -> dict[str, float | None]:
+    """Mean, p50, p95 and p99 of values, each of which occurred `counts` times (once by default); None without any."""
+    data = np.asarray(values_s, dtype=float)
     if not data.size:
         return {"mean": None, "p50": None, "p95": None, "p99": None}
-    p50, p95, p99 = (float(value) for value in np.percentile(data, (50, 95, 99)))
-    return {"mean": float(data.mean()), "p50": p50, "p95": p95, "p99": p99}
+    p50, p95, p99 = (
+        float(value) for value in (np.percentile(data, _PERCENTS) if counts is None else _weighted(data, counts))
+    )
+    return {"mean": float(np.average(data, weights=counts)), "p50": p50, "p95": p95, "p99": p99}
+
+
+def _weighted(data: NDArray[np.float64], counts: NDArray[np.int64]) -> list[float]:
+    """What `np.percentile` says of every value repeated as often as it occurred, without repeating it."""
+    order = np.argsort(data)
+    ordered, ends = data[order], np.cumsum(counts[order])
+    results = []
+    for percent in _PERCENTS:
+        rank = percent / 100 * (ends[-1] - 1)
+        low, high = ordered[np.searchsorted(ends, [np.floor(rank), np.ceil(rank)], side="right")]
+        results.append(float(low + (high - low) * (rank - np.floor(rank))))
+    return results
 
 
 def _attainment(
-    records: Sequence[RoundRecord], rounds_planned: Mapping[str, int], slo: Slo | None
+    records: Sequence[RoundOutcome], rounds_planned: Mapping[str, int], slo: Slo | None
 ) -> dict[str, float | None]:
     if slo is None:
         return {"rounds": None, "sessions": None}
@@ -111,7 +171,7 @@ def _attainment(
     seen: dict[str, int] = {}
     for record in records:
         seen[record.session_id] = seen.get(record.session_id, 0) + 1
-        met[record.session_id] = met.get(record.session_id, 0) + record.meets(slo)
+        met[record.session_id] = met.get(record.session_id, 0) + meets(record, slo)
     due = sum(max(rounds_planned.get(name, 0), count) for name, count in seen.items())
     whole = sum(met.get(name, 0) == rounds for name, rounds in rounds_planned.items())
     return {

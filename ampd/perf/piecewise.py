@@ -110,6 +110,13 @@ class PiecewiseModel:
             raise self._lacks_pair(source, target) from None
         return line(tokens)
 
+    def kv_capacity_tokens(self, parallelism: Parallelism) -> int | None:
+        """KV memory of one replica in tokens; None if the profile does not say."""
+        for curves in self.profile.workers:
+            if curves.tp == parallelism.tp:
+                return curves.kv_capacity_tokens
+        raise self._lacks(parallelism)
+
     def require(self, prefill: Iterable[Parallelism], decode: Iterable[Parallelism]) -> None:
         """Check before a start that workers of these parallelisms, and KV moves both ways between them, are covered.
 

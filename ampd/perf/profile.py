@@ -104,6 +104,9 @@ class ParallelismCurves(_Part):
     tp: TensorParallel
     prefill: PrefillCurve
     decode: DecodeCurve
+    kv_capacity_tokens: int | None = Field(
+        default=None, ge=0, description="KV memory of one replica beside the weights, in tokens; null: unknown."
+    )
 
 
 class PerformanceProfile(_Part):
@@ -113,6 +116,10 @@ class PerformanceProfile(_Part):
     provenance: Provenance
     workers: tuple[ParallelismCurves, ...] = Field(min_length=1)
     kv_transfers: tuple[TransferCurve, ...] = ()
+    kv_bytes_per_token: int | None = Field(
+        default=None, ge=1, description="KV of one token over all layers; null: unknown."
+    )
+    max_context_tokens: int | None = Field(default=None, ge=1, description="Longest context of the model.")
 
     @model_validator(mode="after")
     def _unique(self) -> PerformanceProfile:

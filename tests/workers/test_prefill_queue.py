@@ -14,8 +14,9 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.registry import create
+from ampd.prefill_queue import QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
-from workers.prefill_queue import PrefillQueue, QueueEntry, Stage
+from workers.prefill_queue import AsyncPrefillQueue
 
 MODEL = load_performance_model("tiny-cpu")
 
@@ -50,7 +51,7 @@ class RandomOrdering:
         return Pick(index, tuple(range(index)))
 
 
-class LoggedQueue(PrefillQueue):
+class LoggedQueue(AsyncPrefillQueue):
     """Logs what the queue does at the moment it does it; its owners hear of it a little later."""
 
     log: list[tuple[str, str]]
@@ -79,14 +80,14 @@ def logged_queue(
 class Owner:
     """A handler's part: waits its turn, reads, computes; `read` and `computed` let it go on."""
 
-    def __init__(self, queue: PrefillQueue, name: str, fetches: bool, log: list[tuple[str, str]]) -> None:
+    def __init__(self, queue: AsyncPrefillQueue, name: str, fetches: bool, log: list[tuple[str, str]]) -> None:
         self.name = name
         self.read, self.computed = asyncio.Event(), asyncio.Event()
         self._queue, self._fetches, self._log = queue, fetches, log
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        with self._queue.entry(task(self.name), self._fetches) as entry:
+        with self._queue.place(task(self.name), self._fetches) as entry:
             await entry.picked()
             if self._fetches:
                 await self.read.wait()
@@ -195,11 +196,11 @@ async def test_a_prefill_without_a_read_is_not_chosen_before_there_is_a_slot() -
 
 async def test_postponements_are_counted_and_shown() -> None:
     late = task("long", incr_tokens=50_000, ttft_s=0.001)
-    queue = PrefillQueue(create("ordering", "ampd"), MODEL, Parallelism(), clock=lambda: 0.0)
-    with queue.entry(task("first"), False) as first:
+    queue = AsyncPrefillQueue(create("ordering", "ampd"), MODEL, Parallelism(), clock=lambda: 0.0)
+    with queue.place(task("first"), False) as first:
         await first.picked()
         await first.slot()
-        with queue.entry(late, False), queue.entry(task("short", incr_tokens=10), False) as short:
+        with queue.place(late, False), queue.place(task("short", incr_tokens=10), False) as short:
             first.leave()
             await short.picked()
             shown = {one.task_id: one.postponements for one in queue.tasks()}
@@ -230,9 +231,9 @@ async def test_cancelling_in_any_stage_makes_room(stage: Stage) -> None:
 
 async def test_changes_are_told() -> None:
     told = []
-    queue = PrefillQueue(
+    queue = AsyncPrefillQueue(
         create("ordering", "fcfs"), MODEL, Parallelism(), on_change=lambda: told.append(len(queue.tasks()))
     )
-    with queue.entry(task("a"), False):
+    with queue.place(task("a"), False):
         assert told[-1] == 1
     assert told[-1] == 0

@@ -1,0 +1,1 @@
+"""Before deployment: the profiler, the simulator and the search for the cluster's layout."""

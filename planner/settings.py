@@ -1,0 +1,86 @@
+"""The case that a simulation or a plan is about: which model on which GPU, which sessions, which targets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from ampd.perf.presets import analytic_model
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.settings import Settings
+from ampd.types import Parallelism, Slo
+from workloads.retime import retime
+from workloads.trace import Session, load_trace
+
+
+class PerfSource(StrEnum):
+    """Where the performance model of `--model` on `--gpu` comes from."""
+
+    ANALYTIC = "analytic"
+    AICONFIGURATOR = "aiconfigurator"
+
+
+class CaseSettings(Settings):
+    """A workload on a kind of hardware."""
+
+    trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
+    model: str | None = Field(
+        None, description="Model preset, or the path of a Hugging Face config.json (or of its folder)."
+    )
+    gpu: str | None = Field(None, description="GPU preset.")
+    perf_source: PerfSource = Field(
+        PerfSource.ANALYTIC, description="Where the times of --model on --gpu come from (aiconfigurator: its package)."
+    )
+    perf: str | None = Field(
+        None, description="Performance model instead of --model and --gpu: name of a shipped profile, or a file."
+    )
+    kv_capacity_tokens: int | None = Field(
+        None, ge=1, description="KV memory of every replica in tokens; default: what the performance model says."
+    )
+    rate: float | None = Field(None, gt=0, allow_inf_nan=False, description="Session arrivals per second (Poisson).")
+    limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
+    ttft: float = Field(2.0, gt=0, description="TTFT target in seconds.")
+    itl: float = Field(0.1, gt=0, description="ITL target in seconds.")
+    seed: int = Field(0, description="Seed of arrivals and of the policies' random choices.")
+    as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
+
+    @property
+    def slo(self) -> Slo:
+        """The targets of every round."""
+        return Slo(self.ttft, self.itl)
+
+    def performance_model(self) -> PiecewiseModel:
+        """The performance model that the flags name.
+
+        Raises:
+            UserError: an unknown preset (the known ones are listed), a wrong file, or flags that do not go together.
+        """
+        if self.perf is not None:
+            if self.model is not None or self.gpu is not None:
+                raise UserError("--perf: a profile says the model and the GPU itself; leave out --model and --gpu")
+            return load_performance_model(self.perf)
+        if self.model is None or self.gpu is None:
+            raise UserError("--model and --gpu are missing (or give --perf, a profile of `ampd profile`)")
+        if self.perf_source is PerfSource.AICONFIGURATOR:
+            from ampd.perf.aiconfigurator import aiconfigurator_model
+
+            return aiconfigurator_model(self.model, self.gpu)
+        return analytic_model(self.model, self.gpu)
+
+    def kv_capacity_of(self, model: PiecewiseModel, parallelism: Parallelism) -> int:
+        """KV memory of a replica in tokens; 0: unlimited, because nobody knows."""
+        return self.kv_capacity_tokens or model.kv_capacity_tokens(parallelism) or 0
+
+    def sessions(self, rate: float | None, limit: int | None = None) -> list[Session]:
+        """The sessions of the trace, as a Poisson process of `rate` if one is given."""
+        return retime(load_trace(self.trace), rate, self.seed, limit or self.limit)
+
+
+def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
+    """Where a result's performance model comes from, for the result."""
+    source = model.provenance
+    return {"name": model.name, "kind": source.kind, "model": source.model, "gpu": source.gpu}

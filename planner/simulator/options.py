@@ -1,0 +1,47 @@
+"""What a simulation is told beside the sessions, the cluster and the performance model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampd.policies.base import BindingPolicy, OrderingPolicy, RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policy objects of a run: the same classes as in the live graph, from the registry."""
+
+    binding: BindingPolicy
+    routing: RoutingPolicy
+    ordering: OrderingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """How the cluster behaves; the defaults are those of the live workers.
+
+    Attributes:
+        seed: of the policies' random choices; the same seed gives the same result.
+        chunk_tokens: 0: a prefill runs whole and pauses the batch; else it advances by up to so many tokens a step,
+            in one pass with the decode batch (chunked prefill).
+        window_s: length of the windows of TTFT and ITL.
+        prefill_concurrency, prefetch: as in the workers' settings.
+        page_size_tokens: KV is held and moved in whole pages of this size.
+        dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
+        hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
+        state_delay_s: how old a coordinator's view of a worker is; its own decisions it knows at once.
+        coordinators: replicas; sessions are spread over them at random, per round.
+        keeps_timeline: record what every worker did when, for reports.
+    """
+
+    seed: int = 0
+    chunk_tokens: int = 0
+    window_s: float = 10.0
+    prefill_concurrency: int = 1
+    prefetch: int = 1
+    page_size_tokens: int = 16
+    dispatch_s: float = 0.0
+    hand_over_s: float = 0.0
+    state_delay_s: float = 0.0
+    coordinators: int = 1
+    keeps_timeline: bool = False

@@ -1,0 +1,129 @@
+"""What comes out of a simulation: rounds, gaps between tokens, and what the workers did when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ampd.types import Slo
+from workloads.results import latency_percentiles, shared_result
+
+
+@dataclass(slots=True)
+class SimulatedRound:
+    """One round; the fields it shares with `workloads.results.RoundRecord` mean the same.
+
+    Attributes:
+        sent_s: when the round was handed to the system, in seconds from the start of the run.
+        hist_tokens: context that is kept from the rounds before; incr_tokens: what is new in the prompt.
+        missing_tokens: history whose KV the decode worker had lost, so that it was prefilled again.
+        itl_s: mean gap between the round's tokens; None with fewer than two tokens.
+        route, reason, worker_id, decode_worker_id: the routing decision.
+        queued_s: from its entry in the prefill queue to the start of its computation.
+        kv_history_tokens, kv_increment_tokens: KV moved to the prefill worker and back.
+    """
+
+    session_id: str
+    index: int
+    sent_s: float
+    hist_tokens: int
+    incr_tokens: int
+    output_tokens: int
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+    error: str | None = None
+    route: str | None = None
+    reason: str = ""
+    worker_id: str = ""
+    decode_worker_id: str = ""
+    missing_tokens: int = 0
+    queued_s: float = 0.0
+    postponements: int = 0
+    kv_history_tokens: int = 0
+    kv_increment_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a worker did: one bar of the timeline.
+
+    Attributes:
+        lane: `compute` (prefills, decode batches) or `kv-in` (reads from other workers).
+        kind: `prefill`, `decode`, `kv-history` or `kv-increment`.
+        detail: session, tokens, batch size.
+    """
+
+    worker_id: str
+    lane: str
+    kind: str
+    start_s: float
+    end_s: float
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GapRun(NamedTuple):
+    """Consecutive decode steps of one worker without a change of its batch.
+
+    Step k (from 0) of `steps` lasts `first_s + k * growth_s`, and is a gap between tokens of `batch` sequences.
+    """
+
+    first_s: float
+    growth_s: float
+    steps: int
+    batch: int
+
+
+@dataclass(slots=True)
+class SimulationRun:
+    """A finished simulation.
+
+    Attributes:
+        rounds: in order of their end.
+        rounds_planned: session id -> its rounds.
+        gaps: all gaps between tokens, as runs.
+        worker_roles: worker id -> `prefill` or `decode`, in the order of the cluster.
+        lost_sessions: times that a session's KV was evicted between its rounds.
+        events: events handled, as a measure of the work.
+        duration_s: virtual time from 0 to the last token.
+    """
+
+    rounds: list[SimulatedRound]
+    rounds_planned: dict[str, int]
+    gaps: Sequence[GapRun]
+    worker_roles: dict[str, str]
+    duration_s: float
+    lost_sessions: int = 0
+    events: int = 0
+    timeline: list[Span] = field(default_factory=list)
+
+    def result(self, slo: Slo, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
+        """The shared keys of a result, as a live replay has them."""
+        moved = {
+            "history": sum(one.kv_history_tokens for one in self.rounds),
+            "increment": sum(one.kv_increment_tokens for one in self.rounds),
+        }
+        kv_bytes = {name: tokens * kv_bytes_per_token if kv_bytes_per_token else None for name, tokens in moved.items()}
+        result = shared_result(
+            self.rounds,
+            self.rounds_planned,
+            slo,
+            self.duration_s,
+            itl_s=gap_percentiles(self.gaps),
+            kv_bytes=kv_bytes,
+        )
+        return result | {"kv_tokens": moved, "lost_sessions": self.lost_sessions}
+
+
+def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:
+    """Mean, p50, p95 and p99 of all gaps between tokens."""
+    if not gaps:
+        return latency_percentiles(())
+    table = np.array(gaps)
+    steps = table[:, 2].astype(int)
+    position = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+    first_s, growth_s, batch = (np.repeat(table[:, column], steps) for column in (0, 1, 3))
+    return latency_percentiles(first_s + position * growth_s, batch.astype(np.int64))
