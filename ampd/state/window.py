@@ -39,6 +39,10 @@ class SlidingWindow:
             return Window()
         return Window(mean_s=self._sum_ns / self._count / _NS, count=self._count)
 
+    def changes_at_s(self) -> float:
+        """When the oldest sample leaves the window, if nothing is added; infinity when it is empty."""
+        return self._samples[0][0] + self._length_s if self._samples else float("inf")
+
     def _advance(self, now_s: float) -> float:
         # a caller's clock that steps back must not revive or misorder samples
         self._now_s = max(self._now_s, now_s)

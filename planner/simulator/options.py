@@ -29,8 +29,11 @@ class SimulationOptions:
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
-        state_delay_s: how old a coordinator's view of a worker is; its own decisions it knows at once.
+        hand_over_pass: the last tokens of a round that was prefilled elsewhere take a prefill pass of their own at the
+            decode worker (as in SGLang); else the next decode step computes them.
+        state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
         coordinators: replicas; sessions are spread over them at random, per round.
+        steps_at_once: longest run of decode steps between two events; 1: token by token, which is slow and says the same.
         keeps_timeline: record what every worker did when, for reports.
     """
 
@@ -42,6 +45,8 @@ class SimulationOptions:
     page_size_tokens: int = 16
     dispatch_s: float = 0.0
     hand_over_s: float = 0.0
+    hand_over_pass: bool = True
     state_delay_s: float = 0.0
     coordinators: int = 1
+    steps_at_once: int = 1 << 60
     keeps_timeline: bool = False

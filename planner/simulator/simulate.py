@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ampd.perf.model import PerformanceModel
-from ampd.types import Slo
+from ampd.types import Role, Slo
 from planner.simulator.cluster import Cluster
+from planner.simulator.events import EventLoop
+from planner.simulator.links import Links
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun
+from planner.simulator.outcome import GapRun, SimulationRun, Span
+from planner.simulator.rounds import RoundRunner
+from planner.simulator.views import DelayedViews, FreshViews, Views
+from planner.simulator.worker import SimulatedWorker
 from workloads.trace import Session
+
+_DEFAULTS = SimulationOptions()
 
 
 def simulate(
@@ -18,11 +25,35 @@ def simulate(
     model: PerformanceModel,
     policies: Policies,
     slo: Slo,
-    options: SimulationOptions = SimulationOptions(),  # noqa: B008
-    on_round: Callable[[], None] | None = None,
+    options: SimulationOptions = _DEFAULTS,
+    on_round: Callable[[], None] = lambda: None,
 ) -> SimulationRun:
     """Serve all sessions on a cluster in virtual time.
 
     `on_round` is called after each finished round, for progress.
     """
-    raise NotImplementedError
+    loop = EventLoop()
+    gaps: list[GapRun] = []
+    spans: list[Span] | None = [] if options.keeps_timeline else None
+    workers = [
+        SimulatedWorker(f"{role}-{number}", role, group, model, policies.ordering, loop, options, gaps, spans)
+        for role, groups in ((Role.PREFILL, cluster.prefill), (Role.DECODE, cluster.decode))
+        for number, group in enumerate(group for group in groups for _ in range(group.replicas))
+    ]
+    views: Views = FreshViews(workers, loop)
+    if options.state_delay_s or options.coordinators > 1:
+        views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
+    runner = RoundRunner(workers, views, Links(loop), loop, model, policies, slo, options, spans, on_round)
+    for session in sessions:
+        loop.at(session.arrival_s, runner.arrive, session)
+    loop.run()
+    return SimulationRun(
+        rounds=runner.finished,
+        rounds_planned={session.session_id: len(session.rounds) for session in sessions},
+        gaps=gaps,
+        worker_roles={worker.worker_id: worker.role.value for worker in workers},
+        duration_s=loop.now_s,
+        lost_sessions=sum(worker.memory.evicted for worker in workers if worker.role is Role.DECODE),
+        events=loop.handled,
+        timeline=spans or [],
+    )

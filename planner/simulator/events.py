@@ -1,0 +1,48 @@
+"""Virtual time: things that will happen, in the order in which they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+
+class EventLoop:
+    """Runs actions at their times; of equal times the one that was entered first comes first.
+
+    Attributes:
+        now_s: virtual time.
+        handled: actions run so far.
+    """
+
+    __slots__ = ("_count", "_heap", "handled", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.handled = 0
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._count = 0
+
+    def at(self, when_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Run `action(argument)` at a time that has not passed. There is no cancelling: an action checks what it finds.
+
+        Raises:
+            ValueError: the time has passed; an effect would come before its cause.
+        """
+        if when_s < self.now_s:
+            raise ValueError(f"it is {self.now_s} s, nothing can be done at {when_s} s any more")
+        self._count += 1
+        heappush(self._heap, (when_s, self._count, action, argument))
+
+    def clock(self) -> float:
+        """The time, as a clock for those who want one."""
+        return self.now_s
+
+    def run(self) -> None:
+        """Run until nothing is left to do."""
+        heap = self._heap
+        while heap:
+            when_s, _, action, argument = heappop(heap)
+            self.now_s = when_s
+            self.handled += 1
+            action(argument)

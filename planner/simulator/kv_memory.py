@@ -1,0 +1,119 @@
+"""The KV memory of one worker: what sessions hold between rounds, what running rounds take, who is evicted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class KvMemory:
+    """Tokens of KV by session, in whole pages, never more than fit.
+
+    A session is *idle* between its rounds (its KV may be evicted, the least recently used first), *kept* while a round
+    of it waits or is read by a peer, or *running* (its whole round's context is reserved).
+
+    Args:
+        capacity_tokens: 0: unlimited.
+
+    Attributes:
+        held: session id -> tokens of its context whose KV is here.
+        evicted: times that a session lost its KV.
+    """
+
+    __slots__ = ("_idle", "_keepers", "_reserved", "capacity_tokens", "evicted", "held", "page_tokens", "used_tokens")
+
+    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.page_tokens = page_tokens
+        self.held: dict[str, int] = {}
+        self.used_tokens = 0
+        self.evicted = 0
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._keepers: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
+
+    def is_running(self, session_id: str) -> bool:
+        """Whether a round of the session has a reservation."""
+        return session_id in self._reserved
+
+    def ever_fits(self, tokens: int) -> bool:
+        """Whether a round of so many tokens fits into an empty memory."""
+        return not self.capacity_tokens or tokens <= self.capacity_tokens
+
+    def keep(self, session_id: str) -> None:
+        """Protect what the session holds until `unkeep`; calls nest."""
+        self._keepers[session_id] = self._keepers.get(session_id, 0) + 1
+        self._idle.pop(session_id, None)
+
+    def unkeep(self, session_id: str) -> None:
+        """End a protection; the session is then the most recently used."""
+        left = self._keepers[session_id] - 1
+        if left:
+            self._keepers[session_id] = left
+            return
+        del self._keepers[session_id]
+        self._rest(session_id)
+
+    def reserve(self, session_id: str, tokens: int) -> bool:
+        """Make room for a round of the session with `tokens` in total, what it holds already included.
+
+        Evicts idle sessions, and where nothing runs also those whose rounds wait; False: it does not fit now.
+        """
+        if not self.capacity_tokens:
+            self._take(session_id, tokens)
+            return True
+        room = self.capacity_tokens - tokens + self.held.get(session_id, 0)
+        while self.used_tokens > room and self._idle:
+            self._evict(next(iter(self._idle)))
+        if self.used_tokens > room and not self._reserved:
+            for other in [name for name in reversed(self._keepers) if name != session_id]:
+                self._evict(other)
+                if self.used_tokens <= room:
+                    break
+        if self.used_tokens > room:
+            return False
+        self._take(session_id, tokens)
+        return True
+
+    def settle(self, session_id: str, context_tokens: int) -> None:
+        """End a reservation; the full pages of the session's first `context_tokens` stay."""
+        held = context_tokens // self.page_tokens * self.page_tokens
+        self.used_tokens += held - self._reserved.pop(session_id)
+        self._set_held(session_id, held)
+        self._rest(session_id)
+
+    def release(self, session_id: str) -> None:
+        """Drop what a session that has ended holds."""
+        if session_id not in self._reserved:
+            self.used_tokens -= self.held.pop(session_id, 0)
+            self._idle.pop(session_id, None)
+
+    def cut(self, session_id: str, tokens: int) -> None:
+        """Drop the pages behind the first `tokens` of a session that does not run: its context was rewritten."""
+        held = self.held.get(session_id, 0)
+        kept = min(held, tokens // self.page_tokens * self.page_tokens)
+        self.used_tokens += kept - held
+        self._set_held(session_id, kept)
+        if not kept:
+            self._idle.pop(session_id, None)
+
+    def _take(self, session_id: str, tokens: int) -> None:
+        self.used_tokens += tokens - self.held.get(session_id, 0)
+        self._reserved[session_id] = tokens
+        self._idle.pop(session_id, None)
+
+    def _set_held(self, session_id: str, tokens: int) -> None:
+        if tokens:
+            self.held[session_id] = tokens
+        else:
+            self.held.pop(session_id, None)
+
+    def _rest(self, session_id: str) -> None:
+        if session_id in self.held and session_id not in self._keepers and session_id not in self._reserved:
+            self._idle[session_id] = None
+            self._idle.move_to_end(session_id)
+
+    def _evict(self, session_id: str) -> None:
+        tokens = self.held.pop(session_id, 0)
+        self.used_tokens -= tokens
+        self._idle.pop(session_id, None)
+        self.evicted += bool(tokens)

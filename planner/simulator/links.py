@@ -1,0 +1,68 @@
+"""KV on its way: transfers share the outgoing link of their source and the incoming link of their target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.simulator.events import EventLoop
+
+
+class Transfer:
+    """One move of KV.
+
+    Attributes:
+        left_s: what is left of it, in seconds of a link of its own.
+        share: the part of its link that it has now.
+    """
+
+    __slots__ = ("changed_s", "done", "left_s", "share", "source", "started_s", "target", "version")
+
+    def __init__(
+        self, source: str, target: str, seconds: float, now_s: float, done: Callable[[Transfer], None]
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.left_s = seconds
+        self.started_s = now_s
+        self.changed_s = now_s
+        self.share = 0.0
+        self.version = 0
+        self.done = done
+
+
+class Links:
+    """One full-duplex link a worker. A transfer gets an equal share of the more crowded of its two ends."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._out: dict[str, list[Transfer]] = {}
+        self._in: dict[str, list[Transfer]] = {}
+
+    def start(self, source: str, target: str, seconds: float, done: Callable[[Transfer], None]) -> None:
+        """Begin a transfer that takes `seconds` on links of its own; `done(transfer)` is called at its end."""
+        transfer = Transfer(source, target, seconds, self._loop.now_s, done)
+        self._out.setdefault(source, []).append(transfer)
+        self._in.setdefault(target, []).append(transfer)
+        self._share_out(source, target)
+
+    def _share_out(self, source: str, target: str) -> None:
+        """Give everybody at these two ends the share that is due now."""
+        now_s, out, into = self._loop.now_s, self._out, self._in
+        for transfer in {id(one): one for one in (*out[source], *into[target])}.values():
+            share = 1.0 / max(len(out[transfer.source]), len(into[transfer.target]))
+            if share == transfer.share:
+                continue
+            transfer.left_s = max(transfer.left_s - (now_s - transfer.changed_s) * transfer.share, 0.0)
+            transfer.changed_s = now_s
+            transfer.share = share
+            transfer.version += 1
+            self._loop.at(now_s + transfer.left_s / share, self._end, (transfer, transfer.version))
+
+    def _end(self, due: tuple[Transfer, int]) -> None:
+        transfer, version = due
+        if transfer.version != version:
+            return  # its share has changed, and with it its end
+        self._out[transfer.source].remove(transfer)
+        self._in[transfer.target].remove(transfer)
+        self._share_out(transfer.source, transfer.target)
+        transfer.done(transfer)

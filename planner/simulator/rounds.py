@@ -1,0 +1,347 @@
+"""The life of sessions in the cluster: bind, route, prefill here or there, move KV, decode, run the tool, again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ampd.perf.model import PerformanceModel
+from ampd.prefill_queue import QueueEntry, Stage
+from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo
+from planner.simulator.engine import Sequence as EngineSequence
+from planner.simulator.events import EventLoop
+from planner.simulator.links import Links, Transfer
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import SimulatedRound, Span
+from planner.simulator.views import Views
+from planner.simulator.worker import SimulatedWorker
+from workloads.trace import Round, Session, kept_tokens
+
+
+class ActiveSession:
+    """A session and how far it has come.
+
+    Attributes:
+        decode: the worker it is bound to, from its first round on.
+        users: workers that may hold KV of it.
+    """
+
+    __slots__ = ("context_tokens", "decode", "index", "rounds", "session_id", "users")
+
+    def __init__(self, session: Session) -> None:
+        self.session_id = session.session_id
+        self.rounds: tuple[Round, ...] = session.rounds
+        self.index = 0
+        self.context_tokens = 0
+        self.decode: SimulatedWorker | None = None
+        self.users: set[SimulatedWorker] = set()
+
+
+class ActiveRound:
+    """A round between its request and its last token."""
+
+    __slots__ = ("cached_tokens", "decode", "entry", "prefill", "prompt_tokens", "record", "session", "staged_tokens")
+
+    def __init__(self, session: ActiveSession, record: SimulatedRound, decode: SimulatedWorker) -> None:
+        self.session = session
+        self.record = record
+        self.decode = decode
+        self.prefill = decode
+        self.prompt_tokens = record.hist_tokens + record.incr_tokens
+        self.cached_tokens = 0
+        self.staged_tokens = 0
+        self.entry: QueueEntry | None = None
+
+
+class RoundRunner:
+    """Serves sessions on the workers; what the coordinators and the worker shells do live.
+
+    Args:
+        views: what decisions see.
+        spans: where to note KV moves; None: nowhere.
+        on_round: called after each round.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[SimulatedWorker],
+        views: Views,
+        links: Links,
+        loop: EventLoop,
+        model: PerformanceModel,
+        policies: Policies,
+        slo: Slo,
+        options: SimulationOptions,
+        spans: list[Span] | None,
+        on_round: Callable[[], None],
+    ) -> None:
+        self.finished: list[SimulatedRound] = []
+        self._workers = {worker.worker_id: worker for worker in workers}
+        self._decode_limit = max(
+            (worker.memory.capacity_tokens or 1 << 62) for worker in workers if worker.role is Role.DECODE
+        )
+        self._views = views
+        self._links = links
+        self._loop = loop
+        self._model = model
+        self._policies = policies
+        self._slo = slo
+        self._options = options
+        self._spans = spans
+        self._on_round = on_round
+        self._rng = random.Random(f"{options.seed}/coordinators")
+        self._page = options.page_size_tokens
+
+    def arrive(self, session: Session) -> None:
+        """The session's first round is sent now."""
+        self._send(ActiveSession(session))
+
+    # -- the coordinator
+
+    def _send(self, session: ActiveSession) -> None:
+        """A round's request leaves its client."""
+        if self._options.dispatch_s:
+            sent_s = self._loop.now_s
+            self._loop.at(sent_s + self._options.dispatch_s, self._place, (session, sent_s))
+        else:
+            self._place((session, self._loop.now_s))
+
+    def _place(self, sent: tuple[ActiveSession, float]) -> None:
+        session, sent_s = sent
+        item = session.rounds[session.index]
+        kept = kept_tokens(item, session.context_tokens)
+        record = SimulatedRound(session.session_id, session.index, sent_s, kept, item.incr_tokens, item.output_tokens)
+        prompt_tokens = kept + item.incr_tokens
+        if prompt_tokens + item.output_tokens > self._decode_limit:
+            record.error = (
+                f"prompt and output have {prompt_tokens + item.output_tokens} tokens, "
+                f"the KV memory of a decode worker holds {self._decode_limit}"
+            )
+            self._end_session(session, record)
+            return
+        coordinator = self._rng.randrange(self._options.coordinators) if self._options.coordinators > 1 else 0
+        decode = session.decode or self._bind(session, record, coordinator)
+        if kept < session.context_tokens:
+            for worker in session.users:
+                worker.memory.cut(session.session_id, kept)
+        self._route(ActiveRound(session, record, decode), coordinator)
+
+    def _bind(self, session: ActiveSession, record: SimulatedRound, coordinator: int) -> SimulatedWorker:
+        needed = record.hist_tokens + record.incr_tokens + record.output_tokens
+        views = [
+            view
+            for view in self._views.decode(coordinator)
+            if not 0 < view.kv_capacity_tokens < needed  # as live: a worker that can never take the prompt is no choice
+        ]
+        task = self._task(session, 0, record.incr_tokens)
+        chosen = self._policies.binding.bind(task, views, self._model, self._loop.now_s, self._rng)
+        session.decode = self._workers[chosen]
+        session.users.add(session.decode)
+        return session.decode
+
+    def _route(self, one: ActiveRound, coordinator: int) -> None:
+        record, decode, now_s = one.record, one.decode, self._loop.now_s
+        session_id = record.session_id
+        # At least one token is always computed: the one whose logits give the first output.
+        hist_tokens = min(record.hist_tokens, decode.memory.held.get(session_id, 0), one.prompt_tokens - 1)
+        record.missing_tokens = max(record.hist_tokens - self._page - hist_tokens, 0)
+        task = self._task(one.session, hist_tokens, one.prompt_tokens - hist_tokens)
+        decision = self._policies.routing.route(
+            task,
+            self._views.worker(coordinator, decode),
+            self._views.prefill(coordinator),
+            self._model,
+            now_s,
+            self._rng,
+        )
+        self._enter(one, task, decision, coordinator)
+
+    def _task(self, session: ActiveSession, hist_tokens: int, incr_tokens: int) -> PrefillTask:
+        return PrefillTask(
+            f"{session.session_id}/{session.index}",
+            session.session_id,
+            hist_tokens,
+            incr_tokens,
+            self._loop.now_s,
+            self._slo,
+        )
+
+    def _enter(self, one: ActiveRound, task: PrefillTask, decision: RouteDecision, coordinator: int) -> None:
+        record = one.record
+        worker = one.prefill = self._workers[decision.worker_id]
+        record.route, record.reason = decision.route.value, decision.reason
+        record.worker_id, record.decode_worker_id = worker.worker_id, one.decode.worker_id
+        one.session.users.add(worker)
+        is_remote = decision.route is Route.REMOTE
+        self._views.entered(coordinator, worker, task)
+
+        def turn(entry: QueueEntry) -> None:
+            one.entry = entry
+            if entry.stage is Stage.COMPUTING:
+                self._compute(one, entry)
+            elif entry.fetches:
+                self._fetch_history(one, entry)
+            else:
+                entry.fetched()
+
+        worker.queue.enter(task, is_remote and task.hist_tokens > 0, turn)
+
+    # -- prefill
+
+    def _fetch_history(self, one: ActiveRound, entry: QueueEntry) -> None:
+        """Read what the prefill worker lacks of the history, as far as the decode worker still has it."""
+        session_id, source, target = one.record.session_id, one.decode, one.prefill
+        available = min(entry.task.hist_tokens, source.memory.held.get(session_id, 0))
+        held = target.memory.held.get(session_id, 0)
+        missing = max(available - held, 0)
+        one.staged_tokens = missing
+        one.record.kv_history_tokens = missing
+        # What is here already goes with what is read: neither may be evicted before the other is used.
+        target.memory.keep(session_id)
+        source.memory.keep(session_id)
+
+        def arrived() -> None:
+            source.memory.unkeep(session_id)
+            entry.fetched()
+
+        self._move("kv-history", source, target, missing, session_id, arrived)
+
+    def _compute(self, one: ActiveRound, entry: QueueEntry) -> None:
+        """The engine takes the prefill."""
+        record, worker = one.record, one.prefill
+        record.queued_s = self._loop.now_s - entry.task.arrival_s
+        record.postponements = entry.task.postponements
+        session_id = record.session_id
+        is_local = worker is one.decode
+        held = min(worker.memory.held.get(session_id, 0), one.prompt_tokens - 1)
+        sequence = EngineSequence(
+            session_id,
+            one.prompt_tokens,
+            held // self._page * self._page,
+            record.output_tokens if is_local else 1,
+            lambda _, now_s: self._first_token(one, now_s),
+            (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
+            one.staged_tokens,
+        )
+        worker.engine.submit(sequence)
+        if entry.fetches:
+            worker.memory.unkeep(session_id)
+
+    def _first_token(self, one: ActiveRound, now_s: float) -> None:
+        record, worker, entry = one.record, one.prefill, one.entry
+        assert entry is not None
+        record.ttft_s = now_s - record.sent_s
+        worker.ttft.add(now_s - entry.task.arrival_s, now_s)
+        entry.leave()
+
+    # -- from the prefill worker to the decode worker
+
+    def _hand_over(self, one: ActiveRound) -> None:
+        """The first token is out; the decode worker reads the increment before it admits the round."""
+        record, session_id = one.record, one.record.session_id
+        one.prefill.memory.keep(session_id)
+        first_token_s = self._loop.now_s
+        wait_s = self._options.hand_over_s
+        if record.output_tokens == 1:
+            # The round is over for its client; the KV still goes where the next round looks for it.
+            self._loop.at(first_token_s + wait_s, self._fetch_increment, (one, -1.0))
+            self._finish(one, first_token_s)
+        elif wait_s:
+            self._loop.at(first_token_s + wait_s, self._fetch_increment, (one, first_token_s))
+        else:
+            self._fetch_increment((one, first_token_s))
+
+    def _fetch_increment(self, handed: tuple[ActiveRound, float]) -> None:
+        one, first_token_s = handed
+        source, target, session_id = one.prefill, one.decode, one.record.session_id
+        target.memory.keep(session_id)
+        available = source.memory.held.get(session_id, 0)
+        missing = max(available - target.memory.held.get(session_id, 0), 0)
+        one.staged_tokens = missing
+        one.record.kv_increment_tokens = missing
+
+        def arrived() -> None:
+            source.memory.unkeep(session_id)
+            self._decode(one, first_token_s)
+
+        self._move("kv-increment", source, target, missing, session_id, arrived)
+
+    def _decode(self, one: ActiveRound, first_token_s: float) -> None:
+        record, worker = one.record, one.decode
+        session_id, memory = record.session_id, worker.memory
+        if first_token_s < 0.0:
+            memory.unkeep(session_id)
+            self._take_over(one)
+            return
+        held = memory.held.get(session_id, 0)
+        sequence = EngineSequence(
+            session_id,
+            one.prompt_tokens + 1,
+            min(held, one.prompt_tokens),
+            record.output_tokens - 1,
+            None,
+            lambda _, now_s: self._last_token(one, now_s),
+            one.staged_tokens,
+            first_token_s,
+        )
+        worker.engine.submit(sequence)
+        memory.unkeep(session_id)
+        worker.changed()
+
+    def _take_over(self, one: ActiveRound) -> None:
+        """Keep the KV of a round of one token, if its session is not busy with the next one already."""
+        memory, session_id = one.decode.memory, one.record.session_id
+        has_ended = one.session.index == len(one.session.rounds)
+        if not has_ended and not memory.is_running(session_id) and memory.reserve(session_id, one.prompt_tokens):
+            memory.settle(session_id, one.prompt_tokens)
+
+    # -- the end of a round
+
+    def _last_token(self, one: ActiveRound, now_s: float) -> None:
+        one.decode.changed()
+        self._finish(one, now_s)
+
+    def _finish(self, one: ActiveRound, now_s: float) -> None:
+        record, session = one.record, one.session
+        record.e2e_s = now_s - record.sent_s
+        if record.output_tokens > 1 and record.ttft_s is not None:
+            record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
+        session.context_tokens = one.prompt_tokens + record.output_tokens
+        session.index += 1
+        if session.index == len(session.rounds):
+            self._end_session(session, record)
+            return
+        self.finished.append(record)
+        self._on_round()
+        self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
+
+    def _end_session(self, session: ActiveSession, record: SimulatedRound) -> None:
+        self.finished.append(record)
+        self._on_round()
+        for worker in session.users:
+            worker.memory.release(session.session_id)
+
+    # -- KV on its way
+
+    def _move(
+        self,
+        kind: str,
+        source: SimulatedWorker,
+        target: SimulatedWorker,
+        tokens: int,
+        session_id: str,
+        arrived: Callable[[], None],
+    ) -> None:
+        if not tokens:
+            arrived()
+            return
+        seconds = self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
+
+        def done(transfer: Transfer) -> None:
+            if self._spans is not None:
+                detail: dict[str, Any] = {"session": session_id, "tokens": tokens, "from": source.worker_id}
+                self._spans.append(Span(target.worker_id, "kv-in", kind, transfer.started_s, self._loop.now_s, detail))
+            arrived()
+
+        self._links.start(source.worker_id, target.worker_id, seconds, done)

@@ -1,0 +1,97 @@
+"""What coordinators see of the workers: the truth, or the truth of a moment ago."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from ampd.state.overlay import merge
+from ampd.types import PrefillTask, Role, WorkerView
+from planner.simulator.events import EventLoop
+from planner.simulator.worker import SimulatedWorker
+
+
+class Views(Protocol):
+    """The shared state as the coordinators read it."""
+
+    def prefill(self, coordinator: int) -> Sequence[WorkerView]:
+        """All prefill workers."""
+        ...
+
+    def decode(self, coordinator: int) -> Sequence[WorkerView]:
+        """All decode workers."""
+        ...
+
+    def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
+        """One worker."""
+        ...
+
+    def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
+        """This coordinator has just sent a prefill there."""
+        ...
+
+
+class FreshViews:
+    """Every coordinator sees every worker as it is."""
+
+    def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop) -> None:
+        self._loop = loop
+        self._prefill = [worker for worker in workers if worker.role is Role.PREFILL]
+        self._decode = [worker for worker in workers if worker.role is Role.DECODE]
+
+    def prefill(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
+        now_s = self._loop.now_s
+        return [worker.view(now_s) for worker in self._prefill]
+
+    def decode(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
+        now_s = self._loop.now_s
+        return [worker.view(now_s) for worker in self._decode]
+
+    def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:  # noqa: ARG002
+        return worker.view(self._loop.now_s)
+
+    def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
+        pass
+
+
+class DelayedViews:
+    """A change at a worker is published `delay_s` later; until then each coordinator adds what it has sent itself."""
+
+    def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop, delay_s: float, coordinators: int) -> None:
+        self._loop = loop
+        self._delay_s = delay_s
+        self._workers = workers
+        self._published: dict[str, WorkerView] = {}
+        self._pending: set[str] = set()
+        self._sent: list[dict[str, list[PrefillTask]]] = [{} for _ in range(coordinators)]
+        for worker in workers:
+            self._publish(worker)
+            worker.on_change = partial(self._changed, worker)
+
+    def prefill(self, coordinator: int) -> Sequence[WorkerView]:
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role is Role.PREFILL]
+
+    def decode(self, coordinator: int) -> Sequence[WorkerView]:
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role is Role.DECODE]
+
+    def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
+        published = self._published[worker.worker_id]
+        sent = self._sent[coordinator].get(worker.worker_id)
+        return merge(published, sent, (), {}) if sent else published
+
+    def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
+        self._sent[coordinator].setdefault(worker.worker_id, []).append(task)
+
+    def _changed(self, worker: SimulatedWorker) -> None:
+        if worker.worker_id not in self._pending:
+            self._pending.add(worker.worker_id)
+            self._loop.at(self._loop.now_s + self._delay_s, self._publish, worker)
+
+    def _publish(self, worker: Any) -> None:
+        self._pending.discard(worker.worker_id)
+        view = worker.view(self._loop.now_s)
+        self._published[worker.worker_id] = replace(view, held_tokens=dict(view.held_tokens))
+        for sent in self._sent:
+            sent.pop(worker.worker_id, None)
