@@ -33,7 +33,7 @@ class SimulationOptions:
             decode worker (as in SGLang); else the next decode step computes them.
         state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
         coordinators: replicas; sessions are spread over them at random, per round.
-        steps_at_once: longest run of decode steps between two events; 1: token by token, which is slow and says the same.
+        steps_at_once: longest run of decode steps between two events; 1: token by token, which says the same, slowly.
         keeps_timeline: record what every worker did when, for reports.
     """
 
