@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,11 +11,9 @@ from pathlib import Path
 from pydantic import Field
 
 from ampd.cli import guarded
-from ampd.errors import RunError
+from ampd.serve.running import ampd_command, running_graph
 from ampd.serve.settings import EngineName
 from ampd.settings import Settings, parse_settings
-
-_STOP_S = 30.0
 
 
 class DemoSettings(Settings):
@@ -55,45 +52,15 @@ def run(argv: Sequence[str]) -> int:
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     scene = SCENES[settings.engine]
-    graph = _start_graph([*_ampd("serve"), "--engine", settings.engine, "--port", "0", *scene.serve])
-    try:
-        url = _wait_ready(graph)
-        report, result = out / "demo.html", out / "demo.json"
-        replay = [*_ampd("replay"), TRACE, "--url", url, "--report", str(report), "--json", str(result), *scene.replay]
-        print(f"$ ampd {' '.join(replay[3:])}", flush=True)
-        code = subprocess.run(replay, check=False).returncode
-    finally:
-        _stop(graph)
+    serve = ["--engine", settings.engine, "--port", "0", *scene.serve]
+    report, result = out / "demo.html", out / "demo.json"
+    print(f"$ ampd serve {' '.join(serve)}", flush=True)
+    with running_graph(serve, lambda line: print(line, flush=True)) as url:
+        replay = [TRACE, "--url", url, "--report", str(report), "--json", str(result), *scene.replay]
+        print(f"$ ampd replay {' '.join(replay)}", flush=True)
+        code = subprocess.run([*ampd_command("replay"), *replay], check=False).returncode
     print(f"report: {report}\nresult: {result}")
     return code
-
-
-def _ampd(command: str) -> list[str]:
-    return [sys.executable, "-m", "ampd", command]
-
-
-def _start_graph(argv: list[str]) -> subprocess.Popen[str]:
-    print(f"$ ampd {' '.join(argv[3:])}", flush=True)
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-
-
-def _wait_ready(graph: subprocess.Popen[str]) -> str:
-    assert graph.stdout is not None
-    for line in graph.stdout:
-        print(line, end="", flush=True)
-        if line.startswith("ready: "):
-            return line.split()[1]
-    raise RunError(f"the graph did not start (exit code {graph.wait()}); its last lines are above")
-
-
-def _stop(graph: subprocess.Popen[str]) -> None:
-    if graph.poll() is None:
-        graph.send_signal(signal.SIGINT)
-    try:
-        graph.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        graph.kill()
-        graph.wait()
 
 
 if __name__ == "__main__":

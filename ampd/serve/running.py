@@ -1,0 +1,55 @@
+"""A graph as a child process: started with `ampd serve`, stopped at the end of the block."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from ampd.errors import RunError
+
+_STOP_S = 30.0
+
+
+def ampd_command(command: str) -> list[str]:
+    """The `ampd` command of this environment."""
+    return [sys.executable, "-m", "ampd", command]
+
+
+@contextmanager
+def running_graph(
+    flags: Sequence[str], say: Callable[[str], None], env: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Run `ampd serve` with these flags while the block runs; gives the frontend's URL.
+
+    `say` gets every line that the graph prints; `env`: its whole environment, default: ours.
+
+    Raises:
+        RunError: it does not become ready.
+    """
+    graph = subprocess.Popen([*ampd_command("serve"), *flags], stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        yield _ready_url(graph, say)
+    finally:
+        _stop(graph)
+
+
+def _ready_url(graph: subprocess.Popen[str], say: Callable[[str], None]) -> str:
+    assert graph.stdout is not None
+    for line in graph.stdout:
+        say(line.rstrip())
+        if line.startswith("ready: "):
+            return line.split()[1]
+    raise RunError(f"the graph did not start (exit code {graph.wait()}); its last lines are above")
+
+
+def _stop(graph: subprocess.Popen[str]) -> None:
+    if graph.poll() is None:
+        graph.send_signal(signal.SIGINT)
+    try:
+        graph.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        graph.kill()
+        graph.wait()
