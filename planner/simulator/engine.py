@@ -191,7 +191,8 @@ class SimulatedEngine:
             if held < sequence.cached_tokens:
                 # Evicted while it waited: what was read to go behind it is of no use either.
                 sequence.cached_tokens, sequence.staged_tokens = held, 0
-            if sequence.staged_tokens and not self._hand_over_pass:
+            was_handed_over = sequence.token_s >= 0.0 and sequence.missing_tokens <= memory.page_tokens + 1
+            if was_handed_over and not self._hand_over_pass:
                 self._join(sequence, 0)
             else:
                 self._prefilling.append(sequence)

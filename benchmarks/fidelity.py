@@ -1,0 +1,255 @@
+"""How far the simulator is from the live graph: the same trace and policies, the fitted model of the same engines.
+
+    python benchmarks/fidelity.py [--engine sglang|modelled] [--perf FILE] [--runs 5] [--json]
+
+1. The performance model: `--perf`, or for SGLang what `ampd profile` measures now on this machine.
+2. A graph starts with that model. Sessions one after the other calibrate what the model does not contain: the way from
+   the client to a queue (`dispatch_s`) and from a first token to the decode worker's read (`hand_over_s`).
+3. The trace is replayed `--runs` times on the live graph, and simulated once with the calibrated overheads.
+4. Printed: the simulation's relative error of each figure (median over the live runs), the share of rounds that were
+   routed alike, and how far the live runs are from each other, which no simulation can undercut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.policies.registry import create
+from ampd.serve.devices import worker_environments
+from ampd.serve.running import ampd_command, running_graph
+from ampd.types import Parallelism, Slo
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.simulate import simulate
+from workloads.retime import retime
+from workloads.trace import Round, Session, load_trace, write_trace
+
+_TP1 = Parallelism(1)
+_FIGURES = {
+    "TTFT mean": ("ttft_s", "mean"),
+    "TTFT P95": ("ttft_s", "p95"),
+    "TTFT P99": ("ttft_s", "p99"),
+    "TTFT initial mean": ("ttft_initial_s", "mean"),
+    "TTFT initial P95": ("ttft_initial_s", "p95"),
+    "TTFT incremental mean": ("ttft_incremental_s", "mean"),
+    "TTFT incremental P95": ("ttft_incremental_s", "p95"),
+    "ITL mean": ("itl_s", "mean"),
+    "round end to end mean": ("e2e_s", "mean"),
+}
+
+
+def main() -> int:
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="ampd-fidelity-") as name:
+        folder = Path(name)
+        perf = options.perf or (_profile(folder) if options.engine == "sglang" else "tiny-cpu")
+        model = load_performance_model(perf)
+        sessions = _scaled(
+            retime(load_trace(options.trace), options.rate, options.seed, options.limit), options.time_scale
+        )
+        trace = folder / "trace.jsonl"
+        write_trace(sessions, trace)
+        serve = ["--engine", options.engine, "--port", "0", "--perf", str(perf), "--routing", options.routing]
+        serve += ["--prefill", str(options.prefill), "--decode", str(options.decode)]
+        serve += ["--ttft", str(options.ttft), "--itl", str(options.itl)]
+        with running_graph(serve, _say) as url:
+            _replay(url, _write(_calibration(4), folder), folder, options)  # warms everything up
+            calibrated = _replay(url, _write(_calibration(12), folder), folder, options)
+            overheads = _overheads(calibrated["records"], model)
+            _say(f"calibrated: {overheads}")
+            live = [_replay(url, trace, folder, options) for _ in range(options.runs)]
+    simulated, routes = _simulate(sessions, model, overheads, options)
+    result = _compare(live, simulated, routes) | {"overheads": overheads, "performance_model": model.name}
+    result |= {key: getattr(options, key) for key in ("engine", "trace", "routing", "rate", "time_scale", "runs")}
+    print(json.dumps(result, indent=1) if options.json else _table(result))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", choices=("sglang", "modelled"), default="sglang")
+    parser.add_argument("--perf", help="performance model of the engines; default: measured now")
+    parser.add_argument("--trace", default="tau-bench-airline")
+    parser.add_argument("--limit", type=int, default=12)
+    parser.add_argument("--rate", type=float, default=None, help="Poisson arrivals; default: the trace's own")
+    parser.add_argument("--time-scale", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--routing", default="ampd")
+    parser.add_argument("--ttft", type=float, default=0.8)
+    parser.add_argument("--itl", type=float, default=0.2)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one object")
+    return parser.parse_args()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# -- live
+
+
+def _profile(folder: Path) -> str:
+    """Measure the engines under the threads that a worker of the graph gets."""
+    file = folder / "measured.json"
+    env = os.environ | worker_environments(2, 1, [], os.cpu_count() or 1)[0]
+    argv = [*ampd_command("profile"), "--engine", "sglang", "--model", "tiny", "--output", str(file)]
+    subprocess.run(argv, check=True, env=env, stdout=sys.stderr)
+    return str(file)
+
+
+def _calibration(sessions: int) -> list[Session]:
+    """Sessions that never meet, of rounds like those of real agents."""
+    rounds = (Round(incr_tokens=1200, output_tokens=24), Round(incr_tokens=80, output_tokens=24, tool_s=0.3))
+    return [Session(session_id=f"c{index}", arrival_s=4.0 * index, rounds=rounds) for index in range(sessions)]
+
+
+def _write(sessions: Sequence[Session], folder: Path) -> Path:
+    write_trace(sessions, folder / "calibration.jsonl")
+    return folder / "calibration.jsonl"
+
+
+def _replay(url: str, trace: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    file = folder / "replay.json"
+    argv = [*ampd_command("replay"), str(trace), "--url", url, "--json", str(file)]
+    argv += ["--ttft", str(options.ttft), "--itl", str(options.itl)]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def _overheads(records: Sequence[dict[str, Any]], model: PiecewiseModel) -> dict[str, float]:
+    """What is left of lone rounds' times when the model's part is taken away."""
+    first = [record for record in records if record["round"] == 0]
+    dispatch_s = statistics.median(
+        record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], _TP1) for record in first
+    )
+    remote = [record for record in first if record["decision"].get("route") == "remote"]
+    hand_over_s = statistics.median(_hand_over_s(record, model) for record in remote) if remote else 0.0
+    return {"dispatch_s": max(dispatch_s, 0.0), "hand_over_s": max(hand_over_s, 0.0)}
+
+
+def _hand_over_s(record: dict[str, Any], model: PiecewiseModel) -> float:
+    """From the first token to the second, less the read of the KV and the pass over the last tokens."""
+    prompt, tokens = record["incr_tokens"], record["output_tokens"]
+    modelled_s = model.kv_transfer_s(prompt // 16 * 16, _TP1, _TP1) + _tail_s(prompt, model)
+    modelled_s += sum(model.decode_step_s(1, prompt + step, _TP1) for step in range(2, tokens))
+    return float(record["e2e_s"] - record["ttft_s"] - modelled_s)
+
+
+def _tail_s(prompt: int, model: PiecewiseModel) -> float:
+    return model.prefill_s(prompt // 16 * 16, prompt % 16 + 1, _TP1)
+
+
+# -- simulated
+
+
+def _scaled(sessions: Sequence[Session], time_scale: float) -> list[Session]:
+    return [
+        session.model_copy(
+            update={
+                "arrival_s": session.arrival_s * time_scale,
+                "rounds": tuple(one.model_copy(update={"tool_s": one.tool_s * time_scale}) for one in session.rounds),
+            }
+        )
+        for session in sessions
+    ]
+
+
+def _simulate(
+    sessions: Sequence[Session], model: PiecewiseModel, overheads: dict[str, float], options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[tuple[str, int], str | None]]:
+    capacity = model.kv_capacity_tokens(_TP1) or 0
+    cluster = Cluster(
+        prefill=(ReplicaGroup(options.prefill, _TP1, capacity),), decode=(ReplicaGroup(options.decode, _TP1, capacity),)
+    )
+    policies = Policies(create("binding", "least-kv"), create("routing", options.routing), create("ordering", "ampd"))
+    slo = Slo(options.ttft, options.itl)
+    # The modelled engine joins a round that was prefilled elsewhere to the next step, SGLang gives it a pass.
+    settings = SimulationOptions(seed=options.seed, hand_over_pass=options.engine == "sglang", **overheads)
+    run = simulate(sessions, cluster, model, policies, slo, settings)
+    return run.result(slo), {(one.session_id, one.index): one.route for one in run.rounds}
+
+
+# -- comparison
+
+
+def _compare(
+    live: Sequence[dict[str, Any]], simulated: dict[str, Any], routes: dict[tuple[str, int], str | None]
+) -> dict[str, Any]:
+    errors = {}
+    for label, (key, part) in _FIGURES.items():
+        values = [run[key][part] for run in live]
+        ours = simulated[key][part]
+        errors[label] = {
+            "live_median": statistics.median(values),
+            "simulated": ours,
+            "error": statistics.median((ours - value) / value for value in values),
+            "live_spread": _spread(values, lambda one, other: abs(one - other) / other),
+        }
+    live_routes = [_routes(run) for run in live]
+    return {
+        "figures": errors,
+        "decisions_equal": statistics.median(_equal(routes, one) for one in live_routes),
+        "decisions_equal_among_live_runs": _spread(live_routes, _equal),
+        "local_share_live": statistics.median(_local_share(one) for one in live_routes),
+        "local_share_simulated": _local_share(routes),
+        "attainment_live": statistics.median(run["attainment"]["rounds"] for run in live),
+        "attainment_simulated": simulated["attainment"]["rounds"],
+        "rounds": len(routes),
+        "live_errors": sum(run["errors"] for run in live),
+    }
+
+
+def _spread(items: Sequence[Any], measure: Callable[[Any, Any], float]) -> float | None:
+    """The median over all pairs of runs."""
+    pairs = [measure(one, other) for one, other in combinations(items, 2)]
+    return statistics.median(pairs) if pairs else None
+
+
+def _routes(run: dict[str, Any]) -> dict[tuple[str, int], str | None]:
+    return {(one["session_id"], one["round"]): one["decision"].get("route") for one in run["records"]}
+
+
+def _equal(one: dict[tuple[str, int], str | None], other: dict[tuple[str, int], str | None]) -> float:
+    return sum(other.get(key) == route for key, route in one.items()) / len(one)
+
+
+def _local_share(routes: dict[tuple[str, int], str | None]) -> float:
+    return sum(route == "local" for route in routes.values()) / len(routes)
+
+
+def _table(result: dict[str, Any]) -> str:
+    lines = [f"{'':<24}{'live (median)':>15}{'simulated':>12}{'error':>9}{'live vs live':>14}"]
+    for label, row in result["figures"].items():
+        spread = "-" if row["live_spread"] is None else f"{row['live_spread']:.1%}"
+        live, ours = f"{row['live_median'] * 1e3:.1f} ms", f"{row['simulated'] * 1e3:.1f} ms"
+        lines.append(f"{label:<24}{live:>15}{ours:>12}{row['error']:>+9.1%}{spread:>14}")
+    among = result["decisions_equal_among_live_runs"]
+    lines += [
+        "",
+        f"routed alike            {result['decisions_equal']:.1%} of {result['rounds']} rounds"
+        + (f" (live runs among themselves {among:.1%})" if among is not None else ""),
+        *(
+            f"{label:<24}{result[f'{key}_live']:.1%} live, {result[f'{key}_simulated']:.1%} simulated"
+            for label, key in (("routed locally", "local_share"), ("attainment of rounds", "attainment"))
+        ),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
