@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -36,6 +37,8 @@ from workloads.retime import retime
 from workloads.trace import Round, Session, load_trace, write_trace
 
 _TP1 = Parallelism(1)
+_WINDOW_S = 11.0
+"""A replay begins with empty windows, as a simulation does."""
 _FIGURES = {
     "TTFT mean": ("ttft_s", "mean"),
     "TTFT P95": ("ttft_s", "p95"),
@@ -66,7 +69,7 @@ def main() -> int:
         with running_graph(serve, _say) as url:
             _replay(url, _write(_calibration(4), folder), folder, options)  # warms everything up
             calibrated = _replay(url, _write(_calibration(12), folder), folder, options)
-            overheads = _overheads(calibrated["records"], model)
+            overheads = _overheads(calibrated["records"], model, options.engine == "sglang")
             _say(f"calibrated: {overheads}")
             live = [_replay(url, trace, folder, options) for _ in range(options.runs)]
     simulated, routes = _simulate(sessions, model, overheads, options)
@@ -124,6 +127,7 @@ def _write(sessions: Sequence[Session], folder: Path) -> Path:
 
 def _replay(url: str, trace: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     file = folder / "replay.json"
+    time.sleep(_WINDOW_S)
     argv = [*ampd_command("replay"), str(trace), "--url", url, "--json", str(file)]
     argv += ["--ttft", str(options.ttft), "--itl", str(options.itl)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
@@ -131,21 +135,27 @@ def _replay(url: str, trace: Path, folder: Path, options: argparse.Namespace) ->
     return result
 
 
-def _overheads(records: Sequence[dict[str, Any]], model: PiecewiseModel) -> dict[str, float]:
+def _overheads(records: Sequence[dict[str, Any]], model: PiecewiseModel, with_pass: bool) -> dict[str, float]:
     """What is left of lone rounds' times when the model's part is taken away."""
     first = [record for record in records if record["round"] == 0]
-    dispatch_s = statistics.median(
-        record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], _TP1) for record in first
-    )
-    remote = [record for record in first if record["decision"].get("route") == "remote"]
-    hand_over_s = statistics.median(_hand_over_s(record, model) for record in remote) if remote else 0.0
-    return {"dispatch_s": max(dispatch_s, 0.0), "hand_over_s": max(hand_over_s, 0.0)}
+    remote = [record for record in first if record["decision"]["route"] == "remote"]
+    read = [record["decision"] for record in remote if record["decision"]["kv_read_tokens_increment"]]
+    overheads = {
+        "dispatch_s": [record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], _TP1) for record in first],
+        "kv_read_s": [
+            one["kv_read_s_increment"] - model.kv_transfer_s(one["kv_read_tokens_increment"], _TP1, _TP1)
+            for one in read
+        ],
+        "hand_over_s": [_hand_over_s(record, model, with_pass) for record in remote],
+    }
+    return {name: max(statistics.median(values or [0.0]), 0.0) for name, values in overheads.items()}
 
 
-def _hand_over_s(record: dict[str, Any], model: PiecewiseModel) -> float:
-    """From the first token to the second, less the read of the KV and the pass over the last tokens."""
+def _hand_over_s(record: dict[str, Any], model: PiecewiseModel, with_pass: bool) -> float:
+    """From the first token to the second, less the read of the KV and the pass or step that makes the second."""
     prompt, tokens = record["incr_tokens"], record["output_tokens"]
-    modelled_s = model.kv_transfer_s(prompt // 16 * 16, _TP1, _TP1) + _tail_s(prompt, model)
+    modelled_s = record["decision"]["kv_read_s_increment"]
+    modelled_s += _tail_s(prompt, model) if with_pass else model.decode_step_s(1, prompt + 1, _TP1)
     modelled_s += sum(model.decode_step_s(1, prompt + step, _TP1) for step in range(2, tokens))
     return float(record["e2e_s"] - record["ttft_s"] - modelled_s)
 

@@ -29,6 +29,7 @@ class SimulationOptions:
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
+        kv_read_s: what a read of KV takes beside the transfer (finding the pages at the peer).
         hand_over_pass: the last tokens of a round that was prefilled elsewhere take a prefill pass of their own at the
             decode worker (as in SGLang); else the next decode step computes them.
         state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
@@ -45,6 +46,7 @@ class SimulationOptions:
     page_size_tokens: int = 16
     dispatch_s: float = 0.0
     hand_over_s: float = 0.0
+    kv_read_s: float = 0.0
     hand_over_pass: bool = True
     state_delay_s: float = 0.0
     coordinators: int = 1

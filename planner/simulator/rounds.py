@@ -336,7 +336,7 @@ class RoundRunner:
         if not tokens:
             arrived()
             return
-        seconds = self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
+        seconds = self._options.kv_read_s + self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
 
         def done(transfer: Transfer) -> None:
             if self._spans is not None:
