@@ -1,17 +1,21 @@
 """Analytic profiles: what a model should take on a GPU, from published figures and a few efficiency factors.
 
-Each phase is bound by the larger of two times: reading weights and KV from memory, or computing. Both are straight
-lines, so their maximum is a profile of two segments. Tensor parallelism divides work and weights by `tp` and adds two
-all-reduces of the activations per layer.
+A pass over n tokens takes the longer of two times: reading the weights that it needs (all of a dense model's, of a
+mixture those of the experts that n tokens are expected to choose), or multiplying with them. Attention and the reading
+of KV come on top. The curve is sampled where it bends and becomes a piecewise linear profile. Tensor parallelism
+divides work and weights by `tp` and adds two all-reduces of the activations per layer.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 
+from ampd.perf.gpus import Gpu
+from ampd.perf.memory import MemoryShare, kv_capacity_tokens
+from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
     DecodeCurve,
     DecodeSegment,
@@ -24,46 +28,10 @@ from ampd.perf.profile import (
     TransferSegment,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Dimensions of a dense decoder with gated MLPs and grouped-query attention."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    bytes_per_value: int = 2
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of all layers' matrices, which every token is multiplied with."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
-
-    @property
-    def attention_flops_per_pair(self) -> int:
-        """Scores and weighted values for one token looking at one other, over all layers."""
-        return 4 * self.layers * self.heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Published peak figures of an accelerator in its server."""
-
-    name: str
-    flops_per_s: float
-    memory_bytes_per_s: float
-    link_bytes_per_s: float
-    network_bytes_per_s: float
+_Curve = Callable[[int], float]
+_POWERS = tuple(2**power for power in range(13))
+_SAME_SLOPE = 0.02
+"""Neighbouring pieces whose slopes differ by less (relative to the steeper) become one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +48,74 @@ class Efficiency:
     transfer_s: float = 1.0e-3
 
 
-QWEN3_32B = ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600)
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A model on `tp` GPUs."""
 
-H20 = Gpu("NVIDIA H20", 148e12, 4.0e12, 450e9, 25e9)
-"""Dense bf16; HBM3; NVLink in one direction; 200 GB/s InfiniBand of a server of 8, per GPU."""
+    shape: ModelShape
+    gpu: Gpu
+    tp: int
+    efficiency: Efficiency
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.tp * self.gpu.memory_bytes_per_s * self.efficiency.memory_share
+
+    @property
+    def matmul_flops_per_s(self) -> float:
+        return self.tp * self.gpu.flops_per_s * self.efficiency.matmul_flops_share
+
+    @property
+    def attention_s_per_pair(self) -> float:
+        flops_per_s = self.tp * self.gpu.flops_per_s * self.efficiency.attention_flops_share
+        return self.shape.attention_flops_per_pair / flops_per_s
+
+    @property
+    def kv_read_s_per_token(self) -> float:
+        per_gpu_bytes = self.shape.kv_bytes_per_token / self.shape.kv_shards(self.tp)
+        return per_gpu_bytes / (self.gpu.memory_bytes_per_s * self.efficiency.memory_share)
+
+    @property
+    def fixed_s(self) -> float:
+        reduces = 2 * self.shape.layers if self.tp > 1 else 0
+        return self.efficiency.forward_s + reduces * self.efficiency.all_reduce_s
+
+    @property
+    def exchange_s_per_token(self) -> float:
+        """All-reduces of one token's activations: a ring moves 2 (tp - 1) / tp of them over each link."""
+        activation_bytes = 2 * self.shape.layers * self.shape.hidden * self.shape.bytes_per_value
+        link_bytes_per_s = self.gpu.link_bytes_per_s * self.efficiency.link_share
+        return activation_bytes * 2 * (self.tp - 1) / self.tp / link_bytes_per_s
+
+    def pass_s(self, tokens: float, outputs: float) -> float:
+        """A pass over `tokens` tokens of which `outputs` are turned into logits, without attention."""
+        shape = self.shape
+        output_bytes = shape.output_parameters * shape.bytes_per_value
+        read_s = (shape.read_bytes(tokens) + output_bytes) / self.memory_bytes_per_s
+        flops = 2 * (tokens * shape.active_parameters + outputs * shape.output_parameters)
+        return max(read_s, flops / self.matmul_flops_per_s) + self.fixed_s + tokens * self.exchange_s_per_token
+
+    @property
+    def knee_tokens(self) -> int:
+        """Up to here reading all the weights takes longer than multiplying with them."""
+        per_token_s = 2 * self.shape.active_parameters / self.matmul_flops_per_s
+        read_s = (self.shape.read_bytes(1e9) + self.shape.output_parameters * self.shape.bytes_per_value) / (
+            self.memory_bytes_per_s
+        )
+        return max(1, ceil(read_s / per_token_s))
 
 
 def analytic_profile(
-    shape: ModelShape, gpu: Gpu, degrees: Sequence[int], efficiency: Efficiency, date: datetime.date
+    shape: ModelShape,
+    gpu: Gpu,
+    degrees: Sequence[int],
+    date: datetime.date,
+    efficiency: Efficiency | None = None,
+    memory: MemoryShare | None = None,
 ) -> PerformanceProfile:
     """The profile of `shape` on `gpu` for tensor-parallel `degrees`, with KV transfers among all of them."""
-    assumptions: dict[str, float | str] = {
-        key: value for part in (shape, gpu, efficiency) for key, value in asdict(part).items() if key != "name"
-    }
+    efficiency, memory = efficiency or Efficiency(), memory or MemoryShare()
+    parts = (shape, gpu, efficiency, memory)
     return PerformanceProfile(
         provenance=Provenance(
             kind="analytic",
@@ -102,51 +125,63 @@ def analytic_profile(
             date=date,
             method="Roofline from the published dimensions and peak figures below, times the shares that are assumed "
             "to be reached; not measured. A transfer uses the network cards of the smaller of the two replicas.",
-            assumptions=assumptions,
+            assumptions={key: value for part in parts for key, value in asdict(part).items() if key != "name"},
         ),
-        workers=tuple(_curves(shape, gpu, tp, efficiency) for tp in degrees),
+        workers=tuple(
+            _curves(_Replica(shape, gpu, tp, efficiency), max(kv_capacity_tokens(shape, gpu, tp, memory), 0))
+            for tp in degrees
+        ),
         kv_transfers=tuple(_transfer(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        max_context_tokens=shape.max_context_tokens,
     )
 
 
-def _curves(shape: ModelShape, gpu: Gpu, tp: int, efficiency: Efficiency) -> ParallelismCurves:
-    memory_bytes_per_s = tp * gpu.memory_bytes_per_s * efficiency.memory_share
-    weights_s = shape.layer_parameters * shape.bytes_per_value / memory_bytes_per_s
-    matmul_s = 2 * shape.layer_parameters / (tp * gpu.flops_per_s * efficiency.matmul_flops_share)
-    attention_s = shape.attention_flops_per_pair / (tp * gpu.flops_per_s * efficiency.attention_flops_share)
-    kv_read_s = shape.kv_bytes_per_token / memory_bytes_per_s
-    fixed_s = efficiency.forward_s + (2 * shape.layers * efficiency.all_reduce_s if tp > 1 else 0.0)
-    floor_s, exchange_s = _short(weights_s + fixed_s), _short(_exchange_s(shape, gpu, tp, efficiency))
-    slope_s = _short(matmul_s) + exchange_s
-    # Up to here reading the weights takes longer than multiplying with them.
-    knee = max(1, ceil(weights_s / matmul_s))
+def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
+    attention_s, kv_read_s = _short(replica.attention_s_per_pair), _short(replica.kv_read_s_per_token)
+    # A prefill needs the logits of its last token only, a decode step those of every sequence.
+    prefill = _pieces(replica, lambda tokens: replica.pass_s(tokens, 1))
+    decode = _pieces(replica, lambda batch: replica.pass_s(batch, batch))
     return ParallelismCurves(
-        tp=tp,
+        tp=replica.tp,
         prefill=PrefillCurve(
-            history_s_per_token=_short(kv_read_s),
-            segments=(
-                _prefill_segment(0, floor_s, exchange_s, _short(attention_s)),
-                _prefill_segment(knee, 0.0, _short(slope_s), _short(attention_s)),
+            history_s_per_token=kv_read_s,
+            segments=tuple(
+                PrefillSegment(
+                    from_incr_tokens=start,
+                    alpha_s=alpha_s,
+                    beta_s_per_token=beta_s,
+                    gamma_s_per_token2=attention_s,
+                )
+                for start, alpha_s, beta_s in prefill
             ),
         ),
         decode=DecodeCurve(
-            context_s_per_token=_short(kv_read_s),
-            segments=(
-                DecodeSegment(from_batch=0, alpha_s=floor_s, beta_s_per_sequence=exchange_s),
-                DecodeSegment(from_batch=knee, alpha_s=0.0, beta_s_per_sequence=_short(slope_s)),
+            context_s_per_token=kv_read_s,
+            segments=tuple(
+                DecodeSegment(from_batch=start, alpha_s=alpha_s, beta_s_per_sequence=beta_s)
+                for start, alpha_s, beta_s in decode
             ),
         ),
+        kv_capacity_tokens=capacity_tokens,
     )
 
 
-def _prefill_segment(start: int, alpha_s: float, beta_s: float, gamma_s: float) -> PrefillSegment:
-    return PrefillSegment(from_incr_tokens=start, alpha_s=alpha_s, beta_s_per_token=beta_s, gamma_s_per_token2=gamma_s)
-
-
-def _exchange_s(shape: ModelShape, gpu: Gpu, tp: int, efficiency: Efficiency) -> float:
-    """All-reduces of one token's activations: a ring moves 2 (tp - 1) / tp of them over each link."""
-    activation_bytes = 2 * shape.layers * shape.hidden * shape.bytes_per_value
-    return activation_bytes * 2 * (tp - 1) / tp / (gpu.link_bytes_per_s * efficiency.link_share)
+def _pieces(replica: _Replica, seconds: _Curve) -> list[tuple[int, float, float]]:
+    """(start, alpha, slope) of the pieces of a curve over tokens, sampled where it may bend."""
+    knee = replica.knee_tokens
+    knots = sorted({tokens for tokens in _POWERS if tokens < knee} | {1, knee, 2 * knee})
+    times_s = [seconds(tokens) for tokens in knots]
+    slopes_s = [
+        (after_s - before_s) / (after - before)
+        for before, after, before_s, after_s in zip(knots, knots[1:], times_s, times_s[1:], strict=False)
+    ]
+    pieces = [(0, max(times_s[0] - slopes_s[0], 0.0), slopes_s[0])]
+    for start, slope_s in zip(knots[1:], slopes_s[1:], strict=False):
+        before_s = pieces[-1][2]
+        if abs(slope_s - before_s) > _SAME_SLOPE * max(slope_s, before_s):
+            pieces.append((start, 0.0, slope_s))
+    return [(start, _short(alpha_s), _short(max(slope_s, 0.0))) for start, alpha_s, slope_s in pieces]
 
 
 def _transfer(shape: ModelShape, gpu: Gpu, tp_source: int, tp_target: int, efficiency: Efficiency) -> TransferCurve:

@@ -1,0 +1,84 @@
+"""Models and GPUs by name, and the analytic performance model of one on the other."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from ampd.errors import UserError
+from ampd.perf.gpus import Gpu, gpu
+from ampd.perf.memory import MemoryShare, kv_capacity_tokens
+from ampd.perf.model_config import read_model_shape
+from ampd.perf.model_shape import ModelShape
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.roofline import analytic_profile
+
+DEGREES = (1, 2, 4, 8)
+"""Tensor-parallel degrees within a server of 8 GPUs."""
+
+_DATE = datetime.date(2026, 11, 21)
+"""When the presets were last looked at; part of every profile made of them."""
+
+MODELS: dict[str, ModelShape] = {
+    "qwen3-32b": ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151_936, 40_960),
+    "qwen3-0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151_936, 40_960, is_tied=True),
+    "llama-3.1-70b": ModelShape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128_256, 131_072),
+    "llama-3.1-8b": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128_256, 131_072),
+    "mixtral-8x7b": ModelShape(
+        "Mixtral-8x7B", 32, 4096, 32, 8, 128, 14336, 32_000, 32_768, experts=8, active_experts=2
+    ),
+}
+"""From the models' published configurations."""
+
+
+def model_shape(name_or_path: str) -> ModelShape:
+    """A model by the name of its preset, or by the path of its config.json (or of the folder that holds it).
+
+    Raises:
+        UserError: neither; the known names are listed.
+    """
+    if found := MODELS.get(name_or_path.lower()):
+        return found
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return read_model_shape(path)
+    raise UserError(f"unknown model {name_or_path!r}; give the path of a config.json, or one of: {_known_models()}")
+
+
+def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:
+    """The roofline model of a model on a GPU, for those of the `degrees` that fit.
+
+    Raises:
+        UserError: an unknown model or GPU; no degree fits (the line says how much is missing).
+    """
+    shape, card = model_shape(model), gpu(gpu_name)
+    fitting = fitting_degrees(shape, card, degrees)
+    return PiecewiseModel(analytic_profile(shape, card, fitting, _DATE), f"{shape.name} on {card.name}")
+
+
+def fitting_degrees(
+    shape: ModelShape, card: Gpu, degrees: Sequence[int], memory: MemoryShare | None = None
+) -> tuple[int, ...]:
+    """Those of the degrees that divide the attention heads and leave room for KV beside the weights.
+
+    Raises:
+        UserError: none does.
+    """
+    memory = memory or MemoryShare()
+    dividing = [tp for tp in degrees if shape.heads % tp == 0]
+    if not dividing:
+        raise UserError(f"{shape.name}: no degree of {list(degrees)} divides its {shape.heads} attention heads")
+    fitting = tuple(tp for tp in dividing if kv_capacity_tokens(shape, card, tp, memory) > 0)
+    if not fitting:
+        most = max(dividing)
+        room_bytes = most * (memory.usable_share * card.memory_bytes - memory.reserve_bytes)
+        raise UserError(
+            f"{shape.name} does not fit: its weights take {shape.weight_bytes / 1e9:.0f} GB, "
+            f"{most} x {card.name} leave {room_bytes / 1e9:.0f} GB"
+        )
+    return fitting
+
+
+def _known_models() -> str:
+    return ", ".join(sorted(MODELS))
