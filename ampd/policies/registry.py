@@ -32,6 +32,7 @@ _BUILT_IN = (
     "ampd.policies.routing",
     "ampd.policies.routing_fixed",
     "ampd.policies.ordering",
+    "ampd.policies.ordering_session",
 )
 
 
