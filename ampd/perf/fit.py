@@ -1,0 +1,150 @@
+"""Fits the curves of a profile to measured points: non-negative least squares on relative errors.
+
+A segment's costs enter linearly, so for given breakpoints the fit is exact; breakpoints are added one at a time where
+they help most, as long as the Bayesian information criterion says that they earn their parameters. Coefficients are
+never negative, so that predicted times never fall when there is more to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from ampd.perf.profile import (
+    DecodeCurve,
+    DecodeSegment,
+    PrefillCurve,
+    PrefillSegment,
+    TransferCurve,
+    TransferSegment,
+)
+
+PrefillPoint = tuple[int, int, float]
+"""(history tokens, new tokens, seconds)."""
+DecodePoint = tuple[int, int, float]
+"""(sequences, tokens of context of all of them, seconds of a step)."""
+TransferPoint = tuple[int, float]
+"""(tokens, seconds)."""
+
+_Array = NDArray[np.float64]
+_Design = Callable[[Sequence[int]], _Array]
+_MAX_SEGMENTS = 5
+_LEAST_ERROR = 1e-9
+"""Relative; below it a fit counts as exact, and no further breakpoint is worth having."""
+
+
+def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = None) -> PrefillCurve:
+    """The prefill curve of the points; `starts`: first increments of the segments, None: chosen by the data.
+
+    Raises:
+        ValueError: no points.
+    """
+    hist, incr, seconds = _columns(points, 3)
+
+    def design(starts: Sequence[int]) -> _Array:
+        columns = [np.ones_like(incr), hist]
+        for start, inside in _inside(incr, starts):
+            columns += [inside, inside * (hist + start + 0.5 * inside)]
+        return np.column_stack(columns)
+
+    starts, found = _fit(design, incr, seconds, starts, parameters=2)
+    return PrefillCurve(
+        history_s_per_token=found[1],
+        segments=tuple(
+            PrefillSegment(
+                from_incr_tokens=start,
+                alpha_s=found[0] if index == 0 else 0.0,
+                beta_s_per_token=found[2 + 2 * index],
+                gamma_s_per_token2=found[3 + 2 * index],
+            )
+            for index, start in enumerate(starts)
+        ),
+    )
+
+
+def fit_decode(points: Sequence[DecodePoint], starts: Sequence[int] | None = None) -> DecodeCurve:
+    """The decode curve of the points; `starts`: first batch sizes of the segments; `ValueError` without points."""
+    batch, context, seconds = _columns(points, 3)
+
+    def design(starts: Sequence[int]) -> _Array:
+        return np.column_stack([np.ones_like(batch), context, *(part for _, part in _inside(batch, starts))])
+
+    starts, found = _fit(design, batch, seconds, starts, parameters=1)
+    return DecodeCurve(
+        context_s_per_token=found[1],
+        segments=tuple(
+            DecodeSegment(
+                from_batch=start, alpha_s=found[0] if index == 0 else 0.0, beta_s_per_sequence=found[2 + index]
+            )
+            for index, start in enumerate(starts)
+        ),
+    )
+
+
+def fit_transfer(
+    points: Sequence[TransferPoint], tp_source: int, tp_target: int, starts: Sequence[int] | None = None
+) -> TransferCurve:
+    """The transfer curve of the points; `starts`: first lengths of the segments. Raises `ValueError` without points."""
+    tokens, seconds = _columns(points, 2)
+
+    def design(starts: Sequence[int]) -> _Array:
+        return np.column_stack([np.ones_like(tokens), *(part for _, part in _inside(tokens, starts))])
+
+    starts, found = _fit(design, tokens, seconds, starts, parameters=1)
+    return TransferCurve(
+        tp_source=tp_source,
+        tp_target=tp_target,
+        segments=tuple(
+            TransferSegment(
+                from_tokens=start, alpha_s=found[0] if index == 0 else 0.0, beta_s_per_token=found[1 + index]
+            )
+            for index, start in enumerate(starts)
+        ),
+    )
+
+
+def _columns(points: Sequence[Sequence[float]], count: int) -> list[_Array]:
+    if not points:
+        raise ValueError("no points to fit")
+    table = np.asarray(points, dtype=float)
+    return [table[:, column] for column in range(count)]
+
+
+def _inside(values: _Array, starts: Sequence[int]) -> list[tuple[int, _Array]]:
+    """For every segment its start, and how much of each value lies in it."""
+    ends = [*starts[1:], np.inf]
+    return [(start, np.clip(values - start, 0.0, end - start)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _fit(
+    design: _Design, values: _Array, seconds: _Array, starts: Sequence[int] | None, parameters: int
+) -> tuple[Sequence[int], list[float]]:
+    """Starts and coefficients; `parameters`: how many a further segment adds, beside its start."""
+    if starts is not None:
+        return starts, _solve(design(starts), seconds)[0]
+    chosen = [0]
+    found, error = _solve(design(chosen), seconds)
+    candidates = {int(value) for value in np.unique(values)[1:-1]}
+    while candidates and len(chosen) < _MAX_SEGMENTS and error > len(seconds) * _LEAST_ERROR**2:
+        fits = {start: _solve(design(sorted([*chosen, start])), seconds) for start in sorted(candidates)}
+        best = min(fits, key=lambda start: fits[start][1])
+        gain = len(seconds) * log(error / max(fits[best][1], 1e-300))
+        if gain <= (parameters + 1) * log(len(seconds)):
+            break
+        chosen = sorted([*chosen, best])
+        found, error = fits[best]
+        candidates.discard(best)
+    return chosen, found
+
+
+def _solve(columns: _Array, seconds: _Array) -> tuple[list[float], float]:
+    """Coefficients >= 0 and the sum of squared relative errors. Columns are scaled, for their sizes differ by 10^9."""
+    rows = columns / seconds[:, None]
+    scale = np.linalg.norm(rows, axis=0)
+    scale[scale == 0.0] = 1.0
+    found, residual = nnls(rows / scale, np.ones_like(seconds), maxiter=100 * rows.shape[1])
+    return [float(value) for value in found / scale], float(residual) ** 2
