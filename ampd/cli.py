@@ -12,6 +12,7 @@ from ampd.errors import RunError, UserError
 COMMANDS = {
     "serve": ("ampd.serve.command", "start the whole graph on this machine"),
     "replay": ("workloads.replay_command", "replay a trace of agent sessions against an OpenAI endpoint"),
+    "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from ampd.perf.presets import analytic_model
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.presets import analytic_model
 from ampd.settings import Settings
 from ampd.types import Parallelism, Slo
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from planner.simulator.cluster import ReplicaGroup, parse_groups
 
 
 class PerfSource(StrEnum):
@@ -41,7 +40,6 @@ class CaseSettings(Settings):
     kv_capacity_tokens: int | None = Field(
         None, ge=1, description="KV memory of every replica in tokens; default: what the performance model says."
     )
-    rate: float | None = Field(None, gt=0, allow_inf_nan=False, description="Session arrivals per second (Poisson).")
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
     ttft: float = Field(2.0, gt=0, description="TTFT target in seconds.")
     itl: float = Field(0.1, gt=0, description="ITL target in seconds.")
@@ -75,9 +73,15 @@ class CaseSettings(Settings):
         """KV memory of a replica in tokens; 0: unlimited, because nobody knows."""
         return self.kv_capacity_tokens or model.kv_capacity_tokens(parallelism) or 0
 
-    def sessions(self, rate: float | None, limit: int | None = None) -> list[Session]:
-        """The sessions of the trace, as a Poisson process of `rate` if one is given."""
-        return retime(load_trace(self.trace), rate, self.seed, limit or self.limit)
+    def group(self, text: str, flag: str, model: PiecewiseModel) -> tuple[ReplicaGroup, ...]:
+        """The replicas that a flag names, with their KV memory.
+
+        Raises:
+            UserError: the text does not fit, or the model has no times for the parallelism.
+        """
+        groups = parse_groups(text, flag)
+        model.require([theta for _, theta in groups], ())
+        return tuple(ReplicaGroup(count, theta, self.kv_capacity_of(model, theta)) for count, theta in groups)
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:

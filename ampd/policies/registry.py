@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ampd.errors import UserError
 from ampd.policies.base import BindingPolicy, OrderingPolicy, RoutingPolicy
+from ampd.policies.naming import parse_named
 
 Kind = Literal["binding", "routing", "ordering"]
 
@@ -111,6 +112,22 @@ def create(kind: str, name: str, /, **parameters: Any) -> Any:
         detail = error.errors()[0]
         field = ".".join(str(part) for part in detail["loc"])
         raise UserError(f"{kind} policy {name}: {field}: {detail['msg']} (given: {detail['input']!r})") from None
+
+
+@overload
+def create_named(kind: Literal["binding"], text: str, /) -> BindingPolicy: ...
+@overload
+def create_named(kind: Literal["routing"], text: str, /) -> RoutingPolicy: ...
+@overload
+def create_named(kind: Literal["ordering"], text: str, /) -> OrderingPolicy: ...
+def create_named(kind: Kind, text: str, /) -> Any:
+    """Make a policy from what a person wrote: `ampd`, or `ampd(alpha=0.8)`.
+
+    Raises:
+        UserError: as `create`, or the text has another form.
+    """
+    name, parameters = parse_named(text)
+    return create(kind, name, **parameters)
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
 from ampd.types import Parallelism
@@ -34,10 +34,15 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A deployment. Without prefill workers it is co-located: decode workers do all the prefills themselves."""
+    """A deployment. Without prefill workers it is co-located: decode workers do all the prefills themselves.
+
+    Attributes:
+        max_context_tokens: longest context of the model; 0: unlimited.
+    """
 
     decode: tuple[ReplicaGroup, ...]
     prefill: tuple[ReplicaGroup, ...] = ()
+    max_context_tokens: int = 0
 
     @property
     def gpus(self) -> int:
@@ -49,7 +54,7 @@ class Cluster:
 
     def colocated(self) -> Cluster:
         """The same replicas, each of them doing both phases."""
-        return Cluster(decode=merged((*self.prefill, *self.decode)))
+        return replace(self, decode=merged((*self.prefill, *self.decode)), prefill=())
 
     def __str__(self) -> str:
         prefill, decode = ("+".join(map(str, groups)) for groups in (self.prefill, self.decode))

@@ -18,6 +18,8 @@ from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from workloads.trace import Round, Session, kept_tokens
 
+_UNLIMITED = 1 << 62
+
 
 class ActiveSession:
     """A session and how far it has come.
@@ -61,6 +63,7 @@ class RoundRunner:
         views: what decisions see.
         spans: where to note KV moves; None: nowhere.
         on_round: called after each round.
+        max_context_tokens: longest context of the model; 0: unlimited.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class RoundRunner:
         options: SimulationOptions,
         spans: list[Span] | None,
         on_round: Callable[[], None],
+        max_context_tokens: int,
     ) -> None:
         self.finished: list[SimulatedRound] = []
         self._workers = {worker.worker_id: worker for worker in workers}
-        self._decode_limit = max(
-            (worker.memory.capacity_tokens or 1 << 62) for worker in workers if worker.role is Role.DECODE
+        self._context_limit = max_context_tokens or _UNLIMITED
+        self._memory_limit = max(
+            worker.memory.capacity_tokens or _UNLIMITED for worker in workers if worker.role is Role.DECODE
         )
         self._views = views
         self._links = links
@@ -113,11 +118,8 @@ class RoundRunner:
         kept = kept_tokens(item, session.context_tokens)
         record = SimulatedRound(session.session_id, session.index, sent_s, kept, item.incr_tokens, item.output_tokens)
         prompt_tokens = kept + item.incr_tokens
-        if prompt_tokens + item.output_tokens > self._decode_limit:
-            record.error = (
-                f"prompt and output have {prompt_tokens + item.output_tokens} tokens, "
-                f"the KV memory of a decode worker holds {self._decode_limit}"
-            )
+        record.error = self._refusal(prompt_tokens + item.output_tokens)
+        if record.error is not None:
             self._end_session(session, record)
             return
         coordinator = self._rng.randrange(self._options.coordinators) if self._options.coordinators > 1 else 0
@@ -126,6 +128,16 @@ class RoundRunner:
             for worker in session.users:
                 worker.memory.cut(session.session_id, kept)
         self._route(ActiveRound(session, record, decode), coordinator)
+
+    def _refusal(self, tokens: int) -> str | None:
+        """Why a round with so many tokens of prompt and output cannot be served; None if it can."""
+        for limit, what in (
+            (self._context_limit, "the longest context of the model is"),
+            (self._memory_limit, "the KV memory of a decode worker holds"),
+        ):
+            if tokens > limit:
+                return f"prompt and output have {tokens} tokens, {what} {limit} tokens"
+        return None
 
     def _bind(self, session: ActiveSession, record: SimulatedRound, coordinator: int) -> SimulatedWorker:
         needed = record.hist_tokens + record.incr_tokens + record.output_tokens

@@ -43,7 +43,19 @@ def simulate(
     views: Views = FreshViews(workers, loop)
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
-    runner = RoundRunner(workers, views, Links(loop), loop, model, policies, slo, options, spans, on_round)
+    runner = RoundRunner(
+        workers,
+        views,
+        Links(loop),
+        loop,
+        model,
+        policies,
+        slo,
+        options,
+        spans,
+        on_round,
+        cluster.max_context_tokens,
+    )
     for session in sessions:
         loop.at(session.arrival_s, runner.arrive, session)
     loop.run()

@@ -1,0 +1,287 @@
+"""`ampd simulate`: what a cluster would make of a trace, for every combination of policies and rates that is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies.naming import split_names
+from ampd.policies.registry import create_named
+from ampd.settings import parse_settings
+from ampd.types import Slo
+from planner.parallel import in_parallel
+from planner.settings import CaseSettings, provenance_of
+from planner.simulator.cluster import Cluster
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import SimulationRun
+from planner.simulator.simulate import simulate
+from workloads.retime import retime
+from workloads.trace import Session, load_trace
+
+PROG = "ampd simulate"
+
+
+class Mode(StrEnum):
+    """How the replicas are used."""
+
+    DISAGGREGATED = "disaggregated"
+    ALWAYS_REMOTE = "always-remote"
+    COLOCATED = "colocated"
+    CONTINUUM = "continuum"
+
+
+class SimulateSettings(CaseSettings):
+    """Simulate how a cluster serves a trace of agent sessions."""
+
+    prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located).")
+    decode: str = Field("1xTP1", description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8.")
+    mode: str = Field(
+        "disaggregated",
+        description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
+        "colocated (every replica does both phases), continuum (co-located, running sessions first).",
+    )
+    routing: str = Field("ampd", description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters.")
+    ordering: str = Field("ampd", description="Ordering policies, comma-separated.")
+    binding: str = Field("least-kv", description="Binding policy.")
+    rate: str | None = Field(
+        None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
+    )
+    chunk_tokens: int = Field(
+        0, ge=0, description="Prefill advances by up to so many tokens per step of the batch; 0: whole prefills."
+    )
+    dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
+    hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
+    kv_read_s: float = Field(0.0, ge=0, description="Seconds that a KV read takes beside the transfer.")
+    hand_over_pass: bool = Field(
+        True, description="The last tokens of a remotely prefilled round take a pass of their own, as in SGLang."
+    )
+    state_delay_s: float = Field(0.0, ge=0, description="Longest time until coordinators see a change at a worker.")
+    coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
+    prefetch: int = Field(1, ge=0, description="Prefills whose history is read while earlier ones compute.")
+    window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
+    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    report: Path | None = Field(None, description="Write an HTML report to this file.")
+    timeline: Path | None = Field(
+        None, description="Write what every worker did when, of the first combination, as a Chrome trace (Perfetto)."
+    )
+
+    def options(self) -> SimulationOptions:
+        """The simulator's options."""
+        return SimulationOptions(
+            seed=self.seed,
+            chunk_tokens=self.chunk_tokens,
+            window_s=self.window_s,
+            prefetch=self.prefetch,
+            dispatch_s=self.dispatch_s,
+            hand_over_s=self.hand_over_s,
+            kv_read_s=self.kv_read_s,
+            hand_over_pass=self.hand_over_pass,
+            state_delay_s=self.state_delay_s,
+            coordinators=self.coordinators,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One simulation of a call."""
+
+    mode: Mode
+    routing: str
+    ordering: str
+    rate: float | None
+
+    @property
+    def label(self) -> str:
+        """A name for tables and plots, without the rate."""
+        if self.mode is Mode.DISAGGREGATED:
+            return f"{self.routing} / {self.ordering}"
+        return str(self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all simulations of a call share."""
+
+    sessions: tuple[Session, ...]
+    limit: int | None
+    cluster: Cluster
+    model: PiecewiseModel
+    binding: str
+    slo: Slo
+    options: SimulationOptions
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the simulations; 1 if not a single round could be served.
+
+    Raises:
+        UserError: wrong flags, an unknown name, a trace that cannot be read.
+    """
+    settings = parse_settings(SimulateSettings, argv, PROG)
+    scene, combinations = _scene(settings), _combinations(settings)
+    keeps = settings.report is not None or settings.timeline is not None
+    scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
+    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
+    results = [_result(scene, combination, one) for combination, one in zip(combinations, runs, strict=True)]
+    common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
+    whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
+    if settings.timeline:
+        from planner.timeline import write_timeline
+
+        write_timeline(runs[0], settings.timeline)
+    if settings.report:
+        from planner.simulate_report import write_report
+
+        write_report(settings.report, whole, combinations, runs, scene.slo)
+    print(json.dumps(whole, indent=1) if settings.as_json else _table(results, scene.slo))
+    if not any(result["rounds"] for result in results):
+        _say_error(runs[0])
+        return 1
+    return 0
+
+
+def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
+    """One simulation."""
+    is_remote, mode = combination.mode is Mode.ALWAYS_REMOTE, combination.mode
+    is_colocated = mode in (Mode.COLOCATED, Mode.CONTINUUM)
+    ordering = {Mode.DISAGGREGATED: combination.ordering, Mode.CONTINUUM: "continuum"}.get(mode, "fcfs")
+    routing = "always-local" if is_colocated else "always-remote" if is_remote else combination.routing
+    policies = Policies(
+        create_named("binding", scene.binding), create_named("routing", routing), create_named("ordering", ordering)
+    )
+    cluster = scene.cluster.colocated() if is_colocated else scene.cluster
+    sessions = retime(scene.sessions, combination.rate, scene.options.seed, scene.limit)
+    return simulate(sessions, cluster, scene.model, policies, scene.slo, scene.options)
+
+
+def _scene(settings: SimulateSettings) -> Scene:
+    model = settings.performance_model()
+    cluster = Cluster(
+        prefill=settings.group(settings.prefill, "--prefill", model),
+        decode=settings.group(settings.decode, "--decode", model),
+        max_context_tokens=model.profile.max_context_tokens or 0,
+    )
+    if not cluster.decode:
+        raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
+    model.require([group.parallelism for group in cluster.prefill], [group.parallelism for group in cluster.decode])
+    for kind, text in (("routing", settings.routing), ("ordering", settings.ordering), ("binding", settings.binding)):
+        for name in split_names(text):
+            create_named(kind, name)  # type: ignore[call-overload]
+    sessions = tuple(load_trace(settings.trace))
+    return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
+
+
+def _combinations(settings: SimulateSettings) -> list[Combination]:
+    try:
+        modes = [Mode(name) for name in split_names(settings.mode)]
+    except ValueError:
+        raise UserError(f"--mode: known are {', '.join(Mode)} (given: {settings.mode!r})") from None
+    found = product(modes, split_names(settings.routing), split_names(settings.ordering), parse_rates(settings.rate))
+    named = [
+        Combination(mode, routing, ordering, rate)
+        if mode is Mode.DISAGGREGATED
+        else Combination(mode, *_FIXED[mode], rate)
+        for mode, routing, ordering, rate in found
+    ]
+    if not named:
+        raise UserError("--mode, --routing, --ordering: name at least one each")
+    return list(dict.fromkeys(named))
+
+
+_FIXED = {
+    Mode.ALWAYS_REMOTE: ("always-remote", "fcfs"),
+    Mode.COLOCATED: ("always-local", "fcfs"),
+    Mode.CONTINUUM: ("always-local", "continuum"),
+}
+"""Routing and ordering of the modes that are whole systems."""
+
+
+def parse_rates(text: str | None) -> list[float | None]:
+    """Rates of a comma-separated list; None: the trace's own arrivals.
+
+    Raises:
+        UserError: a part is no positive number.
+    """
+    if text is None:
+        return [None]
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise UserError(f"--rate: give positive numbers of sessions per second, as 0.8,1.6 (given: {text!r})")
+    return list(rates)
+
+
+def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[str, Any]:
+    cluster = scene.cluster
+    is_colocated = combination.mode in (Mode.COLOCATED, Mode.CONTINUUM)
+    return {
+        "mode": str(combination.mode),
+        "routing": combination.routing,
+        "ordering": combination.ordering,
+        "binding": scene.binding,
+        "rate": combination.rate,
+        "cluster": str(cluster.colocated() if is_colocated else cluster),
+        "gpus": cluster.gpus,
+        **one.result(scene.slo, scene.model.profile.kv_bytes_per_token),
+    }
+
+
+def _table(results: Sequence[dict[str, Any]], slo: Slo) -> str:
+    """One row a combination, times in milliseconds."""
+    width = max(len(_name(result)) for result in results)
+    lines = [
+        f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
+        "",
+        f"{'':{width}}  {'rate':>6}  {'attained':>15}  {'TTFT initial':>15}  {'incremental':>15}  {'ITL':>11}  "
+        f"{'local':>5}  {'errors':>6}",
+    ]
+    for result in results:
+        reached = result["attainment"]
+        cells = [
+            f"{result['rate'] or '-':>6}",
+            f"{_percent(reached['rounds']):>6} / {_percent(reached['sessions']):>6}",
+            f"{_pair(result['ttft_initial_s']):>15}",
+            f"{_pair(result['ttft_incremental_s']):>15}",
+            f"{_pair(result['itl_s'], 1):>11}",
+            f"{_percent(_local_share(result), 0):>5}",
+            f"{result['errors']:>6}",
+        ]
+        lines.append("  ".join([f"{_name(result):{width}}", *cells]))
+    return "\n".join([*lines, "", "attained: share of rounds / of sessions that met both targets"])
+
+
+def _name(result: dict[str, Any]) -> str:
+    policies = f"{result['routing']} / {result['ordering']}"
+    return policies if result["mode"] == Mode.DISAGGREGATED else str(result["mode"])
+
+
+def _local_share(result: dict[str, Any]) -> float | None:
+    routed = sum(result["routes"].values())
+    return result["routes"]["local"] / routed if routed else None
+
+
+def _pair(values: dict[str, float | None], digits: int = 0) -> str:
+    mean, p95 = values["mean"], values["p95"]
+    return "-" if mean is None or p95 is None else f"{mean * 1e3:.{digits}f} / {p95 * 1e3:.{digits}f}"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def _say_error(one: SimulationRun) -> None:
+    error = next((record.error for record in one.rounds if record.error), "no round was sent")
+    print(f"{PROG}: no round could be served: {error}", file=sys.stderr)
