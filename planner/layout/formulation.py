@@ -1,0 +1,202 @@
+"""The layout as an integer programme, solved with SCIP.
+
+The paper's programme (arXiv 2602.14516, section 5) minimises Z >= tau_pre(n), tau_dec(n) over the degrees in use. As
+printed it has no demand: an empty cluster is optimal, and tau does not depend on how many replicas share the load. What
+is solved here, for x(n), y(n) replicas of degree n for prefill and decode:
+
+    level L: P95 latency over its target, the same for both phases
+    c_pre(n, L), c_dec(n, L): session rate that one replica of degree n carries with its P95 at L or below
+    1. the lowest L of a grid with     sum x(n) c_pre(n, L) >= rate,  sum y(n) c_dec(n, L) >= rate
+    2. at that L the largest head-room h:  sum x(n) c_pre(n, L) >= h rate,  sum y(n) c_dec(n, L) >= h rate
+    always   sum n (x(n) + y(n)) <= GPUs,  sum y(n) kv(n) >= resident KV,  sum x(n) >= 1,  sum y(n) >= 1
+    then     of equals the fewest GPUs
+
+The steps are separate solves, because one weighted objective would trade them against each other by rounding. Where no
+level carries the rate, step 2 at the highest level tells what comes closest. The K best follow by no-good cuts: each
+solution found is excluded, and all is solved again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyscipopt import Model, quicksum
+
+from planner.layout.layout import Layout, replicas_of
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the layout must carry.
+
+    Attributes:
+        rate: sessions per second.
+        resident_kv_tokens: KV of all sessions that are in the cluster at a time.
+    """
+
+    rate: float
+    resident_kv_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """What one replica carries, by degree.
+
+    Attributes:
+        levels: ascending.
+        prefill, decode: degree -> sessions per second at each level, not falling from level to level.
+        kv_tokens: degree -> KV memory of a replica.
+    """
+
+    levels: tuple[float, ...]
+    prefill: Mapping[int, Sequence[float]]
+    decode: Mapping[int, Sequence[float]]
+    kv_tokens: Mapping[int, float]
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(sorted(self.kv_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layout with what the programme says of it.
+
+    Attributes:
+        level: index of the level that it reaches.
+        headroom: the rate that it carries at that level over the rate demanded; below 1: it misses the demand.
+    """
+
+    layout: Layout
+    level: int
+    headroom: float
+
+
+def best_layouts(capacities: Capacities, demand: Demand, gpus: int, count: int) -> list[Choice]:
+    """The `count` best layouts, best first; fewer if there are not that many, none if not even one fits."""
+    found: list[Choice] = []
+    while len(found) < count:
+        choice = _best(capacities, demand, gpus, [choice.layout for choice in found])
+        if choice is None:
+            break
+        found.append(choice)
+    return found
+
+
+def _best(capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[Layout]) -> Choice | None:
+    programme = _Programme(capacities, demand, gpus, excluded)
+    level = programme.lowest_level()
+    last = len(capacities.levels) - 1
+    headroom = programme.most_headroom(last if level is None else level)
+    if headroom is None:
+        return None
+    layout = programme.fewest_gpus(last if level is None else level, headroom)
+    return Choice(layout, last if level is None else level, headroom)
+
+
+class _Programme:
+    """One model for all steps; each step sets its objective and leaves its result as a constraint of the next."""
+
+    def __init__(self, capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[Layout]) -> None:
+        self._capacities, self._demand, self._gpus, self._excluded = capacities, demand, gpus, excluded
+
+    def lowest_level(self) -> int | None:
+        """Index of the lowest level that carries the rate."""
+        model, x, y = self._base()
+        levels = range(len(self._capacities.levels))
+        chosen = [model.addVar(vtype="B", name=f"level{index}") for index in levels]
+        model.addCons(quicksum(chosen) == 1)
+        for index in levels:
+            for variables, capacity in ((x, self._capacities.prefill), (y, self._capacities.decode)):
+                carried = quicksum(capacity[degree][index] * variables[degree] for degree in variables)
+                model.addCons(carried >= self._demand.rate * chosen[index])
+        model.setObjective(quicksum(index * chosen[index] for index in levels), "minimize")
+        if not _solved(model):
+            return None
+        return next(index for index in levels if model.getVal(chosen[index]) > 0.5)
+
+    def most_headroom(self, level: int) -> float | None:
+        """The largest head-room at a level; None if no layout fits at all."""
+        model, x, y = self._base()
+        headroom = self._with_headroom(model, x, y, level)
+        model.setObjective(headroom, "maximize")
+        return float(model.getVal(headroom)) if _solved(model) else None
+
+    def fewest_gpus(self, level: int, headroom: float) -> Layout:
+        """Of the layouts with this head-room the smallest."""
+        model, x, y = self._base()
+        model.addCons(self._with_headroom(model, x, y, level) >= headroom * (1 - _TOLERANCE))
+        model.setObjective(quicksum(n * (x[n] + y[n]) for n in x), "minimize")
+        if not _solved(model):
+            raise RuntimeError("SCIP does not find the layout again that it has just found")
+        counts = [{n: round(model.getVal(variables[n])) for n in variables} for variables in (x, y)]
+        return Layout(replicas_of(counts[0]), replicas_of(counts[1]))
+
+    def _with_headroom(self, model: Any, x: dict[int, Any], y: dict[int, Any], level: int) -> Any:
+        headroom = model.addVar(lb=0.0, name="headroom")
+        for variables, capacity in ((x, self._capacities.prefill), (y, self._capacities.decode)):
+            carried = quicksum(capacity[degree][level] * variables[degree] for degree in variables)
+            model.addCons(carried >= self._demand.rate * headroom)
+        return headroom
+
+    def _base(self) -> tuple[Any, dict[int, Any], dict[int, Any]]:
+        """A fresh model with the replicas and everything that holds in each step."""
+        model = Model()
+        model.hideOutput()
+        model.setParam("parallel/maxnthreads", 1)
+        kv, degrees = self._capacities.kv_tokens, self._capacities.degrees
+        x, y = (
+            {n: model.addVar(vtype="I", lb=0, ub=self._gpus // n, name=f"{phase}{n}") for n in degrees}
+            for phase in ("prefill", "decode")
+        )
+        model.addCons(quicksum(n * (x[n] + y[n]) for n in degrees) <= self._gpus)
+        model.addCons(quicksum(x.values()) >= 1)
+        model.addCons(quicksum(y.values()) >= 1)
+        # In units of the demand, for SCIP's tolerances are absolute.
+        need = self._demand.resident_kv_tokens
+        if need:
+            model.addCons(quicksum(kv[n] / need * y[n] for n in degrees) >= 1)
+        for layout in self._excluded:
+            self._exclude(model, x, y, layout)
+        return model, x, y
+
+    def _exclude(self, model: Any, x: dict[int, Any], y: dict[int, Any], layout: Layout) -> None:
+        """A no-good cut: some count must be larger or smaller than in this layout."""
+        differs = []
+        for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
+            for degree, variable in variables.items():
+                most, value = self._gpus // degree, replicas.get(degree, 0)
+                more, fewer = model.addVar(vtype="B"), model.addVar(vtype="B")
+                model.addCons(variable >= (value + 1) * more)
+                model.addCons(variable <= most - (most - value + 1) * fewer)
+                differs += [more, fewer]
+        model.addCons(quicksum(differs) >= 1)
+
+
+def _solved(model: Any) -> bool:
+    model.optimize()
+    status: str = model.getStatus()
+    if status == "infeasible":
+        return False
+    if status != "optimal":
+        raise RuntimeError(f"SCIP ended with the status {status}")
+    return True
+
+
+def evaluate(layout: Layout, capacities: Capacities, demand: Demand) -> Choice | None:
+    """What the programme's constraints say of a given layout; None if its memory is too small for the demand."""
+    if sum(capacities.kv_tokens[n] * count for n, count in layout.decode) < demand.resident_kv_tokens:
+        return None
+    ratios = []
+    for index in range(len(capacities.levels)):
+        carried = (
+            sum(capacity[n][index] * count for n, count in replicas)
+            for capacity, replicas in ((capacities.prefill, layout.prefill), (capacities.decode, layout.decode))
+        )
+        ratios.append(min(carried) / demand.rate)
+    level = next((index for index, ratio in enumerate(ratios) if ratio >= 1.0), len(ratios) - 1)
+    return Choice(layout, level, ratios[level])

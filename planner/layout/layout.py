@@ -1,0 +1,53 @@
+"""What a plan decides: replicas per phase and degree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster, ReplicaGroup
+
+Replicas = tuple[tuple[int, int], ...]
+"""(degree, replicas) in ascending order of degree, without zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Replicas of each tensor-parallel degree for prefill and for decode."""
+
+    prefill: Replicas
+    decode: Replicas
+
+    @property
+    def gpus(self) -> int:
+        return sum(degree * replicas for degree, replicas in (*self.prefill, *self.decode))
+
+    def cluster(self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int) -> Cluster:
+        """The layout as a cluster to simulate."""
+
+        def groups(replicas: Replicas) -> tuple[ReplicaGroup, ...]:
+            return tuple(
+                ReplicaGroup(count, Parallelism(degree), kv_capacity_tokens[degree]) for degree, count in replicas
+            )
+
+        return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The layout as it stands in a result."""
+        return {
+            phase: [{"tp": degree, "replicas": count} for degree, count in replicas]
+            for phase, replicas in (("prefill", self.prefill), ("decode", self.decode))
+        } | {"gpus": self.gpus}
+
+    def __str__(self) -> str:
+        prefill, decode = (
+            "+".join(f"{count}xTP{degree}" for degree, count in replicas) for replicas in (self.prefill, self.decode)
+        )
+        return f"prefill {prefill}, decode {decode}"
+
+
+def replicas_of(counts: Mapping[int, int]) -> Replicas:
+    """Counts by degree, in order and without zeros."""
+    return tuple((degree, counts[degree]) for degree in sorted(counts) if counts[degree])
