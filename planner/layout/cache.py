@@ -1,0 +1,75 @@
+"""Simulated load curves on disk, so that a second plan for the same workload starts where the first one ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from planner.layout.capacity import LoadCurve, Question
+from workloads.trace import Session, dump_session
+
+_FORMAT = 1
+"""Raised whenever the simulator or the curves change what they say."""
+
+
+def default_cache() -> Path:
+    """The folder in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampd" / "plan"
+
+
+class CurveCache:
+    """Curves by everything that they depend on. A damaged or unreadable file counts as missing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: None keeps nothing."""
+        self._folder = folder
+
+    def get(self, key: str) -> LoadCurve | None:
+        """A curve that was put before."""
+        if self._folder is None:
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            row = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
+            return LoadCurve(tuple(row["rates"]), tuple(row["levels"]))
+        return None
+
+    def put(self, key: str, curve: LoadCurve) -> None:
+        """Keep a curve; where that cannot be done nothing is lost but time."""
+        if self._folder is None:
+            return
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = self._folder / f".{key}.{os.getpid()}.part"
+            partial.write_text(json.dumps({"rates": curve.rates, "levels": curve.levels}), encoding="utf-8")
+            partial.replace(self._folder / f"{key}.json")
+
+
+def digest_sessions(sessions: Sequence[Session]) -> str:
+    """A digest of what sessions ask for, whatever they are called and whenever they arrive."""
+    digest = hashlib.sha256()
+    for session in sessions:
+        nameless = session.model_copy(update={"session_id": "-", "arrival_s": 0.0})
+        digest.update(dump_session(nameless).encode())
+    return digest.hexdigest()
+
+
+def key_of(question: Question, sessions_digest: str) -> str:
+    """The name of a curve's file."""
+    parts = (
+        _FORMAT,
+        version("ampd"),
+        question.phase,
+        question.degree,
+        sessions_digest,
+        question.model.profile.model_dump_json(),
+        question.ordering,
+        question.slo,
+        question.options,
+        question.kv_capacity_tokens,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,157 @@
+"""How much load one replica carries: its P95 latency over the session rate, by simulation of that replica alone.
+
+A prefill replica is simulated with decode workers that are never short of anything, a decode replica with such prefill
+workers, every round remote: what is measured is the replica and not its neighbour. Its capacity at a level is the
+largest load whose P95 is at most level times the target, between the simulated loads by linear interpolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies.registry import create_named
+from ampd.types import Parallelism, Slo
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.simulate import simulate
+from workloads.retime import retime
+from workloads.trace import Session
+
+Phase = Literal["prefill", "decode"]
+
+LEVELS = tuple(round(0.1 * 1.15**step, 4) for step in range(31))
+"""P95 over target: from a tenth of the target to 6.6 times it, 15 % apart."""
+
+_UTILISATIONS = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15)
+"""Loads to simulate, as shares of what the replica could carry if its queue never ran empty."""
+
+_SESSIONS = (150, 600)
+"""Fewest and most sessions of one simulation; as many as needed for the load to settle."""
+_LIFETIMES = 3.0
+_AMPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One curve to simulate: a phase on one degree."""
+
+    phase: Phase
+    degree: int
+    sessions: tuple[Session, ...]
+    model: PiecewiseModel
+    ordering: str
+    slo: Slo
+    options: SimulationOptions
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCurve:
+    """P95 latency over its target, by session rate; both ascending."""
+
+    rates: tuple[float, ...]
+    levels: tuple[float, ...]
+
+    def capacity(self, level: float) -> float:
+        """The largest rate with a P95 at this level or below; 0 if even an idle replica is slower."""
+        if level < self.levels[0]:
+            return 0.0
+        return float(np.interp(level, self.levels, self.rates))
+
+
+def load_curve(question: Question) -> LoadCurve:
+    """Simulate one replica at growing load."""
+    full_rate, lifetime_s = _full_rate(question), mean_lifetime_s(question.sessions, question.model)
+    rates, levels = [], []
+    worst = 0.0
+    for utilisation in _UTILISATIONS:
+        rate = utilisation * full_rate
+        # A P95 that falls while the load grows is noise of a finite sample.
+        worst = max(worst, _level(question, rate, lifetime_s))
+        rates.append(rate)
+        levels.append(worst)
+        if worst > LEVELS[-1]:
+            break
+    return LoadCurve(tuple(rates), tuple(levels))
+
+
+def _level(question: Question, rate: float, lifetime_s: float) -> float:
+    fewest, most = _SESSIONS
+    count = int(min(max(fewest, _LIFETIMES * rate * lifetime_s), most))
+    sessions = retime(question.sessions, rate, question.options.seed, count)
+    policies = Policies(
+        create_named("binding", "least-kv"),
+        create_named("routing", "always-remote"),
+        create_named("ordering", question.ordering),
+    )
+    run = simulate(sessions, _laboratory(question), question.model, policies, question.slo, question.options)
+    if question.phase == "prefill":
+        values, target_s = [one.ttft_s for one in run.rounds if one.ttft_s is not None], question.slo.ttft_s
+    else:
+        values, target_s = [one.itl_s for one in run.rounds if one.itl_s is not None], question.slo.itl_s
+    return float(np.percentile(values, 95)) / target_s if values else float("inf")
+
+
+def _laboratory(question: Question) -> Cluster:
+    """One replica of the phase in question, and more than enough of the other."""
+    best = max(theta.tp for theta in question.model.parallelisms)
+    one = ReplicaGroup(1, Parallelism(question.degree), question.kv_capacity_tokens)
+    ample = ReplicaGroup(_AMPLE, Parallelism(best), 0)
+    prefill, decode = (one, ample) if question.phase == "prefill" else (ample, one)
+    return Cluster((decode,), (prefill,), question.model.profile.max_context_tokens or 0)
+
+
+def _full_rate(question: Question) -> float:
+    """Sessions per second that keep the replica busy all the time."""
+    theta, model = Parallelism(question.degree), question.model
+    prompts = [pair for session in question.sessions for pair in session.prompts_tokens()]
+    if question.phase == "prefill":
+        busy_s = sum(model.prefill_s(hist, incr, theta) for hist, incr in prompts)
+        return len(question.sessions) / busy_s
+    rounds = [item for session in question.sessions for item in session.rounds]
+    tokens = sum(item.output_tokens for item in rounds)
+    context = sum((hist + incr) * item.output_tokens for (hist, incr), item in zip(prompts, rounds, strict=True))
+    tokens_per_s = _batch_throughput(question, context / tokens)
+    return len(question.sessions) * tokens_per_s / tokens
+
+
+def _batch_throughput(question: Question, context_tokens: float) -> float:
+    """Tokens per second of the largest batch that keeps the ITL target and fits the memory; at least a batch of 1."""
+    theta, model = Parallelism(question.degree), question.model
+    most = question.kv_capacity_tokens / context_tokens if question.kv_capacity_tokens else 4096
+    batch = 1
+    while batch * 2 <= most and model.decode_step_s(batch * 2, int(2 * batch * context_tokens), theta) <= (
+        question.slo.itl_s
+    ):
+        batch *= 2
+    return batch / model.decode_step_s(batch, int(batch * context_tokens), theta)
+
+
+def mean_lifetime_s(sessions: Sequence[Session], model: PiecewiseModel) -> float:
+    """How long a session is in an idle cluster of the largest degree, tools included."""
+    return sum(_session_times(session, model)[0] for session in sessions) / len(sessions)
+
+
+def mean_resident_kv_tokens(sessions: Sequence[Session], model: PiecewiseModel) -> float:
+    """KV tokens times seconds that a session occupies: times the session rate, what is resident on average."""
+    return sum(_session_times(session, model)[1] for session in sessions) / len(sessions)
+
+
+def _session_times(session: Session, model: PiecewiseModel) -> tuple[float, float]:
+    """(seconds, KV tokens times seconds) of a session in an idle cluster; KV stays until the next round begins."""
+    theta = max(model.parallelisms, key=lambda one: one.tp)
+    lifetime_s = token_s = 0.0
+    for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
+        context = hist + incr
+        seconds = model.prefill_s(hist, incr, theta)
+        seconds += item.output_tokens * model.decode_step_s(1, context, theta)
+        if index + 1 < len(session.rounds):
+            seconds += session.rounds[index + 1].tool_s
+        lifetime_s += seconds
+        token_s += seconds * (context + item.output_tokens)
+    return lifetime_s, token_s

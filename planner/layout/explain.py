@@ -1,0 +1,124 @@
+"""Why the plan is what it is: what binds, what the next GPUs would buy, what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.layout.formulation import Capacities, Choice, Demand
+from planner.layout.layout import Layout
+from planner.layout.search import Plan
+
+_WORDS = {
+    "prefill": "prefill capacity",
+    "decode": "decode capacity",
+    "kv_memory": "the KV memory of the decode replicas",
+    "idle_prefill": "the time of a prefill on an idle replica (only a larger degree or shorter prompts lower it)",
+    "idle_decode": "the time of a decode step on an idle replica (only a larger degree lowers it)",
+    "grid": "nothing: it is the lowest level that was looked at",
+}
+_TIGHT = 1.05
+"""A resource with less than so many times the need binds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How far a layout is from each limit, as what it has over what the demand needs (1: nothing to spare).
+
+    Attributes:
+        gpus_left: GPUs that the layout does not use.
+        binds: what keeps the layout from a lower latency level: a key of `_WORDS`.
+    """
+
+    prefill: float
+    decode: float
+    kv_memory: float
+    gpus_left: int
+    binds: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result."""
+        return asdict(self)
+
+
+def slack_of(choice: Choice, capacities: Capacities, demand: Demand, gpus: int) -> Slack:
+    """The slack of a layout at the level that it reaches."""
+    layout, level = choice.layout, choice.level
+    memory = sum(capacities.kv_tokens[n] * count for n, count in layout.decode)
+    kv_memory = memory / demand.resident_kv_tokens if demand.resident_kv_tokens else float("inf")
+    prefill, decode = _carried(layout, capacities, level)
+    return Slack(
+        prefill / demand.rate,
+        decode / demand.rate,
+        kv_memory,
+        gpus - layout.gpus,
+        "kv_memory" if kv_memory < _TIGHT else _binding(choice, capacities, demand),
+    )
+
+
+def _carried(layout: Layout, capacities: Capacities, level: int) -> tuple[float, float]:
+    """Sessions per second of the prefill and of the decode replicas at a level."""
+    return (
+        sum(capacities.prefill[n][level] * count for n, count in layout.prefill),
+        sum(capacities.decode[n][level] * count for n, count in layout.decode),
+    )
+
+
+def _binding(choice: Choice, capacities: Capacities, demand: Demand) -> str:
+    """What runs short one level lower, or (where the demand is missed) at the level itself."""
+    misses = choice.headroom < 1
+    if not misses and choice.level == 0:
+        return "grid"
+    level = choice.level if misses else choice.level - 1
+    carried = dict(zip(("prefill", "decode"), _carried(choice.layout, capacities, level), strict=True))
+    phase = min(carried, key=lambda name: carried[name])
+    if carried[phase] >= demand.rate:
+        return "grid"
+    table = capacities.prefill if phase == "prefill" else capacities.decode
+    return phase if any(table[n][level] for n in capacities.degrees) else f"idle_{phase}"
+
+
+def sentences(plan: Plan, gpus: int, left_out: Sequence[int]) -> list[str]:
+    """The explanation of the best layout, a sentence a line."""
+    capacities, demand = plan.capacities, plan.demand
+    lines = []
+    if left_out:
+        degrees = ", ".join(f"TP{degree}" for degree in left_out)
+        lines.append(f"{degrees} left out: the weights do not fit, or the performance model has no times for it.")
+    if not plan.layouts:
+        return lines
+    best = plan.layouts[0].choice
+    slack, level = slack_of(best, capacities, demand, gpus), capacities.levels[best.level]
+    lines.append(
+        f"At {demand.rate:g} sessions/s the slower phase's P95 is at most {level:.2f} of its target; at that level the "
+        f"layout carries {best.headroom:.2f} times the rate."
+    )
+    if level > 1 or best.headroom < 1:
+        lines.append(_miss(level, best.headroom))
+    lines.append(
+        f"What binds is {_WORDS[slack.binds]}. At its level the layout has {slack.prefill:.2f} times the prefill and "
+        f"{slack.decode:.2f} times the decode capacity that is needed, and {slack.kv_memory:.1f} times the KV memory; "
+        f"{slack.gpus_left} of {gpus} GPUs are not used."
+    )
+    if plan.next_step is not None:
+        lines.append(_next(plan, *plan.next_step, level))
+    return lines
+
+
+def _miss(level: float, headroom: float) -> str:
+    if headroom < 1:
+        return f"No layout carries the rate at any level: this one carries {headroom:.0%} of it."
+    return f"No layout meets the targets at P95: this one misses by {level - 1:.0%}."
+
+
+def _next(plan: Plan, step: int, choice: Choice, level: float) -> str:
+    after = plan.capacities.levels[choice.level]
+    best = max((one.choice for one in plan.layouts), key=lambda one: (-one.level, one.headroom))
+    gpus = "GPU" if step == 1 else "GPUs"
+    if choice.level == best.level and choice.headroom <= best.headroom * 1.001:
+        return f"The next {step} {gpus} would buy nothing: no larger layout is better by this measure."
+    return (
+        f"The next {step} {gpus} would buy {choice.layout}: P95 at {after:.2f} instead of {level:.2f} of the target, "
+        f"{choice.headroom:.2f} times the rate at that level."
+    )

@@ -1,0 +1,154 @@
+"""The plan: curves by simulation, layouts by SCIP, each checked by a simulation of the whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies.registry import create_named
+from ampd.types import Slo
+from planner.layout.cache import CurveCache, digest_sessions, key_of
+from planner.layout.capacity import (
+    LEVELS,
+    LoadCurve,
+    Question,
+    load_curve,
+    mean_lifetime_s,
+    mean_resident_kv_tokens,
+)
+from planner.layout.formulation import Capacities, Choice, Demand, best_layouts
+from planner.layout.layout import Layout
+from planner.parallel import in_parallel
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.simulate import simulate
+from workloads.retime import retime
+from workloads.trace import Session
+
+_CURVE_SESSIONS = 300
+"""Sessions of the trace that the curves are simulated with; an even choice of them where there are more."""
+_CHECK_SESSIONS = (300, 1500)
+_CHECK_S = 30.0
+"""The full cluster is checked over so many seconds of arrivals, within these numbers of sessions."""
+_SPREAD = 1.645
+"""Resident sessions vary as a Poisson variable: memory is planned for the 95th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCase:
+    """What to plan for."""
+
+    sessions: tuple[Session, ...]
+    rate: float
+    slo: Slo
+    model: PiecewiseModel
+    kv_capacity_tokens: dict[int, int]
+    gpus: int
+    routing: str
+    ordering: str
+    options: SimulationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A layout that SCIP chose, and what the simulation of the whole cluster makes of it."""
+
+    choice: Choice
+    simulated: dict[str, Any]
+
+    @property
+    def attainment(self) -> float:
+        return self.simulated["attainment"]["rounds"] or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layouts, best first, and what they were chosen from.
+
+    Attributes:
+        next_step: the best choice with one more step of GPUs, and how many that is.
+    """
+
+    layouts: list[Checked]
+    capacities: Capacities
+    demand: Demand
+    next_step: tuple[int, Choice] | None
+
+
+def make_plan(case: PlanCase, top: int, cache: CurveCache, jobs: int | None) -> Plan:
+    """Plan; no layout in it if none fits the GPUs."""
+    capacities = simulated_capacities(case, cache, jobs)
+    demand = demand_of(case)
+    choices = best_layouts(capacities, demand, case.gpus, top)
+    results = in_parallel(partial(check, case), [choice.layout for choice in choices], "checking layouts", jobs)
+    checked = [Checked(choice, result) for choice, result in zip(choices, results, strict=True)]
+    # Of equal attainment the one with more head-room; a lower level is head-room too.
+    checked.sort(key=lambda one: (-round(one.attainment, 3), one.choice.level, -one.choice.headroom))
+    return Plan(checked, capacities, demand, _next_step(case, capacities, demand))
+
+
+def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) -> Capacities:
+    """What one replica of each degree carries, from the cache or by simulation."""
+    sessions = _even_choice(case.sessions, _CURVE_SESSIONS)
+    digest = digest_sessions(sessions)
+    questions = [
+        Question(phase, degree, sessions, case.model, case.ordering, case.slo, case.options, capacity)
+        for degree, capacity in case.kv_capacity_tokens.items()
+        for phase in ("prefill", "decode")
+    ]
+    curves: dict[str, LoadCurve] = {}
+    keys = [key_of(question, digest) for question in questions]
+    for key in keys:
+        if (known := cache.get(key)) is not None:
+            curves[key] = known
+    missing = [(key, question) for key, question in zip(keys, questions, strict=True) if key not in curves]
+    # The slowest first, so that no core is left with a long one at the end.
+    missing.sort(key=lambda pair: -pair[1].degree)
+    found = in_parallel(load_curve, [question for _, question in missing], "simulating replicas", jobs)
+    for (key, _), curve in zip(missing, found, strict=True):
+        curves[key] = curve
+        cache.put(key, curve)
+    tables: dict[str, dict[int, list[float]]] = {"prefill": {}, "decode": {}}
+    for key, question in zip(keys, questions, strict=True):
+        tables[question.phase][question.degree] = [curves[key].capacity(level) for level in LEVELS]
+    memory = {degree: float(capacity or 1 << 40) for degree, capacity in case.kv_capacity_tokens.items()}
+    return Capacities(LEVELS, tables["prefill"], tables["decode"], memory)
+
+
+def demand_of(case: PlanCase) -> Demand:
+    """The rate, and the KV that is resident 95 % of the time at most, in sessions of mean size."""
+    mean_sessions = case.rate * mean_lifetime_s(case.sessions, case.model)
+    mean_tokens = case.rate * mean_resident_kv_tokens(case.sessions, case.model)
+    return Demand(case.rate, mean_tokens * (1 + _SPREAD / sqrt(mean_sessions)))
+
+
+def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
+    """The shared keys of a full-cluster simulation with the online policies."""
+    fewest, most = _CHECK_SESSIONS
+    count = int(min(max(fewest, case.rate * _CHECK_S), most))
+    sessions = retime(case.sessions, case.rate, case.options.seed, count)
+    policies = Policies(
+        create_named("binding", "least-kv"),
+        create_named("routing", case.routing),
+        create_named("ordering", case.ordering),
+    )
+    cluster = layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0)
+    run = simulate(sessions, cluster, case.model, policies, case.slo, case.options)
+    return run.result(case.slo, case.model.profile.kv_bytes_per_token)
+
+
+def _next_step(case: PlanCase, capacities: Capacities, demand: Demand) -> tuple[int, Choice] | None:
+    """What the next GPUs would buy: the smallest number that makes another replica."""
+    step = min(capacities.degrees)
+    best = best_layouts(capacities, demand, case.gpus + step, 1)
+    return (step, best[0]) if best else None
+
+
+def _even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
+    """`count` sessions spread evenly over the trace, so that no part of it is left out."""
+    if len(sessions) <= count:
+        return tuple(sessions)
+    return tuple(sessions[index * len(sessions) // count] for index in range(count))

@@ -1,0 +1,212 @@
+"""`ampd plan`: the layout of a cluster for a workload, a model, a kind of GPU and targets."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies.registry import create_named
+from ampd.settings import parse_settings
+from planner.layout.cache import CurveCache, default_cache
+from planner.layout.explain import sentences, slack_of
+from planner.layout.search import Checked, Plan, PlanCase, make_plan
+from planner.settings import CaseSettings, provenance_of
+from planner.simulator.options import SimulationOptions
+from workloads.trace import Session, load_trace
+
+PROG = "ampd plan"
+
+
+class PlanSettings(CaseSettings):
+    """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
+
+    gpus: int = Field(ge=1, description="GPUs of the cluster.")
+    rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
+    )
+    degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
+    top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
+    routing: str = Field("ampd", description="Routing policy of the check.")
+    ordering: str = Field("ampd", description="Order of the prefill queues.")
+    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
+    use_cache: bool = Field(True, description="Keep simulated curves and use those of earlier plans.")
+    report: Path | None = Field(None, description="Write an HTML report to this file.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Plan and print.
+
+    Raises:
+        UserError: wrong flags, an unknown name, or GPUs that hold no layout at all.
+    """
+    start_s = time.perf_counter()
+    settings = parse_settings(PlanSettings, argv, PROG)
+    for kind, name in (("routing", settings.routing), ("ordering", settings.ordering)):
+        create_named(kind, name)  # type: ignore[call-overload]
+    model = settings.performance_model()
+    case, left_out = _case(settings, model)
+    folder = (settings.cache or default_cache()) if settings.use_cache else None
+    plan = make_plan(case, settings.top, CurveCache(folder), settings.jobs)
+    if not plan.layouts:
+        raise UserError(_too_small(case, plan))
+    seconds = time.perf_counter() - start_s
+    result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
+    if settings.report:
+        from planner.plan_report import write_report
+
+        write_report(settings.report, result, plan)
+    print(json.dumps(result, indent=1) if settings.as_json else _table(result))
+    return 0
+
+
+def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, list[int]]:
+    """What to plan, and the degrees that cannot be used."""
+    sessions = load_trace(settings.trace)[: settings.limit]
+    wanted = _degrees(settings.degrees)
+    known = {theta.tp: theta for theta in model.parallelisms}
+    usable = [degree for degree in wanted if degree in known]
+    if not usable:
+        raise UserError(
+            f"--degrees: {model.name} fits or is known at TP {', '.join(map(str, known))}, not at {settings.degrees}"
+        )
+    model.require([known[degree] for degree in usable], [known[degree] for degree in usable])
+    smallest = min(usable)
+    if settings.gpus < 2 * smallest:
+        raise UserError(
+            f"--gpus: {settings.gpus} is too few: one prefill and one decode replica of {model.name} need "
+            f"{2 * smallest} (TP {smallest} each)"
+        )
+    degrees = [degree for degree in usable if degree <= settings.gpus - smallest]
+    capacities = {degree: settings.kv_capacity_of(model, known[degree]) for degree in degrees}
+    longest = max(session.max_context_tokens for session in sessions)
+    fitting = {degree: tokens for degree, tokens in capacities.items() if not 0 < tokens < longest}
+    if not fitting:
+        raise UserError(
+            f"{settings.trace}: its longest session has {longest} tokens, the KV memory of a replica holds at most "
+            f"{max(capacities.values())}; more GPUs per replica, or fewer tokens"
+        )
+    case = PlanCase(
+        tuple(sessions),
+        settings.rate or _own_rate(sessions, settings.trace),
+        settings.slo,
+        model,
+        fitting,
+        settings.gpus,
+        settings.routing,
+        settings.ordering,
+        SimulationOptions(seed=settings.seed),
+    )
+    return case, [degree for degree in wanted if degree not in fitting and degree <= settings.gpus - smallest]
+
+
+def _degrees(text: str) -> list[int]:
+    try:
+        degrees = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        degrees = []
+    if not degrees or degrees[0] < 1:
+        raise UserError(f"--degrees: give positive numbers, as 1,2,4,8 (given: {text!r})")
+    return degrees
+
+
+def _own_rate(sessions: Sequence[Session], trace: str) -> float:
+    span_s = sessions[-1].arrival_s - sessions[0].arrival_s
+    if span_s <= 0:
+        raise UserError(f"--rate is missing: the sessions of {trace} all arrive at once, so it has no rate of its own")
+    rate = (len(sessions) - 1) / span_s
+    print(f"{PROG}: planning for the trace's own rate, {rate:.3g} sessions/s", file=sys.stderr)
+    return rate
+
+
+def _too_small(case: PlanCase, plan: Plan) -> str:
+    best = max(plan.capacities.kv_tokens[degree] / degree for degree in plan.capacities.degrees)
+    return (
+        f"--gpus: {case.gpus} cannot hold the KV of the sessions at {case.rate:g}/s: "
+        f"{plan.demand.resident_kv_tokens:.0f} tokens are resident, a GPU of a decode replica holds at most {best:.0f}"
+    )
+
+
+def _result(
+    settings: PlanSettings, plan: Plan, case: PlanCase, model: PiecewiseModel, explanation: list[str], seconds: float
+) -> dict[str, Any]:
+    return {
+        "layouts": [_layout(one, plan, case.gpus) for one in plan.layouts],
+        "explanation": explanation,
+        "meets_slo": _meets(plan.layouts[0], plan),
+        "next_step": _next_step(plan),
+        "gpus": case.gpus,
+        "rate": case.rate,
+        "slo": {"ttft": case.slo.ttft_s, "itl": case.slo.itl_s},
+        "routing": case.routing,
+        "ordering": case.ordering,
+        "trace": settings.trace,
+        "seed": settings.seed,
+        "resident_kv_tokens": plan.demand.resident_kv_tokens,
+        "performance_model": provenance_of(model),
+        "seconds": seconds,
+    }
+
+
+def _layout(one: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
+    return {
+        **one.choice.layout.as_dict(),
+        "objective": plan.capacities.levels[one.choice.level],
+        "headroom": one.choice.headroom,
+        "slack": slack_of(one.choice, plan.capacities, plan.demand, gpus).as_dict(),
+        "simulated": one.simulated,
+    }
+
+
+def _meets(one: Checked, plan: Plan) -> bool:
+    return one.choice.headroom >= 1 - 1e-6 and plan.capacities.levels[one.choice.level] <= 1.0
+
+
+def _next_step(plan: Plan) -> dict[str, Any] | None:
+    if plan.next_step is None:
+        return None
+    step, choice = plan.next_step
+    objective = plan.capacities.levels[choice.level]
+    return {"more_gpus": step, **choice.layout.as_dict(), "objective": objective, "headroom": choice.headroom}
+
+
+def _table(result: dict[str, Any]) -> str:
+    rows = [("layout", "GPUs", "P95/SLO", "head-room", "attained", "TTFT P95", "ITL P95", "local")]
+    for one in result["layouts"]:
+        seen = one["simulated"]
+        routed = sum(seen["routes"].values()) or 1
+        rows.append(
+            (
+                f"prefill {_groups(one['prefill'])}, decode {_groups(one['decode'])}",
+                str(one["gpus"]),
+                f"{one['objective']:.2f}",
+                f"{one['headroom']:.2f}",
+                f"{seen['attainment']['rounds']:.1%}",
+                f"{(seen['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
+                f"{(seen['itl_s']['p95'] or 0) * 1e3:.1f} ms",
+                f"{seen['routes']['local'] / routed:.0%}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    slo = result["slo"]
+    head = (
+        f"{result['gpus']} GPUs, {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
+    )
+    return "\n".join([head, "", *lines, "", *result["explanation"]])
+
+
+def _groups(groups: Sequence[dict[str, int]]) -> str:
+    return "+".join(f"{group['replicas']}xTP{group['tp']}" for group in groups)
