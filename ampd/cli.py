@@ -12,6 +12,7 @@ from ampd.errors import RunError, UserError
 COMMANDS = {
     "serve": ("ampd.serve.command", "start the whole graph on this machine"),
     "replay": ("workloads.replay_command", "replay a trace of agent sessions against an OpenAI endpoint"),
+    "profile": ("ampd.profile_command", "measure an engine and fit its performance model"),
     "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),

@@ -33,6 +33,7 @@ TransferPoint = tuple[int, float]
 _Array = NDArray[np.float64]
 _Design = Callable[[Sequence[int]], _Array]
 _MAX_SEGMENTS = 5
+_POINTS_PER_SEGMENT = 5
 _LEAST_ERROR = 1e-9
 """Relative; below it a fit counts as exact, and no further breakpoint is worth having."""
 
@@ -129,7 +130,8 @@ def _fit(
     chosen = [0]
     found, error = _solve(design(chosen), seconds)
     candidates = {int(value) for value in np.unique(values)[1:-1]}
-    while candidates and len(chosen) < _MAX_SEGMENTS and error > len(seconds) * _LEAST_ERROR**2:
+    most = min(_MAX_SEGMENTS, len(seconds) // _POINTS_PER_SEGMENT)
+    while candidates and len(chosen) < most and error > len(seconds) * _LEAST_ERROR**2:
         fits = {start: _solve(design(sorted([*chosen, start])), seconds) for start in sorted(candidates)}
         best = min(fits, key=lambda start: fits[start][1])
         gain = len(seconds) * log(error / max(fits[best][1], 1e-300))

@@ -1,0 +1,107 @@
+"""Measures the points of a grid, round robin over the repeats, so that a machine that drifts does not bend a curve."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from planner.profiler.grid import Grid
+
+
+class Probe(Protocol):
+    """An engine to measure. Each call gives seconds, or None if the point could not be brought about as asked."""
+
+    async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
+        """Time to the first token of a prefill of `incr_tokens` behind KV that is in the engine."""
+        ...
+
+    async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
+        """Time of a decode step of `batch` sequences of `context_tokens` each."""
+        ...
+
+    async def transfer_s(self, tokens: int) -> float | None:
+        """Time to read the KV of `tokens` from another engine."""
+        ...
+
+
+@dataclass(slots=True)
+class Points:
+    """Medians of what was measured.
+
+    Attributes:
+        prefill: (history, increment, seconds).
+        decode: (sequences, tokens of all their contexts, seconds of a step).
+        transfer: (tokens, seconds).
+        discarded: measurements that did not come about as asked.
+    """
+
+    prefill: list[tuple[int, int, float]] = field(default_factory=list)
+    decode: list[tuple[int, int, float]] = field(default_factory=list)
+    transfer: list[tuple[int, float]] = field(default_factory=list)
+    discarded: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "transfer": self.transfer,
+            "discarded": self.discarded,
+        }
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Points:
+        """Back from a file. Raises `KeyError`, `TypeError` or `ValueError` if it is none of ours."""
+        return cls(
+            [(int(h), int(i), float(s)) for h, i, s in row["prefill"]],
+            [(int(b), int(c), float(s)) for b, c, s in row["decode"]],
+            [(int(n), float(s)) for n, s in row["transfer"]],
+            int(row["discarded"]),
+        )
+
+
+async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], None]) -> Points:
+    """Measure every point `repeats` times after one round that only warms up; medians.
+
+    `on_point` is called after each measurement, `(repeats + 1) * len(grid)` times.
+    """
+    tasks: list[tuple[Any, Callable[[], Awaitable[float | None]]]] = [
+        *((("prefill", *point), _call(probe.prefill_s, *point)) for point in grid.prefill),
+        *((("decode", *point), _call(probe.decode_step_s, *point)) for point in grid.decode),
+        *((("transfer", tokens), _call(probe.transfer_s, tokens)) for tokens in grid.transfer),
+    ]
+    seen: dict[Any, list[float]] = {key: [] for key, _ in tasks}
+    discarded, rng = 0, random.Random(seed)
+    for repeat in range(repeats + 1):
+        rng.shuffle(tasks)
+        for key, task in tasks:
+            seconds = await task()
+            on_point()
+            if repeat == 0:
+                continue
+            if seconds is None:
+                discarded += 1
+            else:
+                seen[key].append(seconds)
+    return _medians(grid, seen, discarded)
+
+
+def _medians(grid: Grid, seen: dict[Any, list[float]], discarded: int) -> Points:
+    points = Points(discarded=discarded)
+    for hist, incr in grid.prefill:
+        if values := seen["prefill", hist, incr]:
+            points.prefill.append((hist, incr, statistics.median(values)))
+    for batch, context in grid.decode:
+        if values := seen["decode", batch, context]:
+            points.decode.append((batch, batch * context, statistics.median(values)))
+    for tokens in grid.transfer:
+        if values := seen["transfer", tokens]:
+            points.transfer.append((tokens, statistics.median(values)))
+    return points
+
+
+def _call(method: Callable[..., Awaitable[float | None]], *arguments: int) -> Callable[[], Awaitable[float | None]]:
+    return lambda: method(*arguments)
