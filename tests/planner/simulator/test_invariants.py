@@ -1,0 +1,246 @@
+"""What holds of every run: each round once, causes before effects, KV conserved, same seed same result."""
+
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster
+from planner.simulator.events import EventLoop
+from planner.simulator.kv_memory import KvMemory
+from planner.simulator.options import Policies, SimulationOptions
+from workloads.trace import Session
+
+from .lab import AMPD, DICE, MODEL, clusters, options, policies, run, session_lists
+
+relaxed = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_every_round_ends_exactly_once(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    ended: dict[str, list[Any]] = defaultdict(list)
+    for one in done.rounds:
+        ended[one.session_id].append(one)
+    assert set(ended) == {one.session_id for one in sessions}
+    for one in sessions:
+        rounds = ended[one.session_id]
+        assert [record.index for record in rounds] == list(range(len(rounds)))
+        failed = [record for record in rounds if record.error]
+        if failed:
+            assert failed == rounds[-1:], "an error ends its session"
+        else:
+            assert len(rounds) == len(one.rounds)
+        for record, item in zip(rounds, one.rounds, strict=False):
+            assert record.output_tokens == item.output_tokens
+            assert record.incr_tokens == item.incr_tokens
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_no_effect_comes_before_its_cause(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    planned = {one.session_id: one for one in sessions}
+    before: dict[str, float] = {one.session_id: one.arrival_s for one in sessions}
+    for one in done.rounds:
+        tool_s = planned[one.session_id].rounds[one.index].tool_s
+        assert one.sent_s == pytest.approx(before[one.session_id] + tool_s, abs=1e-9)
+        if one.error:
+            continue
+        assert one.ttft_s is not None
+        assert one.e2e_s is not None
+        assert one.ttft_s >= how.dispatch_s + one.queued_s - 1e-9
+        assert one.e2e_s >= one.ttft_s - 1e-12
+        assert one.queued_s >= 0
+        assert (one.itl_s is None) == (one.output_tokens == 1)
+        theta = _parallelism(cluster, one.worker_id)
+        prompt = one.hist_tokens + one.incr_tokens
+        floor_s = MODEL.prefill_s(prompt - 1, 1, theta) if how.chunk_tokens else MODEL.prefill_s(0, 1, theta)
+        assert one.ttft_s >= floor_s - 1e-9 or how.chunk_tokens
+        before[one.session_id] = one.sent_s + one.e2e_s
+
+
+@relaxed
+@given(session_lists(), clusters(), policies, options)
+def test_a_worker_computes_one_thing_at_a_time(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    lanes: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    for span in done.timeline:
+        assert span.start_s <= span.end_s
+        if span.lane == "compute":
+            lanes[span.worker_id].add((span.start_s, span.end_s))  # a pass over several prefills is one
+    for spans in lanes.values():
+        ordered = sorted(spans)
+        for (_, end_s), (start_s, _) in pairwise(ordered):
+            assert start_s >= end_s - 1e-9
+
+
+@relaxed
+@given(session_lists(), clusters(), options)
+def test_a_remote_round_reads_computes_returns_and_decodes_in_this_order(
+    sessions: list[Session], cluster: Cluster, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, DICE, how)
+    spans = defaultdict(list)
+    for span in done.timeline:
+        spans[span.kind, span.detail.get("session")].append(span)
+    for one in done.rounds:
+        if one.error or one.route != "remote":
+            continue
+        assert one.ttft_s is not None
+        first_s = one.sent_s + one.ttft_s
+        if one.kv_history_tokens:
+            assert any(
+                one.sent_s <= span.start_s and span.end_s <= first_s + 1e-9
+                for span in spans["kv-history", one.session_id]
+                if span.worker_id == one.worker_id
+            )
+        assert any(
+            abs(span.end_s - first_s) < 1e-9 and span.worker_id == one.worker_id
+            for span in spans["prefill", one.session_id]
+        )
+        if one.output_tokens > 1 and one.kv_increment_tokens:
+            arrived = [
+                span.end_s
+                for span in spans["kv-increment", one.session_id]
+                if span.worker_id == one.decode_worker_id and span.start_s >= first_s - 1e-9
+            ]
+            assert arrived
+            assert one.e2e_s is not None
+            assert one.sent_s + one.e2e_s >= min(arrived)
+
+
+class WatchedMemory(KvMemory):
+    """Checks its books at every change; `all` are the memories of the run."""
+
+    all: list[KvMemory]
+
+    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
+        super().__init__(capacity_tokens, page_tokens)
+        WatchedMemory.all.append(self)
+
+    def check(self) -> None:
+        held = sum(tokens for name, tokens in self.held.items() if name not in self._reserved)
+        assert self.used_tokens == held + sum(self._reserved.values())
+        assert min([0, *self.held.values()]) == 0
+        if self.capacity_tokens:
+            assert self.used_tokens <= self.capacity_tokens
+        assert all(name in self.held for name in self._idle)
+
+    def reserve(self, session_id: str, tokens: int) -> bool:
+        done = super().reserve(session_id, tokens)
+        self.check()
+        return done
+
+    def settle(self, session_id: str, context_tokens: int) -> None:
+        super().settle(session_id, context_tokens)
+        self.check()
+
+    def release(self, session_id: str) -> None:
+        super().release(session_id)
+        self.check()
+
+    def cut(self, session_id: str, tokens: int) -> None:
+        super().cut(session_id, tokens)
+        self.check()
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_kv_is_conserved_never_exceeds_the_memory_and_is_gone_at_the_end(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    WatchedMemory.all = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.simulator.worker.KvMemory", WatchedMemory)
+        run(sessions, cluster, chosen, how)
+    assert WatchedMemory.all
+    for memory in WatchedMemory.all:
+        assert memory.used_tokens == 0, "all sessions have ended"
+        assert not memory.held
+        assert not memory._keepers
+
+
+@relaxed
+@given(session_lists(), clusters(), policies, options)
+def test_the_same_seed_gives_the_same_result(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    one, other = (run(sessions, cluster, chosen, how) for _ in range(2))
+    assert one.rounds == other.rounds
+    assert one.gaps == other.gaps
+    assert one.timeline == other.timeline
+
+
+def test_the_same_seed_gives_the_same_result_in_another_process() -> None:
+    """Hashes of strings differ from process to process; results must not."""
+    script = (
+        "from ampd.cli import main; main(['simulate', 'tau-bench-airline', '--model', 'llama-3.1-8b', '--gpu', 'h20', "
+        "'--prefill', '2xTP1', '--decode', '2xTP1', '--rate', '20', '--limit', '60', '--kv-capacity-tokens', '9000', "
+        "'--coordinators', '3', '--state-delay-s', '0.1', '--json'])"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_nothing_happens_in_the_past() -> None:
+    loop = EventLoop()
+    seen: list[str] = []
+    loop.at(2.0, lambda _: loop.at(1.0, seen.append, "too late"))
+    with pytest.raises(ValueError, match="any more"):
+        loop.run()
+    assert not seen
+
+
+def test_equal_times_keep_the_order_of_entry() -> None:
+    loop = EventLoop()
+    seen: list[int] = []
+    for number in range(20):
+        loop.at(1.0, seen.append, number)
+    loop.run()
+    assert seen == list(range(20))
+
+
+def test_another_seed_may_route_otherwise() -> None:
+    from workloads.generate import Lengths, generate
+
+    sessions = list(generate("toolbench", 40, 30.0, 0, Lengths.PER_SESSION))
+    cluster = Cluster(
+        decode=(_group(2),),
+        prefill=(_group(3),),
+    )
+    routed = {
+        tuple(one.worker_id for one in run(sessions, cluster, AMPD, SimulationOptions(seed=seed)).rounds)
+        for seed in range(4)
+    }
+    assert len(routed) > 1
+
+
+def _group(replicas: int) -> Any:
+    from planner.simulator.cluster import ReplicaGroup
+
+    return ReplicaGroup(replicas, Parallelism(1), 0)
+
+
+def _parallelism(cluster: Cluster, worker_id: str) -> Parallelism:
+    role, _, number = worker_id.rpartition("-")
+    groups = cluster.prefill if role == "prefill" else cluster.decode
+    return [group.parallelism for group in groups for _ in range(group.replicas)][int(number)]
