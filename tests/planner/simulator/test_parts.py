@@ -1,0 +1,172 @@
+"""Links, KV memory under pressure, refusals, cluster texts, and that simulator and workers queue by one object."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.errors import UserError
+from ampd.prefill_queue import PrefillQueue
+from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
+from planner.simulator.events import EventLoop
+from planner.simulator.links import Links, Transfer
+from planner.simulator.options import SimulationOptions
+from planner.simulator.worker import SimulatedWorker
+from workers.prefill_queue import AsyncPrefillQueue
+
+from .lab import LOCAL, MODEL, REMOTE, SLO, run, session, single
+
+
+def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
+    """When moves of (source, target, start, seconds) end."""
+    loop = EventLoop()
+    links, ends = Links(loop), [0.0] * len(moves)
+
+    def begin(number: int) -> None:
+        source, target, _, seconds = moves[number]
+
+        def done(_: Transfer) -> None:
+            ends[number] = loop.now_s
+
+        links.start(source, target, seconds, done)
+
+    for number, move in enumerate(moves):
+        loop.at(move[2], begin, number)
+    loop.run()
+    return ends
+
+
+def test_a_lone_transfer_takes_its_time() -> None:
+    assert transfers(("a", "b", 1.0, 0.5)) == [1.5]
+
+
+@given(st.integers(1, 6))
+def test_equal_transfers_over_one_link_share_it(count: int) -> None:
+    outgoing = transfers(*(("a", f"t{number}", 0.0, 1.0) for number in range(count)))
+    incoming = transfers(*((f"s{number}", "b", 0.0, 1.0) for number in range(count)))
+    assert outgoing == incoming == pytest.approx([float(count)] * count)
+
+
+def test_other_pairs_and_the_other_direction_do_not_matter() -> None:
+    assert transfers(("a", "b", 0.0, 1.0), ("c", "d", 0.0, 1.0), ("b", "a", 0.0, 1.0)) == [1.0, 1.0, 1.0]
+
+
+def test_a_transfer_slows_down_while_another_one_shares_its_link() -> None:
+    assert transfers(("a", "b", 0.0, 2.0), ("a", "c", 1.0, 0.25)) == pytest.approx([2.25, 1.5])
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.01, 2)), min_size=1, max_size=8))
+def test_a_link_is_never_idle_while_it_has_work(moves: list[tuple[float, float]]) -> None:
+    ends = transfers(*(("a", "b", start_s, seconds) for start_s, seconds in moves))
+    busy_until_s = 0.0
+    for start_s, seconds in sorted(moves):
+        busy_until_s = max(busy_until_s, start_s) + seconds
+    assert max(ends) == pytest.approx(busy_until_s)
+
+
+# -- memory
+
+
+def test_a_session_that_loses_its_kv_computes_it_again() -> None:
+    first = session("first", (1000, 10), (10, 10), tool_s=5.0)
+    second = session("second", (1000, 10), arrival_s=2.0)
+    roomy, tight = (run([first, second], single(1, capacity, prefill=0), LOCAL) for capacity in (4000, 1500))
+    again = {one.lost_sessions: one.rounds[-1] for one in (roomy, tight)}
+    assert set(again) == {0, 1}
+    assert again[0].missing_tokens == 0
+    assert again[1].missing_tokens > 900
+    assert again[1].ttft_s is not None
+    assert again[0].ttft_s is not None
+    assert again[1].ttft_s > 5 * again[0].ttft_s
+
+
+def test_a_round_that_does_not_fit_now_waits_for_one_that_ends() -> None:
+    sessions = [session("one", (1000, 200)), session("two", (1000, 10), arrival_s=0.001)]
+    one, two = (
+        {record.session_id: record for record in run(sessions, single(1, capacity, prefill=0), LOCAL).rounds}
+        for capacity in (1300, 5000)
+    )
+    assert one["two"].ttft_s is not None
+    assert two["two"].ttft_s is not None
+    assert one["one"].e2e_s is not None
+    assert one["two"].ttft_s > one["one"].e2e_s - 0.01
+    assert two["two"].ttft_s < one["one"].e2e_s / 2
+
+
+def test_a_round_that_can_never_fit_is_refused_and_the_others_go_on() -> None:
+    sessions = [session("large", (5000, 10), (5, 5)), session("small", (500, 10), (5, 5))]
+    done = run(sessions, single(1, 2000), REMOTE)
+    by_name = {name: [one for one in done.rounds if one.session_id == name] for name in ("large", "small")}
+    assert [one.error is None for one in by_name["small"]] == [True, True]
+    (refused,) = by_name["large"]
+    assert refused.error == "prompt and output have 5010 tokens, the KV memory of a decode worker holds 2000 tokens"
+    limited = Cluster(single().decode, single().prefill, max_context_tokens=4096)
+    assert "longest context" in str(next(one.error for one in run(sessions, limited, REMOTE).rounds if one.error))
+
+
+def test_history_at_a_prefill_worker_is_not_read_again() -> None:
+    done = run([session("s", (1600, 20), (100, 20), (100, 20))], single(), REMOTE)
+    first, second, third = sorted(done.rounds, key=lambda one: one.index)
+    assert first.kv_history_tokens == 0
+    assert first.kv_increment_tokens == 1600
+    # Only what the decode worker generated in between travels, in whole pages.
+    assert 0 < second.kv_history_tokens <= 32
+    assert 0 < third.kv_history_tokens <= 48
+
+
+def test_reads_overlap_the_computation_before_them() -> None:
+    # The first rounds follow each other, the second ones come together.
+    sessions = [
+        session(f"s{number}", (3000, 40), (3000, 40), arrival_s=0.01 * number, tool_s=6 - 0.55 * number)
+        for number in range(6)
+    ]
+    slow_reads = SimulationOptions(kv_read_s=0.2, keeps_timeline=True)
+    with_overlap, without = (
+        run(sessions, single(), REMOTE, SimulationOptions(kv_read_s=0.2, prefetch=prefetch)) for prefetch in (1, 0)
+    )
+    assert with_overlap.duration_s < without.duration_s - 0.2
+    done = run(sessions, single(), REMOTE, slow_reads)
+    reads = [one for one in done.timeline if one.kind == "kv-history"]
+    computes = [one for one in done.timeline if one.kind == "prefill" and one.worker_id == "prefill-0"]
+    assert any(
+        read.start_s < one.start_s < read.end_s or one.start_s < read.start_s < one.end_s
+        for read in reads
+        for one in computes
+    )
+
+
+# -- the rest
+
+
+def test_workers_and_simulator_queue_by_one_object() -> None:
+    assert issubclass(AsyncPrefillQueue, PrefillQueue)
+    group = ReplicaGroup(1, Parallelism(1), 0)
+    from ampd.types import Role
+
+    worker = SimulatedWorker(
+        "w", Role.PREFILL, group, MODEL, REMOTE.ordering, EventLoop(), SimulationOptions(), [], None
+    )
+    assert type(worker.queue) is PrefillQueue
+
+
+@pytest.mark.parametrize("text", ["2xTP4", "2x4", " 2xtp4 "])
+def test_groups_are_read(text: str) -> None:
+    assert parse_groups(text, "--prefill") == ((2, Parallelism(4)),)
+
+
+@pytest.mark.parametrize("text", ["TP4", "2xTP", "0xTP4", "2xTP0", "2xTP4;1xTP8", "-1xTP4"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--prefill: give replicas"):
+        parse_groups(text, "--prefill")
+
+
+def test_a_colocated_cluster_keeps_all_gpus() -> None:
+    cluster = Cluster(
+        decode=(ReplicaGroup(1, Parallelism(8), 10),),
+        prefill=(ReplicaGroup(2, Parallelism(4), 10), ReplicaGroup(1, Parallelism(8), 10)),
+    )
+    together = cluster.colocated()
+    assert together.gpus == cluster.gpus == 24
+    assert together.is_colocated
+    assert str(together) == "co-located 2xTP4+2xTP8"
+    assert SLO.ttft_s > 0

@@ -1,0 +1,168 @@
+"""Macro-steps against stepping token by token: the simulator's own, and an oracle that shares no code with it."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.model import PerformanceModel
+from ampd.state.window import SlidingWindow
+from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster
+from planner.simulator.gap_window import GapWindow
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import GapRun, gap_percentiles
+from planner.simulator.steps import steps_s, steps_within
+from workloads.trace import Session, kept_tokens
+
+from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single
+
+relaxed = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+PAGE = 16
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_macro_steps_equal_single_steps(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    at_once = run(sessions, cluster, chosen, how)
+    one_by_one = run(sessions, cluster, chosen, replace(how, steps_at_once=1))
+    assert len(at_once.rounds) == len(one_by_one.rounds)
+    others = {(one.session_id, one.index): one for one in one_by_one.rounds}
+    for one in at_once.rounds:
+        other = others[one.session_id, one.index]
+        assert (one.route, one.worker_id, one.error) == (other.route, other.worker_id, other.error)
+        for name in ("sent_s", "ttft_s", "itl_s", "e2e_s"):
+            ours, theirs = getattr(one, name), getattr(other, name)
+            assert ours == theirs or ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+    many, single_steps = gap_percentiles(at_once.gaps), gap_percentiles(one_by_one.gaps)
+    for name, value in many.items():
+        assert value == single_steps[name] or value == pytest.approx(single_steps[name], rel=1e-6, abs=1e-12)
+
+
+# -- the oracle
+
+
+@dataclass
+class Sequence:
+    session: int
+    index: int
+    context: int
+    left: int
+    first_s: float
+
+
+def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism) -> dict[tuple[str, int], list[float]]:
+    """One co-located worker with unlimited memory, first come first served, step by step: (sent, TTFT, end to end)."""
+    now_s = 0.0
+    ready = [(one.arrival_s, number, 0) for number, one in enumerate(sessions)]
+    contexts = [0] * len(sessions)
+    batch: list[Sequence] = []
+    times: dict[tuple[str, int], list[float]] = {}
+
+    def finish(session: int, index: int, first_s: float) -> None:
+        name = sessions[session].session_id
+        sent_s = times[name, index][0]
+        times[name, index] += [first_s - sent_s, now_s - sent_s]
+        if index + 1 < len(sessions[session].rounds):
+            ready.append((now_s + sessions[session].rounds[index + 1].tool_s, session, index + 1))
+
+    while ready or batch:
+        waiting = sorted(one for one in ready if one[0] <= now_s)
+        if waiting:
+            sent_s, session, index = waiting[0]
+            ready.remove(waiting[0])
+            item = sessions[session].rounds[index]
+            kept = kept_tokens(item, contexts[session])
+            # Whole pages of what has KV, which the last token of a context has not.
+            cached = min(kept, max(contexts[session] - 1, 0)) // PAGE * PAGE
+            cached = min(cached, (kept + item.incr_tokens - 1) // PAGE * PAGE)
+            now_s += model.prefill_s(cached, kept + item.incr_tokens - cached, theta)
+            times[sessions[session].session_id, index] = [sent_s]
+            contexts[session] = kept + item.incr_tokens + item.output_tokens
+            if item.output_tokens == 1:
+                finish(session, index, now_s)
+            else:
+                batch.append(Sequence(session, index, kept + item.incr_tokens + 1, item.output_tokens - 1, now_s))
+        elif batch:
+            now_s += model.decode_step_s(len(batch), sum(one.context for one in batch), theta)
+            for one in batch:
+                one.context += 1
+                one.left -= 1
+            for one in [one for one in batch if not one.left]:
+                finish(one.session, one.index, one.first_s)
+            batch = [one for one in batch if one.left]
+        else:
+            now_s = min(ready)[0]
+    return times
+
+
+@relaxed
+@given(session_lists(most=6, least_tool_s=0.001), st.sampled_from([1, 2, 4]))
+def test_a_colocated_worker_equals_the_oracle(sessions: list[Session], tp: int) -> None:
+    done = run(sessions, single(tp, prefill=0), LOCAL)
+    expected = oracle(sessions, MODEL, Parallelism(tp))
+    assert {(one.session_id, one.index) for one in done.rounds} == set(expected)
+    for one in done.rounds:
+        sent_s, ttft_s, e2e_s = expected[one.session_id, one.index]
+        assert one.sent_s == pytest.approx(sent_s, rel=1e-9)
+        assert one.ttft_s == pytest.approx(ttft_s, rel=1e-9)
+        assert one.e2e_s == pytest.approx(e2e_s, rel=1e-9)
+
+
+# -- the arithmetic
+
+
+@given(st.floats(1e-4, 1.0), st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)), st.floats(0, 50))
+def test_steps_within_is_the_inverse_of_their_duration(first_s: float, growth_s: float, elapsed_s: float) -> None:
+    steps = steps_within(first_s, growth_s, elapsed_s)
+    assert steps_s(first_s, growth_s, steps) <= elapsed_s
+    assert steps_s(first_s, growth_s, steps + 1) > elapsed_s
+    naive_s = 0.0
+    for step in range(steps):
+        naive_s += first_s + step * growth_s
+    assert steps_s(first_s, growth_s, steps) == pytest.approx(naive_s, rel=1e-9, abs=1e-12)
+
+
+runs = st.lists(
+    st.tuples(st.floats(0.001, 0.4), st.floats(0, 0.01), st.integers(1, 30), st.integers(1, 5), st.floats(0, 3)),
+    max_size=20,
+)
+
+
+@given(runs, st.lists(st.floats(0, 4), min_size=1, max_size=6))
+def test_the_window_of_runs_reads_like_the_window_of_tokens(
+    given_runs: list[tuple[float, float, int, int, float]], pauses_s: list[float]
+) -> None:
+    ours, theirs = GapWindow(2.0), SlidingWindow(2.0)
+    now_s = 0.0
+    for first_s, growth_s, steps, batch, pause_s in given_runs:
+        entry = GapRun(first_s, growth_s, steps, batch)
+        start_s = now_s
+        for step in range(steps):
+            gap_s = first_s + step * growth_s
+            now_s = start_s + steps_s(first_s, growth_s, step + 1)
+            theirs.add(gap_s, now_s, batch)
+        ours.add(start_s + first_s, entry)
+        _assert_alike(ours, theirs, now_s)
+        now_s += pause_s
+        _assert_alike(ours, theirs, now_s)
+    for pause_s in pauses_s:
+        now_s += pause_s
+        _assert_alike(ours, theirs, now_s)
+
+
+def _assert_alike(ours: GapWindow, theirs: SlidingWindow, now_s: float) -> None:
+    # A hair later, so that no sample leaves at this very moment, which rounding would decide.
+    one, other = ours.read(now_s + 1.3e-7), theirs.read(now_s + 1.3e-7)
+    assert one.count == other.count
+    assert one.mean_s == pytest.approx(other.mean_s, rel=1e-6, abs=1e-8)
+
+
+def test_an_unfinished_run_counts_as_far_as_it_has_come() -> None:
+    window = GapWindow(10.0)
+    window.add(1.0, GapRun(1.0, 0.0, 1, 1))
+    seen = window.read(3.0, ((2.0, GapRun(0.5, 0.0, 2, 3)),))
+    assert (seen.count, seen.mean_s) == (7, pytest.approx(4.0 / 7))
