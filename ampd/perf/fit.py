@@ -47,7 +47,7 @@ def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = N
     hist, incr, seconds = _columns(points, 3)
 
     def design(starts: Sequence[int]) -> _Array:
-        columns = [np.ones_like(incr), hist]
+        columns = [np.ones_like(incr), hist, hist * hist]
         for start, inside in _inside(incr, starts):
             columns += [inside, inside * (hist + start + 0.5 * inside)]
         return np.column_stack(columns)
@@ -55,12 +55,13 @@ def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = N
     starts, found = _fit(design, incr, seconds, starts, parameters=2)
     return PrefillCurve(
         history_s_per_token=found[1],
+        history_s_per_token2=found[2],
         segments=tuple(
             PrefillSegment(
                 from_incr_tokens=start,
                 alpha_s=found[0] if index == 0 else 0.0,
-                beta_s_per_token=found[2 + 2 * index],
-                gamma_s_per_token2=found[3 + 2 * index],
+                beta_s_per_token=found[3 + 2 * index],
+                gamma_s_per_token2=found[4 + 2 * index],
             )
             for index, start in enumerate(starts)
         ),

@@ -3,7 +3,7 @@
 A segment's `alpha_s` is paid once when the main variable enters it, its slope for the part that lies in it. With one
 segment the times are
 
-    prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist
+    prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist + history2 * hist^2
     decode    alpha + beta * batch + context * tokens
     transfer  alpha + beta * tokens
 
@@ -40,6 +40,7 @@ class _Prefill:
 
     starts: _Starts
     rows: tuple[tuple[int, float, float, float, float], ...]
+    history2_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class PiecewiseModel:
             raise self._lacks(parallelism) from None
         start, base_s, history_s, beta_s, gamma_s = curve.rows[bisect_right(curve.starts, incr_tokens) - 1]
         inside = incr_tokens - start
+        history_s += hist_tokens * curve.history2_s
         return base_s + hist_tokens * history_s + inside * (beta_s + gamma_s * (hist_tokens + start + 0.5 * inside))
 
     def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
@@ -181,7 +183,7 @@ def _prefill(curve: PrefillCurve) -> _Prefill:
             base_s += before_s + inside * (beta_s + gamma_s * (before + 0.5 * inside))
             history_s += inside * gamma_s
         rows.append((start, base_s, history_s, segment.beta_s_per_token, segment.gamma_s_per_token2))
-    return _Prefill(tuple(row[0] for row in rows), tuple(rows))
+    return _Prefill(tuple(row[0] for row in rows), tuple(rows), curve.history_s_per_token2)
 
 
 def _line(segments: Iterable[tuple[int, float, float]]) -> _Line:

@@ -58,6 +58,11 @@ class PrefillCurve(_Part):
     """Prefill time over history and increment."""
 
     history_s_per_token: Seconds = Field(0.0, description="Cost of reading one token of history, once per prefill.")
+    history_s_per_token2: Seconds = Field(
+        0.0,
+        description="Cost of a pair of history tokens, for engines whose attention goes over the history again "
+        "(PyTorch's on CPUs).",
+    )
     segments: tuple[PrefillSegment, ...] = Field(min_length=1)
 
     _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_incr_tokens"))
