@@ -38,14 +38,18 @@ def plots(records: Sequence[RoundRecord], slo: Slo | None) -> list[tuple[str, st
     ttft_s, itl_s = (slo.ttft_s, slo.itl_s) if slo else (None, None)
     series = {"initial prefill": (initial, "#7b4fc9"), "incremental prefill": (later, "#1f9d78")}
     drawn = [
-        ("Time to first token", _svg(lambda axes: _cdf(axes, series, ttft_s, "TTFT (ms)"), (5.2, 3.0))),
-        ("Inter-token latency", _svg(lambda axes: _cdf(axes, {"": (gaps, "#2f6fde")}, itl_s, "ITL (ms)"), (5.2, 3.0))),
-        ("Rounds over time", _svg(lambda axes: _timeline(axes, records), (10.8, _timeline_height(records)))),
+        ("Time to first token", svg(lambda axes: draw_cdf(axes, series, ttft_s, "TTFT (ms)"), (5.2, 3.0))),
+        (
+            "Inter-token latency",
+            svg(lambda axes: draw_cdf(axes, {"": (gaps, "#2f6fde")}, itl_s, "ITL (ms)"), (5.2, 3.0)),
+        ),
+        ("Rounds over time", svg(lambda axes: _timeline(axes, records), (10.8, _timeline_height(records)))),
     ]
     return drawn if records else []
 
 
-def _svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
+def svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
+    """What `draw` puts on the axes, as one SVG element in the style of our reports."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size_inches, layout="constrained")
         draw(figure.add_subplot())
@@ -56,7 +60,8 @@ def _svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _cdf(axes: Any, series: dict[str, tuple[list[float], str]], target_s: float | None, label: str) -> None:
+def draw_cdf(axes: Any, series: dict[str, tuple[list[float], str]], target_s: float | None, label: str) -> None:
+    """Cumulative shares of name -> (seconds, colour), in milliseconds, with the target as a line."""
     for name, (values_s, colour) in series.items():
         if values_s:
             ordered = np.sort(np.asarray(values_s)) * _MS

@@ -59,7 +59,7 @@ class PrefillCurve(_Part):
 
     history_s_per_token: Seconds = Field(0.0, description="Cost of reading one token of history, once per prefill.")
     history_s_per_token2: Seconds = Field(
-        0.0,
+        default=0.0,
         description="Cost of a pair of history tokens, for engines whose attention goes over the history again "
         "(PyTorch's on CPUs).",
     )

@@ -1,0 +1,163 @@
+"""The report of `ampd simulate`: attainment over rate, latencies, routes, and what the workers did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ampd.types import Slo
+from planner.page import Section, write_page
+from planner.simulator.outcome import SimulationRun
+from workloads.plots import draw_cdf, svg
+
+if TYPE_CHECKING:
+    from planner.simulate_command import Combination
+
+_COLOURS = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d", "#3aa6c4", "#5d687c")
+_KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
+_HALF = (5.2, 3.0)
+_MOST_LANES = 24
+_TIMELINE_SHARE = 0.15
+"""Of the run, from its middle: what the picture of the workers shows."""
+
+
+def write_report(
+    path: Path, whole: dict[str, Any], combinations: Sequence[Combination], runs: Sequence[SimulationRun], slo: Slo
+) -> None:
+    """Write the report of all combinations. Raises `RunError` if the file cannot be written."""
+    results = whole["results"]
+    rate, shown = _at_one_rate(combinations, runs)
+    sections = [Section("Results", head=_HEAD, rows=[_row(result) for result in results])]
+    if len({combination.rate for combination in combinations}) > 1:
+        for what in ("rounds", "sessions"):
+            picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), _HALF)
+            sections.append(Section(f"Attainment of {what} over the session rate", svg=picture, is_half=True))
+    suffix = f" at {rate:g} sessions/s" if rate else ""
+    for title, key, index_of, target_s in (
+        ("TTFT of initial prefills", "ttft_s", lambda index: index == 0, slo.ttft_s),
+        ("TTFT of incremental prefills", "ttft_s", lambda index: index > 0, slo.ttft_s),
+        ("Mean ITL of rounds", "itl_s", lambda _: True, slo.itl_s),
+        ("Rounds, end to end", "e2e_s", lambda _: True, None),
+    ):
+        series = {
+            label: ([v for one in run.rounds if index_of(one.index) and (v := getattr(one, key)) is not None], colour)
+            for (label, run), colour in zip(shown.items(), _cycle(len(shown)), strict=True)
+        }
+        picture = svg(partial(draw_cdf, series=series, target_s=target_s, label="ms"), _HALF)
+        sections.append(Section(title + suffix, svg=picture, is_half=True))
+    rows = [row for label, run in shown.items() for row in _reasons(label, run)]
+    sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
+    for label, run in list(shown.items())[:2]:
+        if run.timeline:
+            height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
+            picture = svg(partial(_workers, run=run), (10.8, max(height, 1.8)))
+            sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
+    model = whole["performance_model"]
+    lead = (
+        f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
+        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured."
+    )
+    write_page(path, "Simulation", lead, sections)
+
+
+_HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    reached, routed = result["attainment"], sum(result["routes"].values())
+    return [
+        f"{result['routing']} / {result['ordering']}" if result["mode"] == "disaggregated" else result["mode"],
+        f"{result['rate']:g}" if result["rate"] else "-",
+        result["cluster"],
+        _percent(reached["rounds"]),
+        _percent(reached["sessions"]),
+        _ms(result["ttft_s"]["p95"]),
+        _ms(result["itl_s"]["p95"]),
+        _percent(result["routes"]["local"] / routed if routed else None),
+        str(result["lost_sessions"]),
+        str(result["errors"]),
+    ]
+
+
+def _at_one_rate(
+    combinations: Sequence[Combination], runs: Sequence[SimulationRun]
+) -> tuple[float | None, dict[str, SimulationRun]]:
+    """The middle rate, and its runs by label: latencies of several rates in one picture would hide each other."""
+    rates = sorted({combination.rate or 0.0 for combination in combinations})
+    rate = rates[len(rates) // 2]
+    return rate or None, {
+        combination.label: run
+        for combination, run in zip(combinations, runs, strict=True)
+        if (combination.rate or 0.0) == rate
+    }
+
+
+def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequence[dict[str, Any]], what: str) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for combination, result in zip(combinations, results, strict=True):
+        lines.setdefault(combination.label, []).append((combination.rate or 0.0, result["attainment"][what] or 0.0))
+    for (label, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True):
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, color=colour, label=label)
+    axes.axhline(0.9, color="#9aa3b2", linestyle=":", linewidth=1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("sessions per second")
+    axes.set_ylabel("share that meets both targets")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
+    counts = Counter((one.route, one.reason) for one in run.rounds if one.route)
+    total = sum(counts.values())
+    return [
+        [label, str(route), reason, str(count), f"{count / total:.1%}"]
+        for (route, reason), count in counts.most_common()
+    ]
+
+
+def _workers(axes: Any, run: SimulationRun) -> None:
+    """A stretch from the middle of the run: one line a worker; above it, thin, the KV that comes in."""
+    start_s = run.duration_s * (0.5 - _TIMELINE_SHARE / 2)
+    end_s = start_s + run.duration_s * _TIMELINE_SHARE
+    lanes = {worker_id: lane for lane, worker_id in enumerate(list(run.worker_roles)[:_MOST_LANES])}
+    for kind, colour in _KINDS.items():
+        spans = [
+            (lanes[one.worker_id], max(one.start_s, start_s), min(one.end_s, end_s))
+            for one in run.timeline
+            if one.kind == kind and one.worker_id in lanes and one.end_s > start_s and one.start_s < end_s
+        ]
+        if not spans:
+            continue
+        lane, left, right = np.array(spans).T
+        is_kv = kind.startswith("kv")
+        axes.barh(
+            lane - (0.34 if is_kv else 0),
+            right - left,
+            left=left,
+            height=0.18 if is_kv else 0.5,
+            color=colour,
+            linewidth=0,
+            label=kind,
+        )
+    axes.set_yticks(list(lanes.values()), list(lanes), fontsize=8)
+    axes.set_xlim(start_s, end_s)
+    axes.set_xlabel("virtual seconds")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
+
+
+def _cycle(count: int) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _ms(value_s: float | None) -> str:
+    return "-" if value_s is None else f"{value_s * 1e3:,.1f} ms"
