@@ -131,7 +131,7 @@ def analytic_profile(
             _curves(_Replica(shape, gpu, tp, efficiency), max(kv_capacity_tokens(shape, gpu, tp, memory), 0))
             for tp in degrees
         ),
-        kv_transfers=tuple(_transfer(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
+        kv_transfers=tuple(transfer_curve(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
         kv_bytes_per_token=shape.kv_bytes_per_token,
         max_context_tokens=shape.max_context_tokens,
     )
@@ -184,7 +184,10 @@ def _pieces(replica: _Replica, seconds: _Curve) -> list[tuple[int, float, float]
     return [(start, _short(alpha_s), _short(max(slope_s, 0.0))) for start, alpha_s, slope_s in pieces]
 
 
-def _transfer(shape: ModelShape, gpu: Gpu, tp_source: int, tp_target: int, efficiency: Efficiency) -> TransferCurve:
+def transfer_curve(
+    shape: ModelShape, gpu: Gpu, tp_source: int, tp_target: int, efficiency: Efficiency
+) -> TransferCurve:
+    """Moving KV over the network cards of the smaller of two replicas."""
     bytes_per_s = min(tp_source, tp_target) * gpu.network_bytes_per_s * efficiency.network_share
     return TransferCurve(
         tp_source=tp_source,
