@@ -124,12 +124,19 @@ async def _started(settings: ProfileSettings, stack: AsyncExitStack) -> Engine:
 
     folder = str(tiny_model_path()) if settings.model == TINY else str(check_model_folder(Path(settings.model), PROG))
     flags = ["--role", "prefill", "--engine", settings.engine, "--model", folder, "--tp", str(settings.tp)]
-    worker = parse_settings(settings_model(settings.engine), [*flags, *shlex.split(settings.worker_args)], PROG)
+    worker = parse_settings(settings_model(settings.engine), [*flags, *_words(settings.worker_args)], PROG)
     model: PerformanceModel = performance_model(worker)
     engine = create_engine(worker, model)
     stack.push_async_callback(engine.stop)
     await engine.start()
     return engine
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{PROG}: --worker-args: {str(error).lower()} (given: {text!r})") from None
 
 
 def _engine_row(info: EngineInfo, settings: ProfileSettings, load_before: float) -> dict[str, Any]:
@@ -164,6 +171,12 @@ def _machine() -> str:
 
 # -- fitting
 
+_ENGINE_KEYS = {
+    *("tp", "kv_capacity_tokens", "kv_bytes_per_token", "max_context_tokens", "model", "engine", "machine", "date"),
+    *("grid", "repeats", "load_average_before", "threads", "versions"),
+}
+"""What a file of points says about the engine (see `_engine_row`)."""
+
 
 def _read_points(path: Path) -> dict[str, Any]:
     from planner.profiler.measure import Points
@@ -171,7 +184,9 @@ def _read_points(path: Path) -> dict[str, Any]:
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         Points.from_dict(row["points"])
-        row["engine"]["tp"]
+        if lacking := _ENGINE_KEYS - set(row["engine"]):
+            raise ValueError(f"no {min(lacking)}")
+        datetime.date.fromisoformat(row["engine"]["date"])
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, TypeError, ValueError):

@@ -18,6 +18,8 @@ from workers.engines.base import Engine, EngineError, EngineOutput, EngineReques
 _GREEDY = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
 _STEPS = 16
 """Decode steps that are timed, from the moment on when the whole batch decodes."""
+_SETTLING_TOKENS = 4
+"""Output of the request that waits for a batch to leave; engines may drop what was cut short only in the next step."""
 _TOKEN_IDS = (64, 250)
 _HERE, _THERE = "measured", "peer"
 _TIMEOUT_S = 60.0
@@ -67,6 +69,7 @@ class EngineProbe:
         seen: list[list[float]] = [[] for _ in range(batch)]
         everyone = asyncio.Event()
         await asyncio.gather(*(self._decode(times_s, seen, everyone, context_tokens) for times_s in seen))
+        await self._settle()
         joined_s = max((times_s[0] for times_s in seen if times_s), default=0.0)
         gaps_s = [
             after_s - before_s for times_s in seen for before_s, after_s in pairwise(times_s) if before_s >= joined_s
@@ -105,6 +108,14 @@ class EngineProbe:
                             everyone.set()
                     if everyone.is_set():
                         break
+        finally:
+            await self._engine.kv.release_session(session_id)
+
+    async def _settle(self) -> None:
+        """Wait until the engine is idle: a step of a batch that was cut short would delay what is measured next."""
+        session_id = _name()
+        try:
+            await self._run(self._engine, session_id, self._tokens(1), _SETTLING_TOKENS)
         finally:
             await self._engine.kv.release_session(session_id)
 

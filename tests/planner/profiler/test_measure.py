@@ -1,0 +1,92 @@
+"""Measuring: round robin, a first repeat that only warms up, medians, and no point that did not come about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from planner.profiler.grid import Grid
+from planner.profiler.measure import Points, measure
+
+GRID = Grid(prefill=((0, 16), (64, 32)), decode=((1, 100), (4, 200)), transfer=(64,))
+Key = tuple[str, ...] | tuple[str | int, ...]
+
+
+class ScriptedProbe:
+    """A probe whose seconds follow from the point and from how often it was asked."""
+
+    def __init__(self, seconds: Callable[[Key, int], float | None]) -> None:
+        self._seconds = seconds
+        self.asked: list[Key] = []
+
+    async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
+        return self._ask(("prefill", hist_tokens, incr_tokens))
+
+    async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
+        return self._ask(("decode", batch, context_tokens))
+
+    async def transfer_s(self, tokens: int) -> float | None:
+        return self._ask(("transfer", tokens))
+
+    def _ask(self, key: Key) -> float | None:
+        self.asked.append(key)
+        return self._seconds(key, self.asked.count(key) - 1)
+
+
+async def measured(probe: ScriptedProbe, repeats: int = 3, seed: int = 0) -> tuple[Points, int]:
+    steps: list[None] = []
+    points = await measure(probe, GRID, repeats, seed, lambda: steps.append(None))
+    return points, len(steps)
+
+
+async def test_every_repeat_has_every_point_once_before_the_next_begins() -> None:
+    probe = ScriptedProbe(lambda _key, _turn: 1.0)
+    _, steps = await measured(probe)
+    assert steps == len(probe.asked) == 4 * len(GRID)
+    repeats = [probe.asked[index : index + len(GRID)] for index in range(0, len(probe.asked), len(GRID))]
+    assert all(set(Counter(repeat).values()) == {1} for repeat in repeats)
+    assert len({tuple(repeat) for repeat in repeats}) > 1, "the order is a new one in each repeat"
+
+
+async def test_the_warm_up_does_not_count_and_medians_are_taken() -> None:
+    # 100 s while warming up, then 1, 9 and 2.
+    points, _ = await measured(ScriptedProbe(lambda _key, turn: (100.0, 1.0, 9.0, 2.0)[turn]))
+    assert points.prefill == [(0, 16, 2.0), (64, 32, 2.0)]
+    assert points.decode == [(1, 100, 2.0), (4, 800, 2.0)], "context of the whole batch"
+    assert points.transfer == [(64, 2.0)]
+    assert points.discarded == 0
+
+
+async def test_what_did_not_come_about_is_left_out_and_counted() -> None:
+    def seconds(key: Key, turn: int) -> float | None:
+        if key == ("prefill", 64, 32):
+            return None
+        return None if key == ("transfer", 64) and turn == 2 else float(turn)
+
+    points, _ = await measured(ScriptedProbe(seconds))
+    assert points.prefill == [(0, 16, 2.0)]
+    assert points.transfer == [(64, 2.0)], "the median of 1 and 3"
+    assert points.discarded == 3 + 1
+
+
+async def test_the_same_seed_gives_the_same_order() -> None:
+    asked = []
+    for seed in (1, 1, 2):
+        probe = ScriptedProbe(lambda _key, _turn: 1.0)
+        await measured(probe, seed=seed)
+        asked.append(probe.asked)
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_points_come_back_from_a_file() -> None:
+    points = Points([(0, 16, 0.5)], [(1, 100, 0.25)], [(64, 0.125)], 2)
+    assert Points.from_dict(points.as_dict()) == points
+
+
+@pytest.mark.parametrize("change", [{"prefill": [[1, 2]]}, {"decode": None}, {"transfer": [["many", 1.0]]}])
+def test_points_of_another_shape_are_refused(change: dict[str, object]) -> None:
+    row = {**Points([(0, 16, 0.5)], [(1, 100, 0.25)], [(64, 0.125)], 2).as_dict(), **change}
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Points.from_dict(row)

@@ -1,0 +1,126 @@
+"""Measuring the modelled engine gives back the performance model that it runs on."""
+
+from __future__ import annotations
+
+import datetime
+from asyncio import get_running_loop
+from pathlib import Path
+
+import pytest
+
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.profile import (
+    DecodeCurve,
+    DecodeSegment,
+    ParallelismCurves,
+    PerformanceProfile,
+    PrefillCurve,
+    PrefillSegment,
+    Provenance,
+    TransferCurve,
+    TransferSegment,
+)
+from ampd.tiny_model import TinyModel, make_tiny_model
+from ampd.types import Parallelism
+from planner.profiler.fitting import fit_profile
+from planner.profiler.grid import Grid
+from planner.profiler.measure import Points, measure
+from tests.planner.profiler.virtual_time import run_virtually
+from workers.engines.modelled import ModelledEngine
+from workers.engines.modelled_tokens import read_model_folder
+from workers.probe import EngineProbe
+
+TP1 = Parallelism(1)
+PROVENANCE = Provenance(
+    kind="measured", source="a test", model="none", gpu="none", date=datetime.date(2026, 1, 1), method="invented"
+)
+# Increments above a page: the modelled engine takes what is not longer as a step of its decode batch.
+GRID = Grid(
+    prefill=tuple((hist, incr) for hist in (0, 512, 1024, 2048) for incr in (32, 64, 128, 256, 384, 512, 768, 1024)),
+    decode=tuple((batch, context) for batch in (1, 2, 3, 4, 6, 8, 12) for context in (64, 512, 1500)),
+    transfer=(16, 64, 128, 256, 512, 768, 1024, 2048, 3072),
+)
+PREFILL = PrefillCurve(
+    history_s_per_token=2e-6,
+    segments=(
+        PrefillSegment(from_incr_tokens=0, alpha_s=0.012, beta_s_per_token=1.9e-4, gamma_s_per_token2=3e-8),
+        PrefillSegment(from_incr_tokens=256, alpha_s=0.0, beta_s_per_token=4e-4, gamma_s_per_token2=3e-8),
+    ),
+)
+DECODE = DecodeCurve(
+    context_s_per_token=5e-7, segments=(DecodeSegment(from_batch=0, alpha_s=0.004, beta_s_per_sequence=6e-4),)
+)
+TRANSFER = TransferCurve(
+    tp_source=1, tp_target=1, segments=(TransferSegment(from_tokens=0, alpha_s=0.004, beta_s_per_token=2e-6),)
+)
+TRUTH = PiecewiseModel(
+    PerformanceProfile(
+        provenance=PROVENANCE,
+        workers=(ParallelismCurves(tp=1, prefill=PREFILL, decode=DECODE),),
+        kv_transfers=(TRANSFER,),
+    )
+)
+MODULES = ("workers.probe", "workers.engines.modelled", "workers.kv.modelled_exchange")
+
+
+async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:
+    """The points of a pair of modelled engines, and the tokens that they still hold afterwards."""
+    engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, capacity_tokens) for _ in range(2)]
+    for engine in engines:
+        # The exchange took its clock when its module was loaded.
+        clock_of.setattr(engine.kv, "_clock", get_running_loop().time)
+        await engine.start()
+    try:
+        points = await measure(EngineProbe(engines[0], engines[1], 1), GRID, 2, 1, lambda: None)
+        return points, sum(engine.kv.pinned_tokens for engine in engines)
+    finally:
+        for engine in engines:
+            await engine.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sizes = TinyModel(layers=1, hidden_size=32, heads=2, kv_heads=1, head_dim=16, max_context_tokens=4096)
+    return make_tiny_model(tmp_path / "tiny", sizes)
+
+
+def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points, left_tokens = run_virtually(measured(folder, monkeypatch), monkeypatch, *MODULES)
+    assert points.discarded == 0
+    assert left_tokens == 0, "a measurement leaves nothing behind"
+    # In virtual time nothing disturbs a prefill or a KV move.
+    for hist, incr, seconds in points.prefill:
+        assert seconds == pytest.approx(TRUTH.prefill_s(hist, incr, TP1), rel=1e-4), (hist, incr)
+    for tokens, seconds in points.transfer:
+        assert seconds == pytest.approx(TRUTH.kv_transfer_s(tokens, TP1, TP1), rel=1e-4), tokens
+    # A batch is measured while it generates: up to 2 * 16 tokens more of context a sequence than the point says.
+    for batch, context, seconds in points.decode:
+        least, most = (TRUTH.decode_step_s(batch, context + batch * more, TP1) for more in (0, 32))
+        assert least * (1 - 1e-4) <= seconds <= most * (1 + 1e-4), (batch, context)
+    profile = fit_profile(points, PROVENANCE, 1, 0.2, 1)
+    assert [one.from_incr_tokens for one in profile.workers[0].prefill.segments] == [0, 256]
+    assert profile.workers[0].decode.context_s_per_token == pytest.approx(5e-7, rel=0.05)
+    # What is left are the generated tokens of the decode batches.
+    errors = profile.provenance.fit_error
+    assert errors["prefill_max"] < 1e-3
+    assert errors["kv_transfer_max"] < 1e-3
+    assert errors["decode_max"] < 0.01
+
+
+def test_a_history_that_the_engine_lost_is_not_measured_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost() -> tuple[float | None, float | None]:
+            engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096) for _ in range(2)]
+        for engine in engines:
+            monkeypatch.setattr(engine.kv, "_clock", get_running_loop().time)
+            await engine.start()
+        probe = EngineProbe(engines[0], engines[1], 1)
+        monkeypatch.setattr(engines[0].kv, "usable_pages", lambda _rid, _keys: 1)
+        try:
+            return await probe.prefill_s(16, 64), await probe.prefill_s(512, 64)
+        finally:
+            for engine in engines:
+                await engine.stop()
+
+    held, evicted = run_virtually(lost(), monkeypatch, *MODULES)
+    assert held is not None
+    assert evicted is None
