@@ -109,7 +109,7 @@ def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeyp
 
 def test_a_history_that_the_engine_lost_is_not_measured_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost() -> tuple[float | None, float | None]:
-            engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096) for _ in range(2)]
+        engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096) for _ in range(2)]
         for engine in engines:
             monkeypatch.setattr(engine.kv, "_clock", get_running_loop().time)
             await engine.start()
