@@ -1,0 +1,174 @@
+"""Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn trace, disaggregated.
+
+    python benchmarks/simulation_speed.py [--workload toolbench|gaia] [--sessions 2500] [--repeats 5] [--json]
+
+The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
+kind. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours around
+`simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.registry import create
+from ampd.types import Parallelism, Slo
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies
+from planner.simulator.simulate import simulate
+from workloads.generate import Lengths, generate
+from workloads.trace import Session, load_trace, write_trace
+
+_BLOCK = 512
+_WORKERS = 4
+_RATES = {"toolbench": 8.0, "gaia": 1.2}
+_CAPACITY_TOKENS = 1_000_000
+_ROUTERS = ("round_robin", "kv_router")
+
+
+def main() -> int:
+    options = _options()
+    if options.ours:
+        print(json.dumps(_ours(load_trace(options.ours))))
+        return 0
+    sessions = list(
+        generate(options.workload, options.sessions, _RATES[options.workload], options.seed, Lengths.PER_SESSION)
+    )
+    rounds = sum(len(session.rounds) for session in sessions)
+    with tempfile.TemporaryDirectory(prefix="ampd-speed-") as name:
+        folder = Path(name)
+        write_trace(sessions, folder / "ours.jsonl")
+        _write_mooncake(sessions, folder / "theirs.jsonl")
+        runs: dict[str, list[dict[str, float]]] = {"ampd": [], **{router: [] for router in _ROUTERS}}
+        for _ in range(options.repeats):
+            runs["ampd"].append(_timed([sys.executable, __file__, "--ours", str(folder / "ours.jsonl")], None))
+            for router in _ROUTERS:
+                runs[router].append(_theirs(folder, router))
+    result = {"workload": options.workload, "rounds": rounds, "repeats": options.repeats} | _summary(runs, rounds)
+    print(json.dumps(result, indent=1) if options.json else _table(result))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=sorted(_RATES), default="toolbench")
+    parser.add_argument("--sessions", type=int, default=2500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--ours", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _ours(sessions: Sequence[Session]) -> dict[str, float]:
+    group = ReplicaGroup(_WORKERS, Parallelism(4), _CAPACITY_TOKENS)
+    policies = Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
+    model = load_performance_model("qwen3-32b-h20")
+    start_s = time.perf_counter()
+    run = simulate(sessions, Cluster((group,), (group,)), model, policies, Slo(0.35, 0.04))
+    return {"seconds": time.perf_counter() - start_s, "rounds": len(run.rounds), "virtual_s": run.duration_s}
+
+
+# -- theirs
+
+
+def _write_mooncake(sessions: Sequence[Session], path: Path) -> None:
+    """Dynamo's multi-turn variant of the Mooncake format: a time stamp for the first turn, delays for the others."""
+    lines = []
+    for number, session in enumerate(sessions):
+        for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
+            blocks = -(-(hist + incr) // _BLOCK)
+            when = {"delay": item.tool_s * 1e3} if index else {"timestamp": session.arrival_s * 1e3}
+            row = {
+                "session_id": session.session_id,
+                "input_length": hist + incr,
+                "output_length": item.output_tokens,
+                "hash_ids": [number * 1000 + block for block in range(blocks)],
+            }
+            lines.append(json.dumps(row | when))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _theirs(folder: Path, router: str) -> dict[str, float]:
+    report = folder / "report.json"
+    engine = {"block_size": 64, "num_gpu_blocks": _CAPACITY_TOKENS // 64}
+    argv = [sys.executable, "-m", "dynamo.replay", str(folder / "theirs.jsonl"), "--trace-format", "mooncake"]
+    argv += ["--replay-mode", "offline", "--router-mode", router, "--report-json", str(report)]
+    argv += ["--num-prefill-workers", str(_WORKERS), "--num-decode-workers", str(_WORKERS)]
+    argv += ["--prefill-engine-args", json.dumps(engine | {"worker_type": "prefill"})]
+    argv += ["--decode-engine-args", json.dumps(engine | {"worker_type": "decode"})]
+    return _timed(argv, report)
+
+
+def _timed(argv: Sequence[str], report: Path | None) -> dict[str, float]:
+    """Seconds of the whole process and of the simulation in it, and the rounds that it finished."""
+    start_s = time.perf_counter()
+    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"DYN_LOG": "off"}, check=False)
+    process_s = time.perf_counter() - start_s
+    if done.returncode:
+        raise SystemExit(f"{argv[2]} failed: {done.stderr[-500:]}")
+    if report is None:
+        return json.loads(done.stdout) | {"process_s": process_s}
+    row: dict[str, Any] = json.loads(report.read_text())
+    return {
+        "seconds": _find(row, "wall_time_ms") / 1e3,
+        "rounds": _find(row, "completed_requests"),
+        "virtual_s": _find(row, "duration_ms") / 1e3,
+        "process_s": process_s,
+    }
+
+
+def _find(row: dict[str, Any], key: str) -> float:
+    """A figure of their report, wherever it stands."""
+    if key in row:
+        return float(row[key])
+    for value in row.values():
+        if isinstance(value, dict):
+            try:
+                return _find(value, key)
+            except KeyError:
+                continue
+    raise KeyError(key)
+
+
+# -- results
+
+
+def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, Any]:
+    rows = {
+        name: {
+            "rounds_per_s": rounds / statistics.median(one["seconds"] for one in done),
+            "rounds_per_s_process": rounds / statistics.median(one["process_s"] for one in done),
+            "rounds_finished": done[0]["rounds"],
+            "virtual_s": done[0]["virtual_s"],
+        }
+        for name, done in runs.items()
+    }
+    fastest = max(rows[router]["rounds_per_s"] for router in _ROUTERS)
+    return {"systems": rows, "ratio_to_fastest_rival": rows["ampd"]["rounds_per_s"] / fastest}
+
+
+def _table(result: dict[str, Any]) -> str:
+    lines = [f"{result['workload']}, {result['rounds']} rounds, medians of {result['repeats']}"]
+    for name, row in result["systems"].items():
+        label = name if name == "ampd" else f"dynamo.replay {name}"
+        lines.append(
+            f"{label:<28}{row['rounds_per_s']:>9.0f} rounds/s {row['rounds_per_s_process']:>9.0f} as a whole process, "
+            f"{row['rounds_finished']:.0f} rounds in {row['virtual_s']:.0f} virtual s"
+        )
+    return "\n".join([*lines, f"ratio to the fastest rival  {result['ratio_to_fastest_rival']:.2f}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""`ampd simulate`: combinations, determinism, the result's keys, and refusals in one line."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampd.cli import main
+from ampd.policies.naming import parse_named, split_names
+from planner.simulate_command import Mode, parse_rates
+
+BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main([*BASE, "--json", *flags]) == 0
+    whole: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return whole
+
+
+def test_one_combination_has_the_shared_keys_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = simulated(capsys)
+    assert {"attainment", "ttft_s", "ttft_initial_s", "ttft_incremental_s", "itl_s", "e2e_s", "routes"} <= set(whole)
+    assert whole["rounds"] == 105
+    assert whole["sessions"] == 16
+    assert whole["errors"] == 0
+    assert set(whole["attainment"]) == {"rounds", "sessions"}
+    assert set(whole["ttft_s"]) == {"mean", "p50", "p95", "p99"}
+    assert sum(whole["routes"].values()) == 105
+    assert [one["routing"] for one in whole["results"]] == ["ampd"]
+    assert whole["performance_model"]["kind"] == "analytic"
+
+
+def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--routing", "ampd(alpha=0.5, beta=0.9),always-remote", "--ordering", "ampd,fcfs", "--rate", "1,4"]
+    flags += ["--mode", "disaggregated,always-remote,colocated,continuum", "--limit", "20"]
+    one, two = (simulated(capsys, *flags, "--jobs", jobs) for jobs in ("1", "2"))
+    assert one == two
+    names = [(row["mode"], row["routing"], row["ordering"], row["rate"]) for row in one["results"]]
+    assert len(names) == len(set(names)) == (4 + 3) * 2
+    assert ("disaggregated", "ampd(alpha=0.5, beta=0.9)", "fcfs", 4.0) in names
+    assert ("colocated", "always-local", "fcfs", 1.0) in names
+    by_mode = {row["mode"]: row for row in one["results"]}
+    assert by_mode["colocated"]["cluster"] == "co-located 2xTP1"
+    assert by_mode["always-remote"]["routes"]["local"] == 0
+    assert by_mode["continuum"]["routes"]["remote"] == 0
+
+
+def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
+    one, same, other = (simulated(capsys, "--rate", "5", "--seed", seed) for seed in ("1", "1", "2"))
+    assert one["ttft_s"] == same["ttft_s"]
+    assert one["ttft_s"] != other["ttft_s"]
+
+
+def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = simulated(capsys, "--rate", "2,40", "--limit", "300")["results"]
+    assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
+
+
+def test_chunked_prefill_spares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--mode", "colocated", "--rate", "15", "--limit", "200", "--prefill", "0"]
+    whole, chunked = (simulated(capsys, *flags, "--chunk-tokens", size) for size in ("0", "128"))
+    assert chunked["itl_s"]["p99"] < 0.7 * whole["itl_s"]["p99"]
+    assert chunked["output_tokens"] == whole["output_tokens"]
+
+
+def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--routing", "ampd,always-local"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(("ampd / ampd", "always-local / ampd")) for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
+        (["--ordering", "best"], r"unknown ordering policy"),
+        (["--binding", "best"], r"unknown binding policy"),
+        (["--routing", "ampd(gamma=1)"], r"no parameter 'gamma'"),
+        (["--routing", "ampd(alpha)"], r"give parameters as name=value"),
+        (["--routing", "ampd(alpha=-1)"], r"alpha: .*greater than 0"),
+        (["--routing", ","], r"name at least one"),
+        (["--mode", "fast"], r"--mode: known are disaggregated, always-remote, colocated, continuum"),
+        (["--prefill", "4TP2"], r"--prefill: give replicas .* \(given: '4TP2'\)"),
+        (["--decode", "0"], r"--decode: at least one decode replica"),
+        (["--decode", "1xTP3"], r"no times for tp 3; it has tp 1, 2, 4, 8"),
+        (["--rate", "0"], r"--rate: give positive numbers"),
+        (["--rate", "fast"], r"--rate: give positive numbers"),
+        (["--limit", "0"], r"--limit"),
+        (["--gpu", "h9000"], r"unknown GPU 'h9000'; known: a100"),
+        (["--model", "gpt-9"], r"unknown model 'gpt-9'; .* mixtral-8x7b"),
+        (["--perf", "tiny-cpu"], r"leave out --model and --gpu"),
+        (["--no-such-flag"], r"unrecognized"),
+    ],
+)
+def test_wrong_calls_are_refused_in_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert re.search(words, err), err
+
+
+def test_wrong_traces_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for trace, words in ((str(empty), "holds no session"), ("nowhere", "no such trace")):
+        assert main(["simulate", trace, "--perf", "tiny-cpu"]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_model_or_a_gpu_alone_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "tau-bench-airline", "--model", "qwen3-32b"]) == 2
+    assert "--model and --gpu are missing" in capsys.readouterr().err
+
+
+def test_a_cluster_that_serves_nothing_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--kv-capacity-tokens", "100"]) == 1
+    assert re.search(r"no round could be served: .* KV memory of a decode worker holds 100", capsys.readouterr().err)
+
+
+def test_rates_and_names_are_split_where_people_mean_it() -> None:
+    assert parse_rates(None) == [None]
+    assert parse_rates("0.5, 2") == [0.5, 2.0]
+    assert split_names("ampd(alpha=0.8,beta=1), fcfs") == ["ampd(alpha=0.8,beta=1)", "fcfs"]
+    assert parse_named(" ampd( alpha = 0.8 , name=x ) ") == ("ampd", {"alpha": 0.8, "name": "x"})
+    assert set(Mode) == {"disaggregated", "always-remote", "colocated", "continuum"}
