@@ -27,10 +27,10 @@ Phase = Literal["prefill", "decode"]
 LEVELS = tuple(round(0.1 * 1.15**step, 4) for step in range(31))
 """P95 over target: from a tenth of the target to 6.6 times it, 15 % apart."""
 
-_UTILISATIONS = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15)
+_UTILISATIONS = (0.15, 0.35, 0.55, 0.7, 0.8, 0.9, 1.0, 1.15)
 """Loads to simulate, as shares of what the replica could carry if its queue never ran empty."""
 
-_SESSIONS = (150, 600)
+_SESSIONS = (250, 700)
 """Fewest and most sessions of one simulation; as many as needed for the load to settle."""
 _LIFETIMES = 3.0
 _AMPLE = 16
@@ -121,13 +121,13 @@ def _full_rate(question: Question) -> float:
 
 
 def _batch_throughput(question: Question, context_tokens: float) -> float:
-    """Tokens per second of the largest batch that keeps the ITL target and fits the memory; at least a batch of 1."""
+    """Tokens per second of the largest batch that fits the memory and keeps the ITL target, or where that is out of
+    reach, twice the time of a lone sequence's step."""
     theta, model = Parallelism(question.degree), question.model
+    limit_s = max(question.slo.itl_s, 2 * model.decode_step_s(1, int(context_tokens), theta))
     most = question.kv_capacity_tokens / context_tokens if question.kv_capacity_tokens else 4096
     batch = 1
-    while batch * 2 <= most and model.decode_step_s(batch * 2, int(2 * batch * context_tokens), theta) <= (
-        question.slo.itl_s
-    ):
+    while batch * 2 <= most and model.decode_step_s(batch * 2, int(2 * batch * context_tokens), theta) <= limit_s:
         batch *= 2
     return batch / model.decode_step_s(batch, int(batch * context_tokens), theta)
 
