@@ -118,22 +118,25 @@ class RoundRunner:
         kept = kept_tokens(item, session.context_tokens)
         record = SimulatedRound(session.session_id, session.index, sent_s, kept, item.incr_tokens, item.output_tokens)
         prompt_tokens = kept + item.incr_tokens
-        record.error = self._refusal(prompt_tokens + item.output_tokens)
+        record.error = self._refusal(session, prompt_tokens + item.output_tokens)
         if record.error is not None:
             self._end_session(session, record)
             return
         coordinator = self._rng.randrange(self._options.coordinators) if self._options.coordinators > 1 else 0
         decode = session.decode or self._bind(session, record, coordinator)
         if kept < session.context_tokens:
+            session.context_tokens = kept
             for worker in session.users:
                 worker.memory.cut(session.session_id, kept)
         self._route(ActiveRound(session, record, decode), coordinator)
 
-    def _refusal(self, tokens: int) -> str | None:
+    def _refusal(self, session: ActiveSession, tokens: int) -> str | None:
         """Why a round with so many tokens of prompt and output cannot be served; None if it can."""
+        bound = session.decode  # it stays there, even if another worker had more memory
+        memory_limit = bound.memory.capacity_tokens or _UNLIMITED if bound else self._memory_limit
         for limit, what in (
             (self._context_limit, "the longest context of the model is"),
-            (self._memory_limit, "the KV memory of a decode worker holds"),
+            (memory_limit, "the KV memory of a decode worker holds"),
         ):
             if tokens > limit:
                 return f"prompt and output have {tokens} tokens, {what} {limit} tokens"
@@ -167,6 +170,9 @@ class RoundRunner:
             now_s,
             self._rng,
         )
+        if not self._workers[decision.worker_id].memory.ever_fits(one.prompt_tokens + 1):
+            # As live: a prefill worker that cannot take the prompt refuses it, and the decode worker does it.
+            decision = RouteDecision(Route.LOCAL, decode.worker_id, "prefill-worker-refused")
         self._enter(one, task, decision, coordinator)
 
     def _task(self, session: ActiveSession, hist_tokens: int, incr_tokens: int) -> PrefillTask:
@@ -303,10 +309,12 @@ class RoundRunner:
 
     def _take_over(self, one: ActiveRound) -> None:
         """Keep the KV of a round of one token, if its session is not busy with the next one already."""
-        memory, session_id = one.decode.memory, one.record.session_id
-        has_ended = one.session.index == len(one.session.rounds)
-        if not has_ended and not memory.is_running(session_id) and memory.reserve(session_id, one.prompt_tokens):
-            memory.settle(session_id, one.prompt_tokens)
+        memory, session, session_id = one.decode.memory, one.session, one.record.session_id
+        # The next round may have rewritten the context meanwhile, and may even be over.
+        tokens = min(one.prompt_tokens, session.context_tokens)
+        is_latest = session.index == one.record.index + 1 < len(session.rounds)
+        if is_latest and not memory.is_running(session_id) and memory.reserve(session_id, tokens):
+            memory.settle(session_id, tokens)
 
     # -- the end of a round
 
@@ -329,6 +337,7 @@ class RoundRunner:
         self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
 
     def _end_session(self, session: ActiveSession, record: SimulatedRound) -> None:
+        session.index = len(session.rounds)
         self.finished.append(record)
         self._on_round()
         for worker in session.users:

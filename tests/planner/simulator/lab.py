@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
@@ -14,6 +16,7 @@ from ampd.policies.base import Pick
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Route, RouteDecision, Slo, WorkerView
 from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
@@ -38,6 +41,23 @@ class RandomBinding:
         return rng.choice(decode).worker_id
 
 
+class BindTo:
+    """Binds to one worker."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+
+    def bind(
+        self,
+        task: PrefillTask,  # noqa: ARG002
+        decode: Sequence[WorkerView],  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+        rng: random.Random,  # noqa: ARG002
+    ) -> str:
+        return self._worker_id
+
+
 class RandomRouting:
     """Routes anywhere."""
 
@@ -53,6 +73,29 @@ class RandomRouting:
         worker = rng.choice([decode, *prefill])
         route = Route.LOCAL if worker is decode else Route.REMOTE
         return RouteDecision(route, worker.worker_id, "dice")
+
+
+class RouteBy:
+    """Routes by the index of the round: remote (to the first prefill worker) where `is_remote` says so."""
+
+    def __init__(self, is_remote: Callable[[int], bool]) -> None:
+        self._is_remote = is_remote
+
+    def policies(self) -> Policies:
+        return Policies(RandomBinding(), self, create("ordering", "fcfs"))
+
+    def route(
+        self,
+        task: PrefillTask,
+        decode: WorkerView,
+        prefill: Sequence[WorkerView],
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+        rng: random.Random,  # noqa: ARG002
+    ) -> RouteDecision:
+        if self._is_remote(int(task.task_id.rpartition("/")[2])):
+            return RouteDecision(Route.REMOTE, prefill[0].worker_id, "test")
+        return RouteDecision(Route.LOCAL, decode.worker_id, "test")
 
 
 class RandomOrdering:
@@ -119,6 +162,61 @@ options = st.builds(
     coordinators=st.integers(1, 3),
     keeps_timeline=st.just(True),
 )
+
+
+class WatchedMemory(KvMemory):
+    """Checks its books at every change."""
+
+    def check(self) -> None:
+        held = sum(tokens for name, tokens in self.held.items() if name not in self._reserved)
+        assert self.used_tokens == held + sum(self._reserved.values())
+        assert min([0, *self.held.values()]) == 0
+        if self.capacity_tokens:
+            assert self.used_tokens <= self.capacity_tokens
+        assert all(name in self.held for name in self._idle)
+        assert not any(name in self._reserved or name in self._keepers for name in self._idle)
+
+    def keep(self, session_id: str) -> None:
+        super().keep(session_id)
+        self.check()
+
+    def unkeep(self, session_id: str) -> None:
+        super().unkeep(session_id)
+        self.check()
+
+    def reserve(self, session_id: str, tokens: int) -> bool:
+        assert session_id not in self._reserved, "two rounds of one session at once"
+        done = super().reserve(session_id, tokens)
+        self.check()
+        return done
+
+    def settle(self, session_id: str, context_tokens: int) -> None:
+        super().settle(session_id, context_tokens)
+        self.check()
+
+    def release(self, session_id: str) -> None:
+        assert session_id not in self._reserved, "released while it runs"
+        super().release(session_id)
+        self.check()
+
+    def cut(self, session_id: str, tokens: int) -> None:
+        assert session_id not in self._reserved, "cut while it runs"
+        super().cut(session_id, tokens)
+        self.check()
+
+
+@contextmanager
+def watched_memories() -> Iterator[list[WatchedMemory]]:
+    """All KV memories of the simulations in the block, which check themselves."""
+    memories: list[WatchedMemory] = []
+
+    def made(capacity_tokens: int, page_tokens: int) -> WatchedMemory:
+        memories.append(WatchedMemory(capacity_tokens, page_tokens))
+        return memories[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.simulator.worker.KvMemory", made)
+        yield memories
 
 
 def run(

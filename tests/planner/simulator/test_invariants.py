@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.events import EventLoop
-from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from workloads.trace import Session
 
-from .lab import AMPD, DICE, MODEL, clusters, options, policies, run, session_lists
+from .lab import AMPD, DICE, MODEL, clusters, options, policies, run, session_lists, watched_memories
 
 relaxed = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 
@@ -123,52 +122,15 @@ def test_a_remote_round_reads_computes_returns_and_decodes_in_this_order(
             assert one.sent_s + one.e2e_s >= min(arrived)
 
 
-class WatchedMemory(KvMemory):
-    """Checks its books at every change; `all` are the memories of the run."""
-
-    all: list[KvMemory]
-
-    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
-        super().__init__(capacity_tokens, page_tokens)
-        WatchedMemory.all.append(self)
-
-    def check(self) -> None:
-        held = sum(tokens for name, tokens in self.held.items() if name not in self._reserved)
-        assert self.used_tokens == held + sum(self._reserved.values())
-        assert min([0, *self.held.values()]) == 0
-        if self.capacity_tokens:
-            assert self.used_tokens <= self.capacity_tokens
-        assert all(name in self.held for name in self._idle)
-
-    def reserve(self, session_id: str, tokens: int) -> bool:
-        done = super().reserve(session_id, tokens)
-        self.check()
-        return done
-
-    def settle(self, session_id: str, context_tokens: int) -> None:
-        super().settle(session_id, context_tokens)
-        self.check()
-
-    def release(self, session_id: str) -> None:
-        super().release(session_id)
-        self.check()
-
-    def cut(self, session_id: str, tokens: int) -> None:
-        super().cut(session_id, tokens)
-        self.check()
-
-
 @relaxed
 @given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
 def test_kv_is_conserved_never_exceeds_the_memory_and_is_gone_at_the_end(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
-    WatchedMemory.all = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planner.simulator.worker.KvMemory", WatchedMemory)
+    with watched_memories() as memories:
         run(sessions, cluster, chosen, how)
-    assert WatchedMemory.all
-    for memory in WatchedMemory.all:
+    assert memories
+    for memory in memories:
         assert memory.used_tokens == 0, "all sessions have ended"
         assert not memory.held
         assert not memory._keepers

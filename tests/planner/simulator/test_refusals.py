@@ -1,0 +1,33 @@
+"""Rounds that some worker can never take: refused in one line or prefilled elsewhere, never left waiting."""
+
+from dataclasses import replace
+
+from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster, ReplicaGroup
+
+from .lab import AMPD, REMOTE, BindTo, run, session
+
+THETA = Parallelism(1)
+
+
+def test_a_session_bound_to_a_small_worker_is_refused_when_it_outgrows_it() -> None:
+    """That another decode worker would have room does not help: sessions do not move."""
+    cluster = Cluster(decode=(ReplicaGroup(1, THETA, 1000), ReplicaGroup(1, THETA, 9000)))
+    bound_small = replace(AMPD, binding=BindTo("decode-0"))
+    sessions = [session("grows", (500, 10), (800, 10)), session("stays", (500, 10), (5, 5), arrival_s=0.1)]
+    done = run(sessions, cluster, bound_small)
+    errors = {(one.session_id, one.index): one.error for one in done.rounds}
+    assert errors == {
+        ("grows", 0): None,
+        ("grows", 1): "prompt and output have 1320 tokens, the KV memory of a decode worker holds 1000 tokens",
+        ("stays", 0): None,
+        ("stays", 1): None,
+    }
+
+
+def test_a_prefill_worker_without_room_for_the_prompt_leaves_it_to_the_decode_worker() -> None:
+    """Of a memory of exactly the prompt's length the first output token has no place left."""
+    cluster = Cluster(decode=(ReplicaGroup(1, THETA, 5000),), prefill=(ReplicaGroup(1, THETA, 500),))
+    fits, not_quite = (run([session("s", (tokens, 10))], cluster, REMOTE).rounds[0] for tokens in (499, 500))
+    assert (fits.route, fits.error) == ("remote", None)
+    assert (not_quite.route, not_quite.reason, not_quite.error) == ("local", "prefill-worker-refused", None)
