@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 
 from ampd.cli import main
-from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import read_profile
 from ampd.tiny_model import TinyModel, make_tiny_model
-from ampd.types import Parallelism
-
-TP1 = Parallelism(1)
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +106,3 @@ def test_points_that_lack_one_word_about_the_engine_are_refused(
         wrong.write_text(json.dumps({**row, "engine": engine}))
         assert main(["profile", "--refit", str(wrong), "--output", str(tmp_path / "perf.json")]) == 2, key
         assert "not a file of measured points" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("default")
-def test_real_engines_are_measured_from_end_to_end(tmp_path: Path) -> None:
-    pytest.importorskip("sglang", exc_type=ImportError)
-    pytest.importorskip("nixl")
-    output, points = tmp_path / "perf.json", tmp_path / "points.json"
-    flags = ["--engine", "sglang", "--grid", "quick", "--repeats", "1"]
-    assert main(["profile", *flags, "--output", str(output), "--points", str(points)]) == 0
-    row = json.loads(points.read_text())["points"]
-    assert row["discarded"] == 0, "every history was found in the engine's cache, every KV move was whole"
-    model = PiecewiseModel(read_profile(output))
-    assert model.prefill_s(0, 768, TP1) > model.prefill_s(0, 64, TP1) > 0
-    assert model.decode_step_s(4, 2048, TP1) > model.decode_step_s(1, 128, TP1) > 0
-    assert model.kv_transfer_s(1024, TP1, TP1) >= model.kv_transfer_s(64, TP1, TP1) > 0
