@@ -110,6 +110,7 @@ class SimulatedEngine:
         self._parallelism = parallelism
         self._model = model
         self._memory = memory
+        memory.on_room = self._room
         self._loop = loop
         self._gaps = gaps
         self._chunk_tokens = chunk_tokens
@@ -161,6 +162,11 @@ class SimulatedEngine:
         if not self._busy:
             self._next()
         elif self._run_steps:
+            self._cut_run()
+
+    def _room(self) -> None:
+        """Memory has become free: who waits for it gets it after the step in progress."""
+        if self._waiting and self._run_steps:
             self._cut_run()
 
     # -- passes

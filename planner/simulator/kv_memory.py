@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 class KvMemory:
@@ -17,9 +18,20 @@ class KvMemory:
     Attributes:
         held: session id -> tokens of its context whose KV is here.
         evicted: times that a session lost its KV.
+        on_room: called when a reservation that failed may succeed now.
     """
 
-    __slots__ = ("_idle", "_keepers", "_reserved", "capacity_tokens", "evicted", "held", "page_tokens", "used_tokens")
+    __slots__ = (
+        "_idle",
+        "_keepers",
+        "_reserved",
+        "capacity_tokens",
+        "evicted",
+        "held",
+        "on_room",
+        "page_tokens",
+        "used_tokens",
+    )
 
     def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
@@ -27,6 +39,7 @@ class KvMemory:
         self.held: dict[str, int] = {}
         self.used_tokens = 0
         self.evicted = 0
+        self.on_room: Callable[[], None] = _nothing
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._keepers: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
@@ -86,6 +99,7 @@ class KvMemory:
         if session_id not in self._reserved:
             self.used_tokens -= self.held.pop(session_id, 0)
             self._idle.pop(session_id, None)
+            self.on_room()
 
     def cut(self, session_id: str, tokens: int) -> None:
         """Drop the pages behind the first `tokens` of a session that does not run: its context was rewritten."""
@@ -95,6 +109,7 @@ class KvMemory:
         self._set_held(session_id, kept)
         if not kept:
             self._idle.pop(session_id, None)
+        self.on_room()
 
     def _take(self, session_id: str, tokens: int) -> None:
         self.used_tokens += tokens - self.held.get(session_id, 0)
@@ -111,9 +126,14 @@ class KvMemory:
         if session_id in self.held and session_id not in self._keepers and session_id not in self._reserved:
             self._idle[session_id] = None
             self._idle.move_to_end(session_id)
+            self.on_room()
 
     def _evict(self, session_id: str) -> None:
         tokens = self.held.pop(session_id, 0)
         self.used_tokens -= tokens
         self._idle.pop(session_id, None)
         self.evicted += bool(tokens)
+
+
+def _nothing() -> None:
+    return
