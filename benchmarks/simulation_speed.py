@@ -1,6 +1,8 @@
 """Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn trace, disaggregated.
 
-    python benchmarks/simulation_speed.py [--workload toolbench|gaia] [--sessions 2500] [--repeats 5] [--json]
+    python benchmarks/simulation_speed.py [--workload NAME] [--sessions 600] [--repeats 5] [--json]
+
+Workloads: the shipped real traces `tau-bench-airline` and `coding-agents`, repeated, and generated `toolbench`, `gaia`.
 
 The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
 kind. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours around
@@ -28,12 +30,14 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from workloads.generate import Lengths, generate
-from workloads.trace import Session, load_trace, write_trace
+from workloads.retime import retime
+from workloads.trace import Session, load_trace, shipped_traces, write_trace
 
 _BLOCK = 512
 _WORKERS = 4
-_RATES = {"toolbench": 8.0, "gaia": 1.2}
-_CAPACITY_TOKENS = 1_000_000
+_RATES = {"tau-bench-airline": 4.0, "coding-agents": 0.15, "toolbench": 8.0, "gaia": 1.2}
+"""Sessions per second at which the queues stay short."""
+_CAPACITY_TOKENS = 2_000_000
 _ROUTERS = ("round_robin", "kv_router")
 
 
@@ -42,9 +46,7 @@ def main() -> int:
     if options.ours:
         print(json.dumps(_ours(load_trace(options.ours))))
         return 0
-    sessions = list(
-        generate(options.workload, options.sessions, _RATES[options.workload], options.seed, Lengths.PER_SESSION)
-    )
+    sessions = _sessions(options.workload, options.sessions, options.seed)
     rounds = sum(len(session.rounds) for session in sessions)
     with tempfile.TemporaryDirectory(prefix="ampd-speed-") as name:
         folder = Path(name)
@@ -62,13 +64,20 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=sorted(_RATES), default="toolbench")
-    parser.add_argument("--sessions", type=int, default=2500)
+    parser.add_argument("--workload", choices=sorted(_RATES), default="tau-bench-airline")
+    parser.add_argument("--sessions", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--ours", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _sessions(workload: str, count: int, seed: int) -> list[Session]:
+    rate = _RATES[workload]
+    if workload in shipped_traces():
+        return retime(load_trace(workload), rate, seed, count)
+    return list(generate(workload, count, rate, seed, Lengths.PER_SESSION))
 
 
 def _ours(sessions: Sequence[Session]) -> dict[str, float]:
