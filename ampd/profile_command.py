@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ def run(argv: Sequence[str]) -> int:
     for path in (settings.output, settings.points):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
+    if settings.refit is not None and settings.points is not None:
+        raise UserError("--points: nothing is measured with --refit, so there are no points to write; leave one out")
+    if settings.engine is EngineName.SGLANG and settings.refit is None and find_spec("sglang") is None:
+        raise UserError("--engine sglang: SGLang is not installed: pip install 'ampd[sglang]'")
     if settings.refit is not None:
         row = _read_points(settings.refit)
     else:

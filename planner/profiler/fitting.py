@@ -53,7 +53,9 @@ def fit_profile(
         max_context_tokens=max_context_tokens,
     )
     errors = _errors(PiecewiseModel(profile), Parallelism(tp), held_prefill, held_decode, held_transfer)
-    with_errors = provenance.model_copy(update={"fit_error": errors})
+    counts = {"prefill": len(held_prefill), "decode": len(held_decode), "kv_transfer": len(held_transfer)}
+    about = provenance.assumptions | {f"held_out_{name}": float(count) for name, count in counts.items()}
+    with_errors = provenance.model_copy(update={"fit_error": errors, "assumptions": about})
     return profile.model_copy(update={"provenance": with_errors})
 
 

@@ -174,8 +174,9 @@ def test_any_profile_survives_its_file(model: PiecewiseModel) -> None:
 
 def test_the_shipped_profiles_say_where_they_come_from() -> None:
     assert set(profile_names()) == {"qwen3-32b-h20", "tiny-cpu"}
-    assert load_performance_model("tiny-cpu").provenance.kind == "rough"
-    assert load_performance_model("tiny-cpu").prefill_s(0, 1200, TP1) == pytest.approx(0.26, rel=0.05)
+    measured = load_performance_model("tiny-cpu").provenance
+    assert measured.kind == "measured"
+    assert {"prefill_mean", "prefill_max", "decode_mean", "kv_transfer_mean"} <= measured.fit_error.keys()
     analytic = load_performance_model("qwen3-32b-h20").provenance
     assert analytic.kind == "analytic"
     assert {"matmul_flops_share", "memory_share", "flops_per_s"} <= analytic.assumptions.keys()

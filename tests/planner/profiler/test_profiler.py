@@ -160,6 +160,7 @@ def test_real_engines_are_profiled(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--repeats", "0"], "--repeats"),
         (["--engine", "other"], "--engine"),
         (["--worker-args=--no-such-flag"], "--no-such-flag"),
+        (["--refit", "points.json", "--points", "x.json"], "leave one out"),
     ],
 )
 def test_wrong_calls_are_refused_in_one_line(
