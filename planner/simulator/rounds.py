@@ -41,9 +41,13 @@ class ActiveSession:
 
 
 class ActiveRound:
-    """A round between its request and its last token."""
+    """A round between its request and its last token.
 
-    __slots__ = ("cached_tokens", "decode", "entry", "prefill", "prompt_tokens", "record", "session", "staged_tokens")
+    Attributes:
+        staged_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
+    """
+
+    __slots__ = ("behind_tokens", "decode", "entry", "prefill", "prompt_tokens", "record", "session", "staged_tokens")
 
     def __init__(self, session: ActiveSession, record: SimulatedRound, decode: SimulatedWorker) -> None:
         self.session = session
@@ -51,9 +55,15 @@ class ActiveRound:
         self.decode = decode
         self.prefill = decode
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
-        self.cached_tokens = 0
+        self.behind_tokens = 0
         self.staged_tokens = 0
         self.entry: QueueEntry | None = None
+
+    def usable_staged_tokens(self, held_tokens: int) -> int:
+        """What of the staged KV continues the `held_tokens` that are there now."""
+        if held_tokens < self.behind_tokens:
+            return 0  # what was to come before it was evicted meanwhile
+        return max(self.behind_tokens + self.staged_tokens - held_tokens, 0)
 
 
 class RoundRunner:
@@ -213,7 +223,7 @@ class RoundRunner:
         available = min(entry.task.hist_tokens, source.memory.held.get(session_id, 0))
         held = target.memory.held.get(session_id, 0)
         missing = max(available - held, 0)
-        one.staged_tokens = missing
+        one.behind_tokens, one.staged_tokens = held, missing
         one.record.kv_history_tokens = missing
         # What is here already goes with what is read: neither may be evicted before the other is used.
         target.memory.keep(session_id)
@@ -232,15 +242,15 @@ class RoundRunner:
         record.postponements = entry.task.postponements
         session_id = record.session_id
         is_local = worker is one.decode
-        held = min(worker.memory.held.get(session_id, 0), one.prompt_tokens - 1)
+        held = worker.memory.held.get(session_id, 0)
         sequence = EngineSequence(
             session_id,
             one.prompt_tokens,
-            held // self._page * self._page,
+            min(held, one.prompt_tokens - 1) // self._page * self._page,
             record.output_tokens if is_local else 1,
             lambda _, now_s: self._first_token(one, now_s),
             (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
-            one.staged_tokens,
+            one.usable_staged_tokens(held),
         )
         worker.engine.submit(sequence)
         if entry.fetches:
@@ -274,9 +284,9 @@ class RoundRunner:
         one, first_token_s = handed
         source, target, session_id = one.prefill, one.decode, one.record.session_id
         target.memory.keep(session_id)
-        available = source.memory.held.get(session_id, 0)
-        missing = max(available - target.memory.held.get(session_id, 0), 0)
-        one.staged_tokens = missing
+        available, held = (worker.memory.held.get(session_id, 0) for worker in (source, target))
+        missing = max(available - held, 0)
+        one.behind_tokens, one.staged_tokens = held, missing
         one.record.kv_increment_tokens = missing
 
         def arrived() -> None:
@@ -300,7 +310,7 @@ class RoundRunner:
             record.output_tokens - 1,
             None,
             lambda _, now_s: self._last_token(one, now_s),
-            one.staged_tokens,
+            one.usable_staged_tokens(held),
             first_token_s,
         )
         worker.engine.submit(sequence)

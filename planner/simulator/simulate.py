@@ -64,7 +64,7 @@ def simulate(
         rounds_planned={session.session_id: len(session.rounds) for session in sessions},
         gaps=gaps,
         worker_roles={worker.worker_id: worker.role.value for worker in workers},
-        duration_s=loop.now_s,
+        duration_s=max((one.sent_s + one.e2e_s for one in runner.finished if one.e2e_s is not None), default=0.0),
         lost_sessions=sum(worker.memory.evicted for worker in workers if worker.role is Role.DECODE),
         events=loop.handled,
         timeline=spans or [],

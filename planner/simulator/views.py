@@ -12,6 +12,9 @@ from ampd.types import PrefillTask, Role, WorkerView
 from planner.simulator.events import EventLoop
 from planner.simulator.worker import SimulatedWorker
 
+_SAMPLE_INTERVAL_S = 0.25
+"""How soon after new samples (TTFT, ITL, growing contexts) the published view follows, as the workers do it."""
+
 
 class Views(Protocol):
     """The shared state as the coordinators read it."""
@@ -57,7 +60,10 @@ class FreshViews:
 
 
 class DelayedViews:
-    """A change at a worker is published `delay_s` later; until then each coordinator adds what it has sent itself."""
+    """A change at a worker is published `delay_s` later; until then each coordinator adds what it has sent itself.
+
+    Windows and contexts that change by themselves are published now and then until they are empty.
+    """
 
     def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop, delay_s: float, coordinators: int) -> None:
         self._loop = loop
@@ -65,6 +71,7 @@ class DelayedViews:
         self._workers = workers
         self._published: dict[str, WorkerView] = {}
         self._pending: set[str] = set()
+        self._sampling: set[str] = set()
         self._sent: list[dict[str, list[PrefillTask]]] = [{} for _ in range(coordinators)]
         for worker in workers:
             self._publish(worker)
@@ -95,3 +102,11 @@ class DelayedViews:
         self._published[worker.worker_id] = replace(view, held_tokens=dict(view.held_tokens))
         for sent in self._sent:
             sent.pop(worker.worker_id, None)
+        is_moving = view.ttft.count or view.itl.count or view.decode_batch
+        if is_moving and worker.worker_id not in self._sampling:
+            self._sampling.add(worker.worker_id)
+            self._loop.at(self._loop.now_s + max(self._delay_s, _SAMPLE_INTERVAL_S), self._sample, worker)
+
+    def _sample(self, worker: SimulatedWorker) -> None:
+        self._sampling.discard(worker.worker_id)
+        self._publish(worker)

@@ -130,8 +130,9 @@ def session_lists(draw: st.DrawFn, most: int = 8, least_tool_s: float = 0.0) -> 
             keep = None
             if index and draw(st.booleans()) and draw(st.booleans()):
                 keep = draw(st.integers(0, context))
-            incr, output = draw(st.integers(1, 1500)), draw(st.one_of(st.just(1), st.integers(1, 60)))
-            tool_s = draw(st.floats(least_tool_s, 2.0)) if index else 0.0
+            incr = draw(st.one_of(st.integers(1, 40), st.integers(1, 1500)))
+            output = draw(st.one_of(st.just(1), st.integers(1, 60), st.integers(1, 400)))
+            tool_s = draw(st.one_of(st.just(least_tool_s), st.floats(least_tool_s, 2.0))) if index else 0.0
             rounds.append(Round(incr_tokens=incr, output_tokens=output, tool_s=tool_s, keep_tokens=keep))
             context = (context if keep is None else keep) + incr + output
         arrival_s = draw(st.floats(0, 2.0))
@@ -145,7 +146,8 @@ def clusters(draw: st.DrawFn, tight: bool = False) -> Cluster:
         capacity = draw(st.integers(500, 12_000)) if tight else draw(st.sampled_from([0, 50_000]))
         return ReplicaGroup(draw(st.integers(1, 3)), Parallelism(draw(st.sampled_from([1, 2, 4]))), capacity)
 
-    return Cluster(decode=(group(),), prefill=tuple(group() for _ in range(draw(st.integers(0, 2)))))
+    decode, prefill = (tuple(group() for _ in range(draw(st.integers(least, 2)))) for least in (1, 0))
+    return Cluster(decode, prefill)
 
 
 options = st.builds(
@@ -156,7 +158,7 @@ options = st.builds(
     prefetch=st.integers(0, 2),
     dispatch_s=st.sampled_from([0.0, 0.003]),
     hand_over_s=st.sampled_from([0.0, 0.002]),
-    kv_read_s=st.sampled_from([0.0, 0.001]),
+    kv_read_s=st.sampled_from([0.0, 0.001, 0.3]),
     hand_over_pass=st.booleans(),
     state_delay_s=st.sampled_from([0.0, 0.2]),
     coordinators=st.integers(1, 3),

@@ -18,7 +18,7 @@ from workloads.trace import Session
 
 from .lab import AMPD, DICE, MODEL, clusters, options, policies, run, session_lists, watched_memories
 
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+relaxed = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 
 
 @relaxed
@@ -68,6 +68,15 @@ def test_no_effect_comes_before_its_cause(
         floor_s = MODEL.prefill_s(prompt - 1, 1, theta) if how.chunk_tokens else MODEL.prefill_s(0, 1, theta)
         assert one.ttft_s >= floor_s - 1e-9 or how.chunk_tokens
         before[one.session_id] = one.sent_s + one.e2e_s
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_a_run_lasts_until_its_last_token(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    assert done.duration_s == max([0.0, *(one.sent_s + one.e2e_s for one in done.rounds if one.e2e_s is not None)])
 
 
 @relaxed

@@ -14,7 +14,7 @@ from planner.simulator.options import SimulationOptions
 from planner.simulator.worker import SimulatedWorker
 from workers.prefill_queue import AsyncPrefillQueue
 
-from .lab import LOCAL, MODEL, REMOTE, SLO, run, session, single
+from .lab import LOCAL, MODEL, REMOTE, SLO, RouteBy, run, session, single
 
 
 def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
@@ -78,6 +78,23 @@ def test_a_session_that_loses_its_kv_computes_it_again() -> None:
     assert again[1].ttft_s is not None
     assert again[0].ttft_s is not None
     assert again[1].ttft_s > 5 * again[0].ttft_s
+
+
+def test_kv_read_behind_a_history_that_was_evicted_meanwhile_is_of_no_use() -> None:
+    """While `split` gets its increment back, `large` takes the decode worker's whole memory, history included."""
+    split = session("split", (1000, 10), (300, 10), tool_s=1.0)
+    large = session("large", (1900, 10), arrival_s=2.8)
+    how = SimulationOptions(kv_read_s=1.0, keeps_timeline=True)
+    done = run([split, large], single(1, 2000), RouteBy(lambda index: index == 1).policies(), how)
+    (large_done,) = [one for one in done.rounds if one.session_id == "large"]
+    assert large_done.ttft_s is not None
+    assert large_done.ttft_s < 0.5
+    computed = [
+        one.detail["tokens"]
+        for one in done.timeline
+        if (one.worker_id, one.kind, one.detail.get("session")) == ("decode-0", "prefill", "split")
+    ]
+    assert computed == [1000, 1010 + 300 + 1]
 
 
 def test_a_round_that_does_not_fit_now_waits_for_one_that_ends() -> None:

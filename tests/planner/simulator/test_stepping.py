@@ -18,7 +18,7 @@ from workloads.trace import Session, kept_tokens
 
 from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single
 
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+relaxed = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 PAGE = 16
 
 

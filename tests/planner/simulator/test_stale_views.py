@@ -1,0 +1,50 @@
+"""What coordinators see late: never longer ago than said, and windows empty also where nothing happens any more."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import PrefillTask, RouteDecision, WorkerView
+from planner.simulator.options import SimulationOptions
+
+from .lab import AMPD, RandomRouting, run, session, single
+
+
+def test_a_worker_that_was_slow_once_is_not_slow_for_ever() -> None:
+    """The burst makes the prefill worker's window bad; a minute later it is empty, and the worker idle."""
+    burst = [session(f"burst{number}", (9000, 2)) for number in range(4)]
+    later = session("later", (500, 2), arrival_s=60.0)
+    for delay_s, coordinators in ((0.0, 1), (0.2, 1), (0.0, 2)):
+        how = SimulationOptions(state_delay_s=delay_s, coordinators=coordinators)
+        done = run([*burst, later], single(), AMPD, how)
+        (one,) = [one for one in done.rounds if one.session_id == "later"]
+        assert (one.route, one.reason) == ("remote", "ttft-slack")
+
+
+def test_a_decode_batch_is_seen_while_it_runs() -> None:
+    """Nobody joins or leaves the batch for seconds; its window and its context are seen to grow all the same."""
+    seen: list[WorkerView] = []
+
+    class Watching(RandomRouting):
+        def route(
+            self,
+            task: PrefillTask,
+            decode: WorkerView,
+            prefill: Sequence[WorkerView],
+            model: PerformanceModel,
+            now_s: float,
+            rng: random.Random,
+        ) -> RouteDecision:
+            seen.append(decode)
+            return super().route(task, decode, prefill, model, now_s, rng)
+
+    sessions = [session("long", (100, 2000)), session("probe", (16, 2), arrival_s=4.0)]
+    run(sessions, single(prefill=0), replace(AMPD, routing=Watching()), SimulationOptions(state_delay_s=0.2))
+    empty, running = seen
+    assert empty.decode_batch == empty.itl.count == 0
+    assert running.decode_batch == 1
+    # The first token comes after the prefill, the others every step; the view is at most a quarter of a second old.
+    step_s = running.itl.mean_s
+    assert 3.5 / step_s <= running.itl.count <= 4.0 / step_s
+    assert running.decode_context_tokens == 100 + 1 + running.itl.count
