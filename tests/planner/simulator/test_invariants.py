@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
 
@@ -63,11 +63,44 @@ def test_no_effect_comes_before_its_cause(
         assert one.e2e_s >= one.ttft_s - 1e-12
         assert one.queued_s >= 0
         assert (one.itl_s is None) == (one.output_tokens == 1)
-        theta = _parallelism(cluster, one.worker_id)
-        prompt = one.hist_tokens + one.incr_tokens
-        floor_s = MODEL.prefill_s(prompt - 1, 1, theta) if how.chunk_tokens else MODEL.prefill_s(0, 1, theta)
-        assert one.ttft_s >= floor_s - 1e-9 or how.chunk_tokens
+        theta = _parallelism(cluster, one.decode_worker_id)
+        token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
+        assert one.e2e_s - one.ttft_s >= (one.output_tokens - 1) * token_s - 1e-9
         before[one.session_id] = one.sent_s + one.e2e_s
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    prefills = [span for span in done.timeline if span.kind == "prefill"]
+    passes = Counter((span.worker_id, span.start_s) for span in prefills)
+    for one in done.rounds:
+        if one.error:
+            continue
+        assert one.ttft_s is not None
+        turn_s, first_s = one.sent_s + how.dispatch_s + one.queued_s, one.sent_s + one.ttft_s
+        mine = [
+            span
+            for span in prefills
+            if (span.worker_id, span.detail["session"]) == (one.worker_id, one.session_id)
+            and turn_s - 1e-9 <= span.start_s
+            and span.end_s <= first_s + 1e-9
+        ]
+        prompt_tokens = one.hist_tokens + one.incr_tokens
+        computed_tokens = sum(span.detail["tokens"] for span in mine)
+        assert one.incr_tokens <= computed_tokens <= prompt_tokens
+        assert mine[-1].end_s == pytest.approx(first_s)
+        alone = all(passes[span.worker_id, span.start_s] == 1 for span in mine)
+        if alone and not how.chunk_tokens:
+            (span,) = mine
+            theta = _parallelism(cluster, one.worker_id)
+            seconds = MODEL.prefill_s(prompt_tokens - computed_tokens, computed_tokens, theta)
+            assert span.end_s - span.start_s == pytest.approx(seconds)
+            if one.route == "remote":
+                assert one.kv_history_tokens <= prompt_tokens - computed_tokens
 
 
 @relaxed
@@ -124,11 +157,13 @@ def test_a_remote_round_reads_computes_returns_and_decodes_in_this_order(
             arrived = [
                 span.end_s
                 for span in spans["kv-increment", one.session_id]
-                if span.worker_id == one.decode_worker_id and span.start_s >= first_s - 1e-9
+                if span.worker_id == one.decode_worker_id and span.start_s >= first_s + how.hand_over_s - 1e-9
             ]
             assert arrived
             assert one.e2e_s is not None
-            assert one.sent_s + one.e2e_s >= min(arrived)
+            theta = _parallelism(cluster, one.decode_worker_id)
+            token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
+            assert one.sent_s + one.e2e_s >= min(arrived) + (one.output_tokens - 1) * token_s - 1e-9
 
 
 @relaxed

@@ -1,0 +1,224 @@
+"""One prefill and one decode worker against a second opinion: token by token, from the text of the method alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism
+from planner.simulator.options import SimulationOptions
+from workloads.trace import Session, kept_tokens
+
+from .lab import MODEL, REMOTE, run, session_lists, single
+
+PAGE = 16
+THETA = Parallelism(1)
+
+
+@dataclass
+class One:
+    """A round on its way; `at_prefill`, `at_decode` are shared by the rounds of its session: KV held at the workers."""
+
+    name: str
+    index: int
+    sent_s: float
+    prompt: int
+    output: int
+    hist: int
+    held: dict[str, int]
+    ready: bool = False
+    read: int = 0
+    first_s: float = 0.0
+    left: int = 0
+    context: int = 0
+
+
+@dataclass
+class Wire:
+    """One direction of the link; whoever uses it gets an equal share."""
+
+    moves: list[list[float]] = field(default_factory=list)
+    ends: list[Callable[[], None]] = field(default_factory=list)
+
+    def start(self, seconds: float, end: Callable[[], None]) -> None:
+        self.moves.append([seconds])
+        self.ends.append(end)
+
+    def next_s(self, now_s: float) -> float:
+        return now_s + min(left for (left,) in self.moves) * len(self.moves) if self.moves else float("inf")
+
+    def advance(self, seconds: float) -> None:
+        for move in self.moves:
+            move[0] -= seconds / len(self.moves)
+
+    def end_first(self) -> None:
+        first = min(range(len(self.moves)), key=lambda number: self.moves[number][0])
+        del self.moves[first]
+        self.ends.pop(first)()
+
+
+class Oracle:
+    """All prefills remote, first come first served, memory without limit, reads of whole pages."""
+
+    def __init__(self, sessions: list[Session], model: PerformanceModel, prefetch: int) -> None:
+        self.sessions, self.model, self.prefetch = {one.session_id: one for one in sessions}, model, prefetch
+        self.now_s = 0.0
+        self.due = [(one.arrival_s, number, one.session_id, 0) for number, one in enumerate(sessions)]
+        self.contexts = dict.fromkeys(self.sessions, 0)
+        self.held = {name: {"prefill": 0, "decode": 0} for name in self.sessions}
+        self.queue: list[One] = []
+        self.picked: list[One] = []
+        self.computing: One | None = None
+        self.computed_s = self.decoded_s = float("inf")
+        self.to_prefill, self.to_decode = Wire(), Wire()
+        self.handed: list[One] = []
+        self.passing: list[One] = []
+        self.batch: list[One] = []
+        self.times: dict[tuple[str, int], tuple[float, float, float]] = {}
+
+    def run(self) -> dict[tuple[str, int], tuple[float, float, float]]:
+        while True:
+            self.start_prefills()
+            self.start_decoding()
+            events: list[tuple[float, int, Callable[[], None]]] = [
+                (self.computed_s, 0, self.end_prefill),
+                (self.decoded_s, 1, self.end_decoding),
+                (self.to_prefill.next_s(self.now_s), 2, self.to_prefill.end_first),
+                (self.to_decode.next_s(self.now_s), 3, self.to_decode.end_first),
+            ]
+            if self.due:
+                events.append((min(self.due)[0], 4, self.arrive))
+            when_s, _, action = min(events, key=lambda event: event[:2])
+            if when_s == float("inf"):
+                return self.times
+            for wire in (self.to_prefill, self.to_decode):
+                wire.advance(when_s - self.now_s)
+            self.now_s = when_s
+            action()
+
+    def arrive(self) -> None:
+        self.due.remove(first := min(self.due))
+        sent_s, _, name, index = first
+        item, held = self.sessions[name].rounds[index], self.held[name]
+        kept = kept_tokens(item, self.contexts[name])
+        for worker in held:
+            held[worker] = min(held[worker], kept // PAGE * PAGE)
+        prompt = kept + item.incr_tokens
+        hist = min(kept, held["decode"], prompt - 1)
+        self.contexts[name] = prompt + item.output_tokens
+        self.queue.append(One(name, index, sent_s, prompt, item.output_tokens, hist, held))
+
+    # -- the prefill worker
+
+    def start_prefills(self) -> None:
+        while True:
+            if self.picked and self.picked[0].ready and self.computing is None:
+                one = self.computing = self.picked.pop(0)
+                behind = one.held["prefill"] + one.read
+                self.computed_s = self.now_s + self.model.prefill_s(behind, one.prompt - behind, THETA)
+                continue
+            free = 1 - (self.computing is not None) - len(self.picked)
+            if self.queue and free + self.prefetch > 0 and (free > 0 or self.queue[0].hist > 0):
+                self.pick(self.queue.pop(0))
+                continue
+            return
+
+    def pick(self, one: One) -> None:
+        self.picked.append(one)
+        one.read = max(one.hist - one.held["prefill"], 0)
+
+        def arrived() -> None:
+            one.ready = True
+
+        if one.read:
+            self.to_prefill.start(self.model.kv_transfer_s(one.read, THETA, THETA), arrived)
+        else:
+            one.ready = True
+
+    def end_prefill(self) -> None:
+        one = self.computing
+        assert one is not None
+        self.computing, self.computed_s = None, float("inf")
+        one.first_s = self.now_s
+        one.held["prefill"] = one.prompt // PAGE * PAGE
+        one.read = max(one.held["prefill"] - one.held["decode"], 0)
+        if one.read:
+            seconds = self.model.kv_transfer_s(one.read, THETA, THETA)
+            self.to_decode.start(seconds, lambda: self.handed.append(one))
+        else:
+            self.handed.append(one)
+
+    # -- the decode worker
+
+    def start_decoding(self) -> None:
+        if self.decoded_s != float("inf"):
+            return
+        if self.handed:
+            self.passing, self.handed = self.handed, []
+            parts = []
+            for one in self.passing:
+                behind = one.held["decode"] + one.read
+                parts.append((behind, one.prompt + 1 - behind))
+            tokens = sum(incr for _, incr in parts)
+            hist = sum(hist * incr for hist, incr in parts) // tokens
+            self.decoded_s = self.now_s + self.model.prefill_s(hist, tokens, THETA)
+        elif self.batch:
+            context = sum(one.context for one in self.batch)
+            self.decoded_s = self.now_s + self.model.decode_step_s(len(self.batch), context, THETA)
+
+    def end_decoding(self) -> None:
+        self.decoded_s = float("inf")
+        if self.passing:
+            stepped, self.passing = self.passing, []
+            for one in stepped:
+                one.left, one.context = one.output - 1, one.prompt + 1
+            self.batch += stepped
+        else:
+            stepped = self.batch
+        for one in stepped:
+            one.left -= 1
+            one.context += 1
+        self.batch = [one for one in self.batch if one.left]
+        for one in stepped:
+            if not one.left:
+                self.end(one)
+
+    def end(self, one: One) -> None:
+        one.held["decode"] = (one.prompt + one.output - 1) // PAGE * PAGE
+        self.times[one.name, one.index] = (one.sent_s, one.first_s - one.sent_s, self.now_s - one.sent_s)
+        rounds = self.sessions[one.name].rounds
+        if one.index + 1 < len(rounds):
+            self.due.append((self.now_s + rounds[one.index + 1].tool_s, 0, one.name, one.index + 1))
+
+
+def _longer(sessions: list[Session]) -> list[Session]:
+    """At least two tokens a round: what happens to the KV of shorter ones is a test of its own."""
+    return [
+        one.model_copy(
+            update={
+                "rounds": tuple(
+                    item.model_copy(update={"output_tokens": item.output_tokens + 1}) for item in one.rounds
+                )
+            }
+        )
+        for one in sessions
+    ]
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@given(session_lists(most=6, least_tool_s=0.001), st.integers(0, 1))
+def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session], prefetch: int) -> None:
+    sessions = _longer(sessions)
+    done = run(sessions, single(), REMOTE, SimulationOptions(prefetch=prefetch))
+    expected = Oracle(sessions, MODEL, prefetch).run()
+    assert {(one.session_id, one.index) for one in done.rounds} == set(expected)
+    for one in done.rounds:
+        sent_s, ttft_s, e2e_s = expected[one.session_id, one.index]
+        assert one.sent_s == pytest.approx(sent_s, rel=1e-9)
+        assert one.ttft_s == pytest.approx(ttft_s, rel=1e-9, abs=1e-9)
+        assert one.e2e_s == pytest.approx(e2e_s, rel=1e-9, abs=1e-9)
