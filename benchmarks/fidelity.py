@@ -37,6 +37,8 @@ from workloads.retime import retime
 from workloads.trace import Round, Session, load_trace, write_trace
 
 _TP1 = Parallelism(1)
+_POINTS = Path(tempfile.gettempdir()) / "ampd-fidelity-points.json"
+"""Kept, so that a fit can be looked at after the run."""
 _SEEDS = count(1)
 _WINDOW_S = 11.0
 """A replay begins with empty windows, as a simulation does."""
@@ -57,11 +59,12 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="ampd-fidelity-") as name:
         folder = Path(name)
-        perf = options.perf or (_profile(folder) if options.engine == "sglang" else "tiny-cpu")
-        model = load_performance_model(perf)
         sessions = _scaled(
             retime(load_trace(options.trace), options.rate, options.seed, options.limit), options.time_scale
         )
+        longest = max(session.max_context_tokens for session in sessions)
+        perf = options.perf or (_profile(folder, longest) if options.engine == "sglang" else "tiny-cpu")
+        model = load_performance_model(perf)
         trace = folder / "trace.jsonl"
         write_trace(sessions, trace)
         serve = ["--engine", options.engine, "--port", "0", "--perf", str(perf), "--routing", options.routing]
@@ -106,11 +109,12 @@ def _say(line: str) -> None:
 # -- live
 
 
-def _profile(folder: Path) -> str:
+def _profile(folder: Path, max_tokens: int) -> str:
     """Measure the engines under the threads that a worker of the graph gets."""
     file = folder / "measured.json"
     env = os.environ | worker_environments(2, 1, [], os.cpu_count() or 1)[0]
     argv = [*ampd_command("profile"), "--engine", "sglang", "--model", "tiny", "--output", str(file)]
+    argv += ["--max-tokens", str(max_tokens), "--points", str(_POINTS)]
     subprocess.run(argv, check=True, env=env, stdout=sys.stderr)
     return str(file)
 
