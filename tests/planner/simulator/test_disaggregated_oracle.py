@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
+from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions
 from workloads.trace import Session, kept_tokens
 
-from .lab import MODEL, REMOTE, run, session_lists, single
+from .lab import MODEL, REMOTE, run, session_lists
 
 PAGE = 16
-THETA = Parallelism(1)
+PREFILL, DECODE = Parallelism(1), Parallelism(2)
+"""Not equal, so that nothing lasts equally long on both: who is first of two at one moment is no matter here."""
 
 
 @dataclass
 class One:
-    """A round on its way; `at_prefill`, `at_decode` are shared by the rounds of its session: KV held at the workers."""
+    """A round on its way. `held`: KV at the two workers, one table for all rounds of a session."""
 
     name: str
     index: int
@@ -69,6 +71,7 @@ class Oracle:
         self.sessions, self.model, self.prefetch = {one.session_id: one for one in sessions}, model, prefetch
         self.now_s = 0.0
         self.due = [(one.arrival_s, number, one.session_id, 0) for number, one in enumerate(sessions)]
+        self.entered = len(sessions)
         self.contexts = dict.fromkeys(self.sessions, 0)
         self.held = {name: {"prefill": 0, "decode": 0} for name in self.sessions}
         self.queue: list[One] = []
@@ -120,7 +123,7 @@ class Oracle:
             if self.picked and self.picked[0].ready and self.computing is None:
                 one = self.computing = self.picked.pop(0)
                 behind = one.held["prefill"] + one.read
-                self.computed_s = self.now_s + self.model.prefill_s(behind, one.prompt - behind, THETA)
+                self.computed_s = self.now_s + self.model.prefill_s(behind, one.prompt - behind, PREFILL)
                 continue
             free = 1 - (self.computing is not None) - len(self.picked)
             if self.queue and free + self.prefetch > 0 and (free > 0 or self.queue[0].hist > 0):
@@ -136,7 +139,7 @@ class Oracle:
             one.ready = True
 
         if one.read:
-            self.to_prefill.start(self.model.kv_transfer_s(one.read, THETA, THETA), arrived)
+            self.to_prefill.start(self.model.kv_transfer_s(one.read, DECODE, PREFILL), arrived)
         else:
             one.ready = True
 
@@ -148,7 +151,7 @@ class Oracle:
         one.held["prefill"] = one.prompt // PAGE * PAGE
         one.read = max(one.held["prefill"] - one.held["decode"], 0)
         if one.read:
-            seconds = self.model.kv_transfer_s(one.read, THETA, THETA)
+            seconds = self.model.kv_transfer_s(one.read, PREFILL, DECODE)
             self.to_decode.start(seconds, lambda: self.handed.append(one))
         else:
             self.handed.append(one)
@@ -166,10 +169,10 @@ class Oracle:
                 parts.append((behind, one.prompt + 1 - behind))
             tokens = sum(incr for _, incr in parts)
             hist = sum(hist * incr for hist, incr in parts) // tokens
-            self.decoded_s = self.now_s + self.model.prefill_s(hist, tokens, THETA)
+            self.decoded_s = self.now_s + self.model.prefill_s(hist, tokens, DECODE)
         elif self.batch:
             context = sum(one.context for one in self.batch)
-            self.decoded_s = self.now_s + self.model.decode_step_s(len(self.batch), context, THETA)
+            self.decoded_s = self.now_s + self.model.decode_step_s(len(self.batch), context, DECODE)
 
     def end_decoding(self) -> None:
         self.decoded_s = float("inf")
@@ -193,7 +196,9 @@ class Oracle:
         self.times[one.name, one.index] = (one.sent_s, one.first_s - one.sent_s, self.now_s - one.sent_s)
         rounds = self.sessions[one.name].rounds
         if one.index + 1 < len(rounds):
-            self.due.append((self.now_s + rounds[one.index + 1].tool_s, 0, one.name, one.index + 1))
+            # Who comes at the same time as another one comes in the order in which they ended.
+            self.due.append((self.now_s + rounds[one.index + 1].tool_s, self.entered, one.name, one.index + 1))
+            self.entered += 1
 
 
 def _longer(sessions: list[Session]) -> list[Session]:
@@ -214,7 +219,8 @@ def _longer(sessions: list[Session]) -> list[Session]:
 @given(session_lists(most=6, least_tool_s=0.001), st.integers(0, 1))
 def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session], prefetch: int) -> None:
     sessions = _longer(sessions)
-    done = run(sessions, single(), REMOTE, SimulationOptions(prefetch=prefetch))
+    cluster = Cluster(decode=(ReplicaGroup(1, DECODE),), prefill=(ReplicaGroup(1, PREFILL),))
+    done = run(sessions, cluster, REMOTE, SimulationOptions(prefetch=prefetch))
     expected = Oracle(sessions, MODEL, prefetch).run()
     assert {(one.session_id, one.index) for one in done.rounds} == set(expected)
     for one in done.rounds:
