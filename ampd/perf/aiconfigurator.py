@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import io
+import json
 import logging
-import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from ampd.perf.fit import fit_decode, fit_prefill
+from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from ampd.perf.gpus import gpu
 from ampd.perf.memory import MemoryShare, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
@@ -28,6 +28,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, fitting_degrees, model_shape
 from ampd.perf.profile import ParallelismCurves, PerformanceProfile, Provenance
 from ampd.perf.roofline import Efficiency, transfer_curve
+from ampd.types import Parallelism
 
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}
 """Our GPU presets that it has data for, by its names."""
@@ -46,6 +47,10 @@ _HISTORIES = (0, 1024, 4096, 16_384)
 _INCREMENTS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (256, 1024, 4096, 16_384)
+_HELD_PREFILLS = tuple((hist, incr) for hist in (0, 700, 10_000) for incr in (24, 200, 700, 3000))
+_HELD_DECODES = tuple((batch, context) for batch in (1, 12, 48) for context in (500, 2500, 6000))
+"""Between the points of the grid: the fit does not see them, its error is told on them."""
+
 _MS = 1e-3
 
 
@@ -61,11 +66,15 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
     if system is None:
         raise UserError(f"AIConfigurator has no data for {card.name}; it has {', '.join(sorted(SYSTEMS))}")
     fitting = fitting_degrees(shape, card, degrees)
-    workers = []
+    workers, held = [], []
     with _config_folder(model) as folder:
         for tp in fitting:
-            handle = _compiled(handle_type, folder, system, tp, shape)
-            workers.append(_curves(handle, tp, kv_capacity_tokens(shape, card, tp, MemoryShare())))
+            with _asking(f"{shape.name} on {system} at TP {tp}"):
+                handle = _compiled(handle_type, folder, system, tp, shape)
+                capacity_tokens = kv_capacity_tokens(shape, card, tp, MemoryShare())
+                workers.append(_curves(handle, tp, capacity_tokens))
+                held.append((tp, _prefills(handle, _HELD_PREFILLS), _decodes(handle, _HELD_DECODES, capacity_tokens)))
+    name = f"{shape.name} on {card.name} (AIConfigurator)"
     profile = PerformanceProfile(
         provenance=Provenance(
             kind="analytic",
@@ -82,7 +91,9 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
         kv_bytes_per_token=shape.kv_bytes_per_token,
         max_context_tokens=shape.max_context_tokens,
     )
-    return PiecewiseModel(profile, f"{shape.name} on {card.name} (AIConfigurator)")
+    errors = _errors(PiecewiseModel(profile), held)
+    provenance = profile.provenance.model_copy(update={"fit_error": errors})
+    return PiecewiseModel(profile.model_copy(update={"provenance": provenance}), name)
 
 
 def _engine_handle() -> Any:
@@ -95,43 +106,70 @@ def _engine_handle() -> Any:
 
 def _compiled(handle_type: Any, folder: Path, system: str, tp: int, shape: ModelShape) -> Any:
     experts = {"moe_tp_size": tp} if shape.experts > 1 else {}
+    return handle_type.compile(str(folder), system, _BACKEND, tp_size=tp, **experts)
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Ask the package quietly; whatever it raises becomes one line."""
     # It talks on stdout and through its logger about data that it borrows from other backends.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return handle_type.compile(str(folder), system, _BACKEND, tp_size=tp, **experts)
+            yield
     except Exception as error:
-        raise UserError(
-            f"AIConfigurator cannot model {shape.name} on {system} at TP {tp}: {' '.join(str(error).split())[:200]}"
-        ) from None
+        raise UserError(f"AIConfigurator cannot model {what}: {' '.join(str(error).split())[:200]}") from None
 
 
 def _curves(handle: Any, tp: int, capacity_tokens: int) -> ParallelismCurves:
-    prefill = [
-        (hist, incr, _MS * handle.predict_prefill_latency(1, hist + incr, hist))
-        for hist in _HISTORIES
-        for incr in _INCREMENTS
-    ]
-    decode = [
-        (batch, batch * context, _MS * handle.predict_decode_latency(batch, context))
-        for batch in _BATCHES
-        for context in _CONTEXTS
-        if batch * context <= max(capacity_tokens, context)
-    ]
+    prefill = _prefills(handle, ((hist, incr) for hist in _HISTORIES for incr in _INCREMENTS))
+    decode = _decodes(handle, ((batch, context) for batch in _BATCHES for context in _CONTEXTS), capacity_tokens)
     return ParallelismCurves(
         tp=tp, prefill=fit_prefill(prefill), decode=fit_decode(decode), kv_capacity_tokens=capacity_tokens
     )
 
 
+def _prefills(handle: Any, grid: Iterable[tuple[int, int]]) -> list[PrefillPoint]:
+    """Points over (history, new tokens); its `isl` counts both."""
+    return [(hist, incr, _MS * handle.predict_prefill_latency(1, hist + incr, hist)) for hist, incr in grid]
+
+
+def _decodes(handle: Any, grid: Iterable[tuple[int, int]], capacity_tokens: int) -> list[DecodePoint]:
+    """Points over (sequences, context of each) as far as the KV fits."""
+    return [
+        (batch, batch * context, _MS * handle.predict_decode_latency(batch, context))
+        for batch, context in grid
+        if batch * context <= max(capacity_tokens, context)
+    ]
+
+
+def _errors(
+    model: PiecewiseModel, held: Iterable[tuple[int, list[PrefillPoint], list[DecodePoint]]]
+) -> dict[str, float]:
+    """Mean and largest relative error over all degrees, by curve; three digits."""
+    prefill, decode = [], []
+    for tp, prefills, decodes in held:
+        theta = Parallelism(tp)
+        prefill += [abs(model.prefill_s(hist, incr, theta) / seconds - 1) for hist, incr, seconds in prefills]
+        decode += [abs(model.decode_step_s(batch, tokens, theta) / seconds - 1) for batch, tokens, seconds in decodes]
+    curves = {"prefill": prefill, "decode": decode}
+    means = {f"{curve}_mean": float(f"{sum(errors) / len(errors):.3g}") for curve, errors in curves.items()}
+    return means | {f"{curve}_max": float(f"{max(errors):.3g}") for curve, errors in curves.items()}
+
+
 @contextmanager
 def _config_folder(model: str) -> Iterator[Path]:
-    """A folder with the model's config.json: the user's own, or the one of the package."""
-    packaged = _MODELS.get(model.lower())
-    if packaged is None:
+    """A folder with the model's config.json: the user's own, or the one of the package.
+
+    A copy, for the package looks for that file name only, and without a quantisation: our weights and KV are 16-bit.
+    """
+    if packaged := _MODELS.get(model.lower()):
+        source = Path(str(files("aiconfigurator_core"))) / "model_configs" / f"{packaged}_config.json"
+    else:
         path = Path(model).expanduser()
-        yield path if path.is_dir() else path.parent
-        return
+        source = path / "config.json" if path.is_dir() else path
+    config = json.loads(source.read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)
     with tempfile.TemporaryDirectory(prefix="ampd-model-") as name:
-        source = files("aiconfigurator_core") / "model_configs" / f"{packaged}_config.json"
-        shutil.copy(str(source), Path(name) / "config.json")
+        (Path(name) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield Path(name)

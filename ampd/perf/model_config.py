@@ -9,14 +9,35 @@ from typing import Any
 from ampd.errors import UserError
 from ampd.perf.model_shape import ModelShape
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _DEFAULT_CONTEXT = 32_768
+_TIED_UNLESS_SAID = ("gemma", "cohere")
+"""Families whose files leave `tie_word_embeddings` out because their default is true."""
+
+_UNGATED = {
+    *("arcee", "bert", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt"),
+    *("nemotron", "opt", "phi", "roberta", "starcoder2", "xlm-roberta"),
+}
+"""Families with an MLP of two matrices, where a gated one has three."""
+
+_OTHER_MIXERS = (
+    "attn_layer_period",
+    "full_attention_interval",
+    "hybrid_override_pattern",
+    "linear_num_key_heads",
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+)
+"""Fields of models in which layers without KV (state space, linear attention) do the work of attention."""
+
+_SOFTMAX_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def read_model_shape(path: Path) -> ModelShape:
     """Read a config.json, or that of a model folder.
 
-    Sliding windows count as full attention; quantised weights count as 16-bit values.
+    Sliding windows count as full attention. Weights count as 16-bit values: engines load 32-bit ones so, and of
+    quantised ones the sizes are not derived.
 
     Raises:
         UserError: no such file, not a decoder that we can describe, or a field that is missing or wrong.
@@ -31,7 +52,8 @@ def read_model_shape(path: Path) -> ModelShape:
     if not isinstance(config, dict):
         raise UserError(f"{file}: not a model's configuration: no object")
     name = path.resolve().name if path.is_dir() else file.resolve().parent.name
-    return shape_of(config.get("text_config") or config, name, str(file))
+    text = config.get("text_config")
+    return shape_of(text if isinstance(text, dict) and text else config, name, str(file))
 
 
 def shape_of(config: dict[str, Any], name: str, where: str) -> ModelShape:
@@ -40,30 +62,62 @@ def shape_of(config: dict[str, Any], name: str, where: str) -> ModelShape:
     Raises:
         UserError: as `read_model_shape`.
     """
-    if config.get("kv_lora_rank"):
-        raise UserError(f"{where}: latent attention (MLA) has another KV; no analytic model for it, measure a profile")
+    _refuse_others(config, where)
     hidden, heads = _number(config, "hidden_size", where), _number(config, "num_attention_heads", where)
-    experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts")) or 1
-    active = (_first(config, ("num_experts_per_tok", "num_experts_per_token")) or 1) if experts > 1 else 1
+    head_dim = _first(config, ("head_dim",)) or hidden // heads
+    if head_dim < 1:
+        raise UserError(f"{where}: num_attention_heads ({heads}) exceeds hidden_size ({hidden})")
     intermediate = _number(config, "intermediate_size", where)
+    experts, active = _experts(config, where)
+    shared_intermediate = 0
     if experts > 1:
         intermediate = _first(config, ("moe_intermediate_size",)) or intermediate
+        shared = _first(config, ("n_shared_experts", "moe_num_shared_experts")) or 0
+        shared_intermediate = _first(config, ("shared_expert_intermediate_size",)) or shared * intermediate
     return ModelShape(
         name=name,
         layers=_number(config, "num_hidden_layers", where),
         hidden=hidden,
         heads=heads,
         kv_heads=_first(config, ("num_key_value_heads",)) or heads,
-        head_dim=_first(config, ("head_dim",)) or hidden // heads,
+        head_dim=head_dim,
         intermediate=intermediate,
         vocabulary=_number(config, "vocab_size", where),
         max_context_tokens=_first(config, ("max_position_embeddings",)) or _DEFAULT_CONTEXT,
         experts=experts,
         active_experts=active,
-        shared_intermediate=_first(config, ("shared_expert_intermediate_size",)) or 0,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        bytes_per_value=_BYTES.get(str(config.get("torch_dtype") or config.get("dtype")), 2),
+        shared_intermediate=shared_intermediate,
+        is_tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED_UNLESS_SAID))),
     )
+
+
+def _refuse_others(config: dict[str, Any], where: str) -> None:
+    """Refuse what the shape cannot describe: a wrong profile looks as good as a right one."""
+    if config.get("kv_lora_rank"):
+        raise UserError(f"{where}: latent attention (MLA) has another KV; no analytic model for it, measure a profile")
+    kind = str(config.get("model_type"))
+    layers = config.get("layer_types")
+    others = set(map(str, layers)) - _SOFTMAX_LAYERS if isinstance(layers, list) else set()
+    if others := others | {key for key in _OTHER_MIXERS if config.get(key)}:
+        raise UserError(
+            f"{where}: layers without KV ({', '.join(sorted(others))}); no model of them, measure a profile"
+        )
+    if kind in _UNGATED or config.get("is_encoder_decoder"):
+        raise UserError(f"{where}: {kind} is no decoder with gated MLPs; no analytic model for it, measure a profile")
+    for key in ("decoder_sparse_step", "interleave_moe_layer_step"):
+        if (_first(config, (key,)) or 1) > 1:
+            raise UserError(f"{where}: {key} mixes dense layers and experts; no analytic model, measure a profile")
+
+
+def _experts(config: dict[str, Any], where: str) -> tuple[int, int]:
+    """Experts of a layer and how many work on a token."""
+    experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")) or 1
+    if experts == 1:
+        return 1, 1
+    active = _first(config, ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"))
+    if active is None or active > experts:
+        raise UserError(f"{where}: num_experts_per_tok must be from 1 to {experts} (given: {active})")
+    return experts, active
 
 
 def _number(config: dict[str, Any], key: str, where: str) -> int:

@@ -60,15 +60,22 @@ def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) 
 def fitting_degrees(
     shape: ModelShape, card: Gpu, degrees: Sequence[int], memory: MemoryShare | None = None
 ) -> tuple[int, ...]:
-    """Those of the degrees that divide the attention heads and leave room for KV beside the weights.
+    """Those of the degrees within a server that divide the heads and leave room for KV beside the weights.
+
+    KV heads are divided too, or, where there are fewer of them than GPUs, replicated evenly.
 
     Raises:
         UserError: none does.
     """
     memory = memory or MemoryShare()
-    dividing = [tp for tp in degrees if shape.heads % tp == 0]
+    within = [tp for tp in sorted(set(degrees)) if 1 <= tp <= max(DEGREES)]
+    if not within:
+        raise UserError(f"{shape.name}: no degree of {list(degrees)} is within a server of {max(DEGREES)} GPUs")
+    dividing = [tp for tp in within if shape.heads % tp == 0 and _splits(shape.kv_heads, tp)]
     if not dividing:
-        raise UserError(f"{shape.name}: no degree of {list(degrees)} divides its {shape.heads} attention heads")
+        raise UserError(
+            f"{shape.name}: no degree of {within} divides its {shape.heads} attention heads (KV: {shape.kv_heads})"
+        )
     fitting = tuple(tp for tp in dividing if kv_capacity_tokens(shape, card, tp, memory) > 0)
     if not fitting:
         most = max(dividing)
@@ -78,6 +85,10 @@ def fitting_degrees(
             f"{most} x {card.name} leave {room_bytes / 1e9:.0f} GB"
         )
     return fitting
+
+
+def _splits(kv_heads: int, tp: int) -> bool:
+    return kv_heads % tp == 0 or tp % kv_heads == 0
 
 
 def _known_models() -> str:

@@ -1,12 +1,15 @@
 """The import from AIConfigurator: against its own numbers, and refusals in one line."""
 
+import json
 import sys
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.aiconfigurator import aiconfigurator_model
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.aiconfigurator import _MODELS, aiconfigurator_model
+from ampd.perf.presets import MODELS, analytic_model, model_shape
 from ampd.types import Parallelism
 
 aiconfigurator = pytest.importorskip("aiconfigurator_core")
@@ -37,6 +40,42 @@ def test_the_roofline_is_not_far_from_it(name: str) -> None:
         ratio = ours.decode_step_s(batch, 1000 * batch, TP4) / theirs.decode_step_s(batch, 1000 * batch, TP4)
         assert 0.5 < ratio < 2
     assert ours.kv_capacity_tokens(TP4) == theirs.kv_capacity_tokens(TP4)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_presets_are_what_the_published_configuration_says(name: str) -> None:
+    """The package ships the models' own config.json files."""
+    theirs = model_shape(str(files("aiconfigurator_core") / "model_configs" / f"{_MODELS[name]}_config.json"))
+    ours = MODELS[name]
+    assert (theirs.parameters, theirs.active_parameters) == (ours.parameters, ours.active_parameters)
+    assert theirs.kv_bytes_per_token == ours.kv_bytes_per_token
+    assert (theirs.max_context_tokens, theirs.is_tied) == (ours.max_context_tokens, ours.is_tied)
+
+
+def test_the_error_of_the_fit_is_told_and_small() -> None:
+    error = aiconfigurator_model("llama-3.1-8b", "h100", degrees=(2, 4)).provenance.fit_error
+    assert set(error) == {"prefill_mean", "prefill_max", "decode_mean", "decode_max"}
+    for curve in ("prefill", "decode"):
+        assert 0 < error[f"{curve}_mean"] < 0.05
+        assert error[f"{curve}_mean"] < error[f"{curve}_max"] < 0.2
+
+
+def test_a_users_own_file_of_any_name_is_asked_for_and_counts_as_16_bit(tmp_path: Path) -> None:
+    packaged = files("aiconfigurator_core") / "model_configs" / f"{_MODELS['llama-3.1-8b']}_config.json"
+    config = json.loads(packaged.read_text(encoding="utf-8")) | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text("another model's")
+    own = aiconfigurator_model(str(tmp_path / "mine.json"), "h100", degrees=(4,))
+    assert own.profile.workers == aiconfigurator_model("llama-3.1-8b", "h100", degrees=(4,)).profile.workers
+
+
+def test_a_model_that_it_does_not_know_is_one_line(tmp_path: Path) -> None:
+    packaged = files("aiconfigurator_core") / "model_configs" / f"{_MODELS['llama-3.1-8b']}_config.json"
+    config = json.loads(packaged.read_text(encoding="utf-8")) | {"architectures": ["NobodysForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="AIConfigurator cannot model") as caught:
+        aiconfigurator_model(str(tmp_path), "h100", degrees=(4,))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_gpu_without_data_is_refused() -> None:
