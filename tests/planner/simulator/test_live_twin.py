@@ -1,0 +1,176 @@
+"""The simulator against the live workers: the same rounds through worker shells and modelled engines, in virtual time.
+
+The live side is what a graph runs (`workers.rounds`, queues, engines, KV exchange) without Dynamo in between; a loop
+whose clock jumps makes it exact, so that nothing here depends on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ampd.policies.registry import create
+from ampd.state.memory import MemoryStore
+from ampd.state.window import SlidingWindow
+from ampd.types import Parallelism, Role, WorkerView
+from ampd.wire import GenerateRequest, PrefillRequest
+from planner.simulator.options import SimulationOptions
+from tests.planner.profiler.virtual_time import run_virtually
+from tests.workers.engines.modelled_lab import LocalPeers
+from tests.workers.live_lab import message
+from workers.engines.modelled import ModelledEngine
+from workers.engines.modelled_tokens import ModelFacts
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.publisher import Publisher
+from workers.rounds import Rounds
+from workers.sessions import SessionKeeper
+from workloads.trace import Round, Session, kept_tokens
+
+from .lab import MODEL, RouteBy, run, single
+
+CAPACITY_TOKENS = 100_000
+FACTS = ModelFacts(
+    printable=((5, "word"), (6, "other")), eos_token_ids=(), max_context_tokens=50_000, kv_bytes_per_token=1
+)
+
+
+@dataclass
+class Times:
+    """When a round was sent, got its first token and ended."""
+
+    sent_s: float
+    first_s: float
+    end_s: float
+
+
+class LiveWorkers:
+    """One prefill and one decode worker."""
+
+    def __init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self.peers = LocalPeers()
+        self.rounds: dict[str, Rounds] = {}
+        for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
+            engine = self.peers.engines[name] = ModelledEngine(FACTS, MODEL, Parallelism(), CAPACITY_TOKENS)
+            view = WorkerView(name, role)
+            publisher = Publisher(MemoryStore(), lambda view=view: view, 10.0)  # type: ignore[misc]
+            queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism(), clock=clock)
+            engine.kv.connect(self.peers, publisher.held)
+            sessions = SessionKeeper(engine.kv, 1e9, clock)
+            windows = SlidingWindow(), SlidingWindow()
+            self.rounds[name] = Rounds(name, engine, queue, sessions, publisher, *windows, 60.0, clock)
+
+    async def play(self, sessions: Sequence[Session], remote: Sequence[int]) -> dict[tuple[str, int], Times]:
+        for engine in self.peers.engines.values():
+            await engine.start()
+        times: dict[tuple[str, int], Times] = {}
+        await asyncio.gather(*(self._session(one, remote, times) for one in sessions))
+        for engine in self.peers.engines.values():
+            await engine.stop()
+        return times
+
+    async def _session(self, one: Session, remote: Sequence[int], times: dict[tuple[str, int], Times]) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(one.arrival_s)
+        context: list[int] = []
+        for index, item in enumerate(one.rounds):
+            await asyncio.sleep(item.tool_s)
+            sent_s = loop.time()
+            dice = random.Random(f"{one.session_id}/{index}")
+            new = [dice.randrange(10, 400) for _ in range(item.incr_tokens)]
+            prompt = context[: kept_tokens(item, len(context))] + new
+            out, first_s = await self._round(one.session_id, prompt, item.output_tokens, index in remote)
+            times[one.session_id, index] = Times(sent_s, first_s, loop.time())
+            context = prompt + out
+
+    async def _round(self, session: str, prompt: list[int], output: int, is_remote: bool) -> tuple[list[int], float]:
+        """The output's tokens and when the first came: what a coordinator does."""
+        loop, prefill, decode = asyncio.get_running_loop(), self.rounds["prefill-0"], self.rounds["decode-0"]
+        held = await self.peers.engines["decode-0"].kv.held_tokens(session)
+        hist = min(held, len(prompt) - 1)
+        out: list[int] = []
+        first_s = -1.0
+        if is_remote:
+            ask: Any = message(prompt, session=session, hist=hist, source="decode-0" if hist else None)
+            request: PrefillRequest = ask
+            async for chunk in prefill.prefill(request):
+                out += chunk["token_ids"]
+            first_s = loop.time()
+        ask = message(
+            prompt + out,
+            session=session,
+            hist=hist,
+            source="prefill-0" if is_remote else None,
+            max_tokens=output - len(out),
+        )
+        more: GenerateRequest = ask
+        async for chunk in decode.generate(more):
+            if not out:
+                first_s = loop.time()
+            out += chunk["token_ids"]
+        return out, first_s
+
+
+def _live(
+    sessions: Sequence[Session], remote: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[str, int], Times]:
+    async def main() -> dict[tuple[str, int], Times]:
+        return await LiveWorkers().play(sessions, remote)
+
+    return run_virtually(main(), monkeypatch, "workers.engines.modelled")
+
+
+def _rounds(*rounds: tuple[int, int], keep: dict[int, int] | None = None) -> tuple[Round, ...]:
+    return tuple(
+        Round(
+            incr_tokens=incr,
+            output_tokens=output,
+            tool_s=0.4 if index else 0.0,
+            keep_tokens=(keep or {}).get(index),
+        )
+        for index, (incr, output) in enumerate(rounds)
+    )
+
+
+def _compare(
+    sessions: Sequence[Session], remote: Sequence[int], monkeypatch: pytest.MonkeyPatch, tolerance_s: float
+) -> None:
+    live = _live(sessions, remote, monkeypatch)
+    routed = RouteBy(lambda index: index in remote).policies()
+    how = SimulationOptions(hand_over_pass=False)
+    done = run(sessions, single(1, CAPACITY_TOKENS), routed, how).rounds
+    assert len(done) == len(live)
+    for one in done:
+        theirs = live[one.session_id, one.index]
+        assert one.error is None
+        assert one.ttft_s is not None
+        assert one.e2e_s is not None
+        assert one.sent_s == pytest.approx(theirs.sent_s, abs=tolerance_s)
+        assert one.ttft_s == pytest.approx(theirs.first_s - theirs.sent_s, abs=tolerance_s)
+        assert one.e2e_s == pytest.approx(theirs.end_s - theirs.sent_s, abs=tolerance_s)
+
+
+@pytest.mark.parametrize("remote", [(), (0,), (1, 2), (0, 2), (0, 1, 2, 3)], ids=str)
+def test_rounds_one_after_the_other_take_the_same_time(
+    remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = _rounds((1203, 30), (317, 2), (95, 64), (2001, 17), keep={3: 700})
+    _compare([Session(session_id="s", arrival_s=0.0, rounds=rounds)], remote, monkeypatch, 1e-5)
+
+
+def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(3)
+    sessions = [
+        Session(
+            session_id=f"s{number}",
+            arrival_s=0.05 * number + dice.random() * 0.1,
+            rounds=_rounds(*((dice.randrange(100, 2000), dice.randrange(2, 80)) for _ in range(3))),
+        )
+        for number in range(8)
+    ]
+    _compare(sessions, (0, 1, 2), monkeypatch, 1e-5)
