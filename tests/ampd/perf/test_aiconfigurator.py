@@ -21,9 +21,9 @@ def test_the_curves_are_those_of_the_package() -> None:
 
     theirs = EngineHandle.compile("meta-llama/Meta-Llama-3.1-8B", "h100_sxm", "sglang", tp_size=4)
     ours = aiconfigurator_model("llama-3.1-8b", "h100", degrees=(4,))
-    for hist, incr in ((0, 700), (0, 3000), (2000, 300), (8000, 1500)):
+    for hist, incr in ((0, 700), (0, 3000), (2000, 300), (8000, 1500), (30_000, 1500)):
         expected_s = theirs.predict_prefill_latency(1, hist + incr, hist) / 1e3
-        assert ours.prefill_s(hist, incr, TP4) == pytest.approx(expected_s, rel=0.15)
+        assert ours.prefill_s(hist, incr, TP4) == pytest.approx(expected_s, rel=0.08)
     for batch, context in ((1, 2000), (24, 700), (100, 3000)):
         expected_s = theirs.predict_decode_latency(batch, context) / 1e3
         assert ours.decode_step_s(batch, batch * context, TP4) == pytest.approx(expected_s, rel=0.15)
