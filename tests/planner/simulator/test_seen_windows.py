@@ -1,0 +1,72 @@
+"""What decisions see in the middle of a run of steps is what they would see token by token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import PrefillTask, RouteDecision, Window, WorkerView
+from planner.simulator.cluster import Cluster
+from planner.simulator.options import SimulationOptions
+from workloads.trace import Session
+
+from .lab import DICE, RandomRouting, clusters, options, run, session_lists
+
+Seen = tuple[str, str, int, int, Window, int]
+
+
+class Noting(RandomRouting):
+    """Notes what it is shown of the decode worker."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def route(
+        self,
+        task: PrefillTask,
+        decode: WorkerView,
+        prefill: Sequence[WorkerView],
+        model: PerformanceModel,
+        now_s: float,
+        rng: random.Random,
+    ) -> RouteDecision:
+        self.seen.append(
+            (
+                task.task_id,
+                decode.worker_id,
+                decode.decode_batch,
+                decode.decode_context_tokens,
+                decode.itl,
+                decode.kv_used_tokens,
+            )
+        )
+        return super().route(task, decode, prefill, model, now_s, rng)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@given(session_lists(least_tool_s=0.001), clusters(), options, st.sampled_from([0.4937, 9.7131]))
+def test_decode_workers_look_the_same(
+    sessions: list[Session], cluster: Cluster, how: SimulationOptions, window_s: float
+) -> None:
+    # The lengths of the window are no multiple of anything else, so that no sample leaves at the moment of a look.
+    seen = []
+    for steps_at_once in (1 << 60, 1):
+        noting = Noting()
+        run(
+            sessions,
+            cluster,
+            replace(DICE, routing=noting),
+            replace(how, steps_at_once=steps_at_once, window_s=window_s),
+        )
+        seen.append(noting.seen)
+    assert len(seen[0]) == len(seen[1])
+    for (*ours, our_window, our_kv), (*theirs, their_window, their_kv) in zip(*seen, strict=True):
+        assert (ours, our_kv) == (theirs, their_kv)
+        assert our_window.count == their_window.count
+        assert our_window.mean_s == pytest.approx(their_window.mean_s, rel=1e-6, abs=1e-9)
