@@ -21,10 +21,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ampd.perf.presets import analytic_model
 from tqdm import tqdm
 
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
