@@ -14,6 +14,7 @@ from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.events import EventLoop
 from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.steps import steps_s
 from workloads.trace import Session
 
 from .lab import AMPD, DICE, MODEL, clusters, options, policies, run, session_lists, watched_memories
@@ -101,6 +102,18 @@ def test_a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queu
             assert span.end_s - span.start_s == pytest.approx(seconds)
             if one.route == "remote":
                 assert one.kv_history_tokens <= prompt_tokens - computed_tokens
+
+
+@relaxed
+@given(session_lists(), st.one_of(clusters(), clusters(tight=True)), policies, options)
+def test_the_gaps_between_tokens_are_the_time_between_first_and_last_tokens(
+    sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
+) -> None:
+    done = run(sessions, cluster, chosen, how)
+    served = [one for one in done.rounds if one.e2e_s is not None and one.ttft_s is not None]
+    assert sum(gap.steps * gap.batch for gap in done.gaps) == sum(one.output_tokens - 1 for one in served)
+    gaps_s = sum(steps_s(gap.first_s, gap.growth_s, gap.steps) * gap.batch for gap in done.gaps)
+    assert gaps_s == pytest.approx(sum((one.e2e_s or 0.0) - (one.ttft_s or 0.0) for one in served), abs=1e-6)
 
 
 @relaxed
