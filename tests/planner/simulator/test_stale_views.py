@@ -8,7 +8,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.types import PrefillTask, RouteDecision, WorkerView
 from planner.simulator.options import SimulationOptions
 
-from .lab import AMPD, RandomRouting, run, session, single
+from .lab import AMPD, REMOTE, RandomRouting, run, session, single
 
 
 def test_a_worker_that_was_slow_once_is_not_slow_for_ever() -> None:
@@ -48,3 +48,24 @@ def test_a_decode_batch_is_seen_while_it_runs() -> None:
     step_s = running.itl.mean_s
     assert 3.5 / step_s <= running.itl.count <= 4.0 / step_s
     assert running.decode_context_tokens == 100 + 1 + running.itl.count
+
+
+def test_a_coordinator_sees_its_own_decisions_at_once_and_no_longer_than_they_last() -> None:
+    seen: list[list[str]] = []
+
+    class Watching(RandomRouting):
+        def route(
+            self,
+            task: PrefillTask,
+            decode: WorkerView,
+            prefill: Sequence[WorkerView],
+            model: PerformanceModel,
+            now_s: float,
+            rng: random.Random,
+        ) -> RouteDecision:
+            seen.append([waiting.task_id for waiting in prefill[0].queue])
+            return REMOTE.routing.route(task, decode, prefill, model, now_s, rng)
+
+    sessions = [session(name, (500, 2), arrival_s=arrival_s) for name, arrival_s in (("a", 0), ("b", 0), ("c", 60))]
+    run(sessions, single(), replace(AMPD, routing=Watching()), SimulationOptions(state_delay_s=0.2))
+    assert seen == [[], ["a/0"], []]
