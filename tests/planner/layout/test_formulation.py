@@ -51,7 +51,7 @@ def ranked(capacities: Capacities, demand: Demand, gpus: int) -> list[Choice]:
     return sorted((choice for choice in choices if choice), key=lambda choice: worth(choice, len(LEVELS)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(instances())
 def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities, Demand, int]) -> None:
     capacities, demand, gpus = instance
