@@ -44,7 +44,7 @@ class Mode(StrEnum):
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
 
-    prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located).")
+    prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located modes).")
     decode: str = Field("1xTP1", description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8.")
     mode: str = Field(
         "disaggregated",
@@ -130,12 +130,15 @@ def run(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
     scene, combinations = _scene(settings), _combinations(settings)
+    _require_prefill(scene.cluster, combinations)
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
     results = [_result(scene, combination, one) for combination, one in zip(combinations, runs, strict=True)]
     common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
+    # First, so that a file that cannot be written does not cost the results.
+    print(json.dumps(whole, indent=1) if settings.as_json else _table(results, scene.slo), flush=True)
     if settings.timeline:
         from planner.timeline import write_timeline
 
@@ -144,7 +147,6 @@ def run(argv: Sequence[str]) -> int:
         from planner.simulate_report import write_report
 
         write_report(settings.report, whole, combinations, runs, scene.slo)
-    print(json.dumps(whole, indent=1) if settings.as_json else _table(results, scene.slo))
     if not any(result["rounds"] for result in results):
         _say_error(runs[0])
         return 1
@@ -197,6 +199,15 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
     if not named:
         raise UserError("--mode, --routing, --ordering: name at least one each")
     return list(dict.fromkeys(named))
+
+
+def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:
+    """Without prefill workers every round is local, whatever the policy is called: such a result would mislead."""
+    split = next((one.mode for one in combinations if one.mode in (Mode.DISAGGREGATED, Mode.ALWAYS_REMOTE)), None)
+    if split and not cluster.prefill:
+        raise UserError(
+            f"--prefill: mode {split} needs a prefill replica, as in 1xTP4; without one say --mode colocated"
+        )
 
 
 _FIXED = {

@@ -1,14 +1,16 @@
 """What every worker did when, as a Chrome trace: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 Format: "Trace Event Format" of Chromium; times in microseconds. A worker is a process, its lanes are threads; arrows
-lead from a round's remote prefill to the read of its increment.
+lead from a round's remote prefill to the read of its increment. Bars of one thread may nest but not cross, so reads
+that overlap stand on threads of their own (`kv-in`, `kv-in 2`, ...).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +18,55 @@ from ampd.errors import RunError
 from planner.simulator.outcome import SimulationRun, Span
 
 _LANES = {"compute": 1, "kv-in": 2}
+"""First thread of a lane; the lane with the highest number may have more threads behind it."""
 _US = 1e6
 
 
 def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
     """The events of a run that kept its timeline."""
     processes = {worker_id: number for number, worker_id in enumerate(run.worker_roles, start=1)}
+    threads = _threads(run.timeline)
+    most = Counter[str]()
+    for span, tid in zip(run.timeline, threads, strict=True):
+        most[span.worker_id] = max(most[span.worker_id], tid)
     for worker_id, pid in processes.items():
         yield _named("process_name", pid, 0, worker_id)
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
         for lane, tid in _LANES.items():
             yield _named("thread_name", pid, tid, lane)
-    for span in run.timeline:
-        yield _complete(span, processes[span.worker_id])
+        for tid in range(_LANES["kv-in"] + 1, most[worker_id] + 1):
+            yield _named("thread_name", pid, tid, f"kv-in {tid - _LANES['kv-in'] + 1}")
+    for span, tid in zip(run.timeline, threads, strict=True):
+        yield _complete(span, processes[span.worker_id], tid)
     yield from _batches(run, processes)
-    yield from _arrows(run, processes)
+    yield from _arrows(run, processes, threads)
+
+
+def _threads(spans: Sequence[Span]) -> list[int]:
+    """Thread number of every span: of its lane, for reads the first one on which the read before has ended."""
+    threads = [_LANES[span.lane] for span in spans]
+    ends: dict[str, list[float]] = {}
+    for position in sorted(range(len(spans)), key=lambda position: spans[position].start_s):
+        span = spans[position]
+        if span.lane == "kv-in":
+            taken = ends.setdefault(span.worker_id, [])
+            lane = next((lane for lane, end_s in enumerate(taken) if end_s <= span.start_s), len(taken))
+            taken[lane : lane + 1] = [span.end_s]
+            threads[position] += lane
+    return threads
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _complete(span: Span, pid: int) -> dict[str, Any]:
+def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": span.kind,
         "cat": span.lane,
         "pid": pid,
-        "tid": _LANES[span.lane],
+        "tid": tid,
         "ts": span.start_s * _US,
         "dur": (span.end_s - span.start_s) * _US,
         "args": dict(span.detail),
@@ -65,11 +88,11 @@ def _batches(run: SimulationRun, processes: dict[str, int]) -> Iterator[dict[str
                 }
 
 
-def _arrows(run: SimulationRun, processes: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _arrows(run: SimulationRun, processes: dict[str, int], threads: Sequence[int]) -> Iterator[dict[str, Any]]:
     """From the end of a remote prefill to the read of its increment at the decode worker."""
     last: dict[str, Span] = {}
     number = 0
-    for span in run.timeline:
+    for span, tid in zip(run.timeline, threads, strict=True):
         session = span.detail.get("session", "")
         if span.kind == "prefill":
             last[session] = span
@@ -87,7 +110,7 @@ def _arrows(run: SimulationRun, processes: dict[str, int]) -> Iterator[dict[str,
                 "ph": "f",
                 "bp": "e",
                 "pid": processes[span.worker_id],
-                "tid": _LANES["kv-in"],
+                "tid": tid,
                 "ts": span.start_s * _US,
             }
 

@@ -84,6 +84,8 @@ def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -
         (["--routing", ","], r"name at least one"),
         (["--mode", "fast"], r"--mode: known are disaggregated, always-remote, colocated, continuum"),
         (["--prefill", "4TP2"], r"--prefill: give replicas .* \(given: '4TP2'\)"),
+        (["--prefill", "0"], r"--prefill: mode disaggregated needs a prefill replica"),
+        (["--prefill", "0", "--mode", "colocated,always-remote"], r"--prefill: mode always-remote needs"),
         (["--decode", "0"], r"--decode: at least one decode replica"),
         (["--decode", "1xTP3"], r"no times for tp 3; it has tp 1, 2, 4, 8"),
         (["--rate", "0"], r"--rate: give positive numbers"),
