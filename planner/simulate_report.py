@@ -101,8 +101,10 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
     lines: dict[str, list[tuple[float, float]]] = {}
     for combination, result in zip(combinations, results, strict=True):
         lines.setdefault(combination.label, []).append((combination.rate or 0.0, result["attainment"][what] or 0.0))
-    for (label, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True):
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, color=colour, label=label)
+    for number, ((label, points), colour) in enumerate(zip(lines.items(), _cycle(len(lines)), strict=True)):
+        # Dashes on every second line: equal results show both colours.
+        style = {"marker": "o", "markersize": 3.5, "linestyle": "--" if number % 2 else "-"}
+        axes.plot(*zip(*sorted(points), strict=True), color=colour, label=label, **style)
     axes.axhline(0.9, color="#9aa3b2", linestyle=":", linewidth=1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
