@@ -192,6 +192,7 @@ def _read_points(path: Path) -> dict[str, Any]:
         if lacking := _ENGINE_KEYS - set(row["engine"]):
             raise ValueError(f"no {min(lacking)}")
         datetime.date.fromisoformat(row["engine"]["date"])
+        row["engine"]["tp"] = int(row["engine"]["tp"])
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, TypeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -41,8 +42,8 @@ class CaseSettings(Settings):
         None, ge=1, description="KV memory of every replica in tokens; default: what the performance model says."
     )
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
-    ttft: float = Field(2.0, gt=0, description="TTFT target in seconds.")
-    itl: float = Field(0.1, gt=0, description="ITL target in seconds.")
+    ttft: float = Field(2.0, gt=0, allow_inf_nan=False, description="TTFT target in seconds.")
+    itl: float = Field(0.1, gt=0, allow_inf_nan=False, description="ITL target in seconds.")
     seed: int = Field(0, description="Seed of arrivals and of the policies' random choices.")
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
 
@@ -82,6 +83,17 @@ class CaseSettings(Settings):
         groups = parse_groups(text, flag)
         model.require([theta for _, theta in groups], ())
         return tuple(ReplicaGroup(count, theta, self.kv_capacity_of(model, theta)) for count, theta in groups)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written before any work is done.
+
+    Raises:
+        UserError: one of them cannot.
+    """
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from ampd.types import Slo
 from planner.parallel import in_parallel
-from planner.settings import CaseSettings, provenance_of
+from planner.settings import CaseSettings, check_writable, provenance_of
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
@@ -129,6 +129,7 @@ def run(argv: Sequence[str]) -> int:
         UserError: wrong flags, an unknown name, a trace that cannot be read.
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
+    check_writable(settings.report, settings.timeline)
     scene, combinations = _scene(settings), _combinations(settings)
     _require_prefill(scene.cluster, combinations)
     keeps = settings.report is not None or settings.timeline is not None

@@ -55,12 +55,15 @@ class Points:
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Points:
         """Back from a file. Raises `KeyError`, `TypeError` or `ValueError` if it is none of ours."""
-        return cls(
+        points = cls(
             [(int(h), int(i), float(s)) for h, i, s in row["prefill"]],
             [(int(b), int(c), float(s)) for b, c, s in row["decode"]],
             [(int(n), float(s)) for n, s in row["transfer"]],
             int(row["discarded"]),
         )
+        if not all(point[-1] > 0 for point in (*points.prefill, *points.decode, *points.transfer)):
+            raise ValueError("a point takes no time")
+        return points
 
 
 async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], None]) -> Points:

@@ -74,6 +74,8 @@ class KvMemory:
         if not self.capacity_tokens:
             self._take(session_id, tokens)
             return True
+        # Its own KV is counted on: it must not be evicted to make room for itself.
+        self._idle.pop(session_id, None)
         room = self.capacity_tokens - tokens + self.held.get(session_id, 0)
         while self.used_tokens > room and self._idle:
             self._evict(next(iter(self._idle)))
@@ -83,6 +85,7 @@ class KvMemory:
                 if self.used_tokens <= room:
                     break
         if self.used_tokens > room:
+            self._rest(session_id)
             return False
         self._take(session_id, tokens)
         return True

@@ -299,8 +299,9 @@ class RoundRunner:
         record, worker = one.record, one.decode
         session_id, memory = record.session_id, worker.memory
         if first_token_s < 0.0:
-            memory.unkeep(session_id)
+            # Before the protection ends: to make room, the memory must not evict what it counts on.
             self._take_over(one)
+            memory.unkeep(session_id)
             return
         held = memory.held.get(session_id, 0)
         sequence = EngineSequence(

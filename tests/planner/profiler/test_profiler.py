@@ -178,8 +178,15 @@ def test_wrong_calls_are_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_a_file_of_other_points_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"points": 3}',
+        '{"points": {"prefill": [[0, 16, 0.0]], "decode": [], "transfer": [], "discarded": 0}, "engine": {}}',
+    ],
+)
+def test_a_file_of_other_points_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = tmp_path / "points.json"
-    points.write_text('{"points": 3}')
+    points.write_text(text)
     assert main(["profile", "--refit", str(points), "--output", str(tmp_path / "x.json")]) == 2
     assert "not a file of measured points" in capsys.readouterr().err

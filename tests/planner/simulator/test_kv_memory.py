@@ -84,3 +84,13 @@ def test_a_kept_session_stays_while_something_runs_and_goes_when_nothing_else_he
     memory.settle("runs", 8)
     assert memory.reserve("large", 32)
     assert memory.held == {}
+
+
+def test_a_session_is_not_evicted_to_make_room_for_itself() -> None:
+    memory = WatchedMemory(160, 16)
+    assert memory.reserve("other", 112)
+    assert memory.reserve("own", 48)
+    memory.settle("own", 48)
+    assert not memory.reserve("own", 64)
+    assert memory.held == {"own": 48}
+    assert memory.reserve("own", 48)
