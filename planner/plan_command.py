@@ -16,7 +16,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from planner.layout.cache import CurveCache, default_cache
-from planner.layout.explain import sentences, slack_of
+from planner.layout.explain import meets, sentences, slack_of
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.settings import CaseSettings, provenance_of
 from planner.simulator.options import SimulationOptions
@@ -68,8 +68,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, list[int]]:
-    """What to plan, and the degrees that cannot be used."""
+def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
+    """What to plan, and the degrees that cannot be used, with the reason."""
     sessions = load_trace(settings.trace)[: settings.limit]
     wanted = _degrees(settings.degrees)
     known = {theta.tp: theta for theta in model.parallelisms}
@@ -94,6 +94,11 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, list
             f"{settings.trace}: its longest session has {longest} tokens, the KV memory of a replica holds at most "
             f"{max(capacities.values())}; more GPUs per replica, or fewer tokens"
         )
+    if settings.gpus < 2 * min(fitting):
+        raise UserError(
+            f"--gpus: {settings.gpus} is too few: the longest session of {settings.trace} ({longest} tokens) fits the "
+            f"KV memory of a replica from TP {min(fitting)} on, and one prefill and one decode replica are needed"
+        )
     case = PlanCase(
         tuple(sessions),
         settings.rate or _own_rate(sessions, settings.trace),
@@ -105,7 +110,13 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, list
         settings.ordering,
         SimulationOptions(seed=settings.seed),
     )
-    return case, [degree for degree in wanted if degree not in fitting and degree <= settings.gpus - smallest]
+    left_out = {}
+    for degree in wanted:
+        if degree in capacities and degree not in fitting:
+            left_out[degree] = f"the KV memory of a replica does not hold the longest session ({longest} tokens)"
+        elif degree not in known and degree <= settings.gpus - smallest:
+            left_out[degree] = "the weights do not fit, or the performance model has no times for it"
+    return case, left_out
 
 
 def _degrees(text: str) -> list[int]:
@@ -141,7 +152,7 @@ def _result(
     return {
         "layouts": [_layout(one, plan, case.gpus) for one in plan.layouts],
         "explanation": explanation,
-        "meets_slo": _meets(plan.layouts[0], plan),
+        "meets_slo": meets(plan.layouts[0].choice, plan.capacities),
         "next_step": _next_step(plan),
         "gpus": case.gpus,
         "rate": case.rate,
@@ -164,10 +175,6 @@ def _layout(one: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
         "slack": slack_of(one.choice, plan.capacities, plan.demand, gpus).as_dict(),
         "simulated": one.simulated,
     }
-
-
-def _meets(one: Checked, plan: Plan) -> bool:
-    return one.choice.headroom >= 1 - 1e-6 and plan.capacities.levels[one.choice.level] <= 1.0
 
 
 def _next_step(plan: Plan) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,13 +79,13 @@ def _binding(choice: Choice, capacities: Capacities, demand: Demand) -> str:
     return phase if any(table[n][level] for n in capacities.degrees) else f"idle_{phase}"
 
 
-def sentences(plan: Plan, gpus: int, left_out: Sequence[int]) -> list[str]:
-    """The explanation of the best layout, a sentence a line."""
+def sentences(plan: Plan, gpus: int, left_out: Mapping[int, str]) -> list[str]:
+    """The explanation of the best layout, a sentence a line; `left_out`: degrees that cannot be used, and why."""
     capacities, demand = plan.capacities, plan.demand
     lines = []
-    if left_out:
-        degrees = ", ".join(f"TP{degree}" for degree in left_out)
-        lines.append(f"{degrees} left out: the weights do not fit, or the performance model has no times for it.")
+    for reason in dict.fromkeys(left_out.values()):
+        degrees = ", ".join(f"TP{degree}" for degree in left_out if left_out[degree] == reason)
+        lines.append(f"{degrees} left out: {reason}.")
     if not plan.layouts:
         return lines
     best = plan.layouts[0].choice
@@ -95,7 +95,7 @@ def sentences(plan: Plan, gpus: int, left_out: Sequence[int]) -> list[str]:
         f"layout carries {best.headroom:.2f} times the rate."
     )
     if level > 1 or best.headroom < 1:
-        lines.append(_miss(level, best.headroom))
+        lines.append(_miss(plan, level, best.headroom))
     lines.append(
         f"What binds is {_WORDS[slack.binds]}. At its level the layout has {slack.prefill:.2f} times the prefill and "
         f"{slack.decode:.2f} times the decode capacity that is needed, and {slack.kv_memory:.1f} times the KV memory; "
@@ -106,10 +106,20 @@ def sentences(plan: Plan, gpus: int, left_out: Sequence[int]) -> list[str]:
     return lines
 
 
-def _miss(level: float, headroom: float) -> str:
-    if headroom < 1:
-        return f"No layout carries the rate at any level: this one carries {headroom:.0%} of it."
-    return f"No layout meets the targets at P95: this one misses by {level - 1:.0%}."
+def meets(choice: Choice, capacities: Capacities) -> bool:
+    """Whether a layout carries the rate with both P95 within their targets."""
+    return choice.headroom >= 1 and capacities.levels[choice.level] <= 1.0
+
+
+def _miss(plan: Plan, level: float, headroom: float) -> str:
+    miss = f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
+    # The first is the one that attains most when simulated; that need not be the one that the programme likes best.
+    other = next((one.choice.layout for one in plan.layouts if meets(one.choice, plan.capacities)), None)
+    if other is not None:
+        return f"Replica by replica it {miss} and {other} meets the targets at P95, but attains no more in the check."
+    if not any(one.choice.headroom >= 1 for one in plan.layouts):
+        return f"No layout carries the rate at any level: this one {miss.replace('the rate', 'it')}."
+    return f"No layout meets the targets at P95: this one {miss}."
 
 
 def _next(plan: Plan, step: int, choice: Choice, level: float) -> str:

@@ -95,7 +95,8 @@ def _best(capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[
     if headroom is None:
         return None
     layout = programme.fewest_gpus(last if level is None else level, headroom)
-    return Choice(layout, last if level is None else level, headroom)
+    # SCIP's own head-room is off by up to its tolerance; the layout's is exact.
+    return _choice(layout, capacities, demand)
 
 
 class _Programme:
@@ -112,8 +113,8 @@ class _Programme:
         model.addCons(quicksum(chosen) == 1)
         for index in levels:
             for variables, capacity in ((x, self._capacities.prefill), (y, self._capacities.decode)):
-                carried = quicksum(capacity[degree][index] * variables[degree] for degree in variables)
-                model.addCons(carried >= self._demand.rate * chosen[index])
+                carried = self._carried(capacity, variables, index)
+                model.addCons(carried >= chosen[index])
         model.setObjective(quicksum(index * chosen[index] for index in levels), "minimize")
         if not _solved(model):
             return None
@@ -139,9 +140,12 @@ class _Programme:
     def _with_headroom(self, model: Any, x: dict[int, Any], y: dict[int, Any], level: int) -> Any:
         headroom = model.addVar(lb=0.0, name="headroom")
         for variables, capacity in ((x, self._capacities.prefill), (y, self._capacities.decode)):
-            carried = quicksum(capacity[degree][level] * variables[degree] for degree in variables)
-            model.addCons(carried >= self._demand.rate * headroom)
+            model.addCons(self._carried(capacity, variables, level) >= headroom)
         return headroom
+
+    def _carried(self, capacity: Mapping[int, Sequence[float]], variables: dict[int, Any], level: int) -> Any:
+        """What a phase carries, in units of the demand, for SCIP's tolerances are absolute."""
+        return quicksum(capacity[n][level] / self._demand.rate * variables[n] for n in variables)
 
     def _base(self) -> tuple[Any, dict[int, Any], dict[int, Any]]:
         """A fresh model with the replicas and everything that holds in each step."""
@@ -189,14 +193,22 @@ def _solved(model: Any) -> bool:
 
 def evaluate(layout: Layout, capacities: Capacities, demand: Demand) -> Choice | None:
     """What the programme's constraints say of a given layout; None if its memory is too small for the demand."""
-    if sum(capacities.kv_tokens[n] * count for n, count in layout.decode) < demand.resident_kv_tokens:
+    memory = sum(capacities.kv_tokens[n] * count for n, count in layout.decode)
+    if memory < demand.resident_kv_tokens * (1 - _TOLERANCE):
         return None
+    return _choice(layout, capacities, demand)
+
+
+def _choice(layout: Layout, capacities: Capacities, demand: Demand) -> Choice:
+    """The lowest level at which a layout carries the rate (else the highest), and its head-room there."""
     ratios = []
     for index in range(len(capacities.levels)):
         carried = (
             sum(capacity[n][index] * count for n, count in replicas)
             for capacity, replicas in ((capacities.prefill, layout.prefill), (capacities.decode, layout.decode))
         )
-        ratios.append(min(carried) / demand.rate)
+        ratio = min(carried) / demand.rate
+        # What misses the rate by no more than rounding carries it.
+        ratios.append(1.0 if 1 - _TOLERANCE <= ratio < 1 else ratio)
     level = next((index for index, ratio in enumerate(ratios) if ratio >= 1.0), len(ratios) - 1)
     return Choice(layout, level, ratios[level])

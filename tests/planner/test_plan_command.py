@@ -116,3 +116,18 @@ def test_sessions_that_all_arrive_at_once_have_no_rate(tmp_path: Path, capsys: p
     trace.write_text("\n".join(json.dumps({"session_id": n, "arrival_s": 0, "rounds": rounds}) for n in "ab"))
     assert main(["plan", str(trace), "--model", "llama-3.1-8b", "--gpu", "h100", "--gpus", "2"]) == 2
     assert "--rate is missing" in capsys.readouterr().err
+
+
+def test_a_degree_too_small_for_the_longest_session_is_named_with_that_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "long.jsonl"
+    rounds = [{"incr_tokens": 38000, "output_tokens": 5}]
+    trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(2)))
+    argv = ["plan", str(trace), "--model", "qwen3-32b", "--gpu", "h100", "--rate", "0.1", "--ttft", "20"]
+    argv += ["--degrees", "1,2", "--no-use-cache", "--top", "1"]
+    assert main([*argv, "--gpus", "3"]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"--gpus: 3 is too few: the longest session of .* \(38005 tokens\) .* from TP 2 on", err), err
+    assert main([*argv, "--gpus", "4"]) == 0
+    assert "TP1 left out: the KV memory of a replica does not hold the longest session" in capsys.readouterr().out

@@ -91,3 +91,19 @@ def test_what_misses_the_demand_comes_as_close_as_it_can() -> None:
     assert choice.headroom == pytest.approx(0.4)
     assert choice.level == 3
     assert choice.layout.prefill == ((1, 2),)
+
+
+def test_a_tiny_rate_is_demanded_as_exactly_as_a_large_one() -> None:
+    for scale in (1e-7, 1.0, 1e4):
+        # At the second level one replica is 40 % short; per second that can be less than SCIP's tolerance.
+        table = {1: [0.3 * scale, 0.6 * scale, scale, 2 * scale]}
+        found = best_layouts(Capacities(LEVELS, table, table, {1: 100.0}), Demand(scale), 4, 2)
+        assert [choice.layout.gpus for choice in found] == [4, 2]
+        assert [choice.level for choice in found] == [1, 2]
+
+
+def test_what_misses_the_rate_by_rounding_carries_it() -> None:
+    table = {1: [0.1] * 4}
+    capacities = Capacities(LEVELS, {1: [0.1 * (1 - 1e-12)] * 4}, table, {1: 100.0})
+    choice = best_layouts(capacities, Demand(0.8), 16, 1)[0]
+    assert (choice.level, choice.headroom) == (0, 1.0)

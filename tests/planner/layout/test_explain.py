@@ -1,0 +1,33 @@
+"""What the explanation says where the ranking by simulation and the programme disagree."""
+
+from typing import Any
+
+from planner.layout.explain import sentences
+from planner.layout.formulation import Capacities, Choice, Demand
+from planner.layout.layout import Layout
+from planner.layout.search import Checked, Plan
+
+TABLE = {1: [0.0, 1.0], 2: [2.0, 2.0]}
+CAPACITIES = Capacities((0.9, 1.2), TABLE, TABLE, {1: 100.0, 2: 100.0})
+SIMULATED: dict[str, Any] = {"attainment": {"rounds": 1.0}}
+SMALL = Choice(Layout(((1, 1),), ((1, 1),)), 1, 1.0)
+LARGE = Choice(Layout(((2, 1),), ((2, 1),)), 0, 2.0)
+
+
+def explained(*choices: Choice, left_out: dict[int, str] | None = None) -> str:
+    plan = Plan([Checked(choice, SIMULATED) for choice in choices], CAPACITIES, Demand(1.0), None)
+    return "\n".join(sentences(plan, 4, left_out or {}))
+
+
+def test_no_layout_is_said_to_miss_the_targets_only_if_all_do() -> None:
+    assert "No layout meets the targets at P95: this one misses by 20%" in explained(SMALL)
+    both = explained(SMALL, LARGE)
+    assert "No layout" not in both
+    assert f"it misses by 20% and {LARGE.layout} meets the targets" in both
+    assert "No layout" not in explained(LARGE, SMALL)
+
+
+def test_every_degree_left_out_has_its_own_reason() -> None:
+    text = explained(LARGE, left_out={4: "too heavy", 8: "too heavy", 16: "too small"})
+    assert "TP4, TP8 left out: too heavy." in text
+    assert "TP16 left out: too small." in text
