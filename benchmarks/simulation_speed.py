@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,22 @@ def _ours(sessions: Sequence[Session]) -> dict[str, float]:
 
 def _write_mooncake(sessions: Sequence[Session], path: Path) -> None:
     """Dynamo's multi-turn variant of the Mooncake format: a time stamp for the first turn, delays for the others."""
-    lines = []
-    for number, session in enumerate(sessions):
+    lines, fresh = [], count()
+    for session in sessions:
+        ids: list[int] = []
+        context = 0
         for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
+            if hist < context:
+                del ids[hist // _BLOCK :]  # a rewritten context has other blocks from there on
+            context = hist + incr + item.output_tokens
             blocks = -(-(hist + incr) // _BLOCK)
+            ids += [next(fresh) for _ in range(blocks - len(ids))]
             when = {"delay": item.tool_s * 1e3} if index else {"timestamp": session.arrival_s * 1e3}
             row = {
                 "session_id": session.session_id,
                 "input_length": hist + incr,
                 "output_length": item.output_tokens,
-                "hash_ids": [number * 1000 + block for block in range(blocks)],
+                "hash_ids": ids[:blocks],
             }
             lines.append(json.dumps(row | when))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,6 +19,7 @@ from ampd.policies.naming import split_names
 from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from ampd.types import Slo
+from planner.combination import Combination, Mode
 from planner.parallel import in_parallel
 from planner.settings import CaseSettings, check_writable, provenance_of
 from planner.simulator.cluster import Cluster
@@ -30,15 +30,6 @@ from workloads.retime import retime
 from workloads.trace import Session, load_trace
 
 PROG = "ampd simulate"
-
-
-class Mode(StrEnum):
-    """How the replicas are used."""
-
-    DISAGGREGATED = "disaggregated"
-    ALWAYS_REMOTE = "always-remote"
-    COLOCATED = "colocated"
-    CONTINUUM = "continuum"
 
 
 class SimulateSettings(CaseSettings):
@@ -90,23 +81,6 @@ class SimulateSettings(CaseSettings):
             state_delay_s=self.state_delay_s,
             coordinators=self.coordinators,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """One simulation of a call."""
-
-    mode: Mode
-    routing: str
-    ordering: str
-    rate: float | None
-
-    @property
-    def label(self) -> str:
-        """A name for tables and plots, without the rate."""
-        if self.mode is Mode.DISAGGREGATED:
-            return f"{self.routing} / {self.ordering}"
-        return str(self.mode)
 
 
 @dataclass(frozen=True, slots=True)

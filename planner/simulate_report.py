@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ampd.types import Slo
+from planner.combination import Combination
 from planner.page import Section, write_page
 from planner.simulator.outcome import SimulationRun
 from workloads.plots import draw_cdf, svg
-
-if TYPE_CHECKING:
-    from planner.simulate_command import Combination
 
 _COLOURS = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d", "#3aa6c4", "#5d687c")
 _KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}

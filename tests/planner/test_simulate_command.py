@@ -9,7 +9,8 @@ import pytest
 
 from ampd.cli import main
 from ampd.policies.naming import parse_named, split_names
-from planner.simulate_command import Mode, parse_rates
+from planner.combination import Mode
+from planner.simulate_command import parse_rates
 
 BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
 
