@@ -11,7 +11,7 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.memory import MemoryState, MemoryStore, MemoryWatcher
 from ampd.state.store import HeldChanged, StateEvent, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
@@ -242,6 +242,27 @@ class TestStoreLoss:
             assert [worker.worker_id for worker in view.decode()] == ["d1"]
             assert view.age_s() == pytest.approx(10 * LEASE_S)
             assert view.counters.losses == 1
+
+    async def test_no_lease_runs_out_while_the_store_is_silent(self, fixture: Any, make: Any) -> None:
+        class Silent(MemoryWatcher):
+            heard_s = fixture.clock()
+
+            def silent_s(self) -> float:
+                return float(fixture.clock() - Silent.heard_s)
+
+        class SilentStore(MemoryStore):
+            def watch(self) -> MemoryWatcher:
+                return Silent(fixture.state, fixture.clock)
+
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        store = SilentStore(fixture.state, fixture.clock)
+        async with ClusterView(store, lease_s=LEASE_S, clock=fixture.clock) as view:
+            fixture.clock.now_s += 3 * LEASE_S  # still connected: that the store hangs has not been noticed yet
+            assert view.connected
+            assert [worker.worker_id for worker in view.decode()] == ["d1"]
+            Silent.heard_s = fixture.clock()  # it was heard again, and without a renewal
+            assert view.decode() == ()
+            assert view.counters.expired_workers == 1
 
     async def test_suspects_and_own_tasks_still_count_while_it_is_away(
         self, fixture: Any, make: Any, waiting: Any
