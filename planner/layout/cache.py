@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.layout.capacity import LoadCurve, Question
 from workloads.trace import Session, dump_session
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised whenever the simulator or the curves change what they say."""
 
 
