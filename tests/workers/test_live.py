@@ -314,5 +314,6 @@ async def test_a_lost_engine_ends_the_worker(live: Graph) -> None:
         await live.chunks(GENERATE_ENDPOINT, worker, message(PROMPT, session="lost", max_tokens=8))
     _, errors = await asyncio.to_thread(process.communicate, timeout=15)
     assert process.returncode == 1
-    assert errors.strip().splitlines()[-1].startswith("ampd worker: the modelled engine failed")
+    # Dynamo's own threads may still log after the worker's last word.
+    assert any(line.startswith("ampd worker: the modelled engine failed") for line in errors.splitlines()), errors
     await live.until(lambda views: worker not in {view.worker_id for view in views}, 5.0)
