@@ -78,11 +78,30 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningRound:
+    """One round of a decode batch, as its own worker knows it.
+
+    Attributes:
+        tokens: output tokens so far, the first one included.
+        elapsed_s: since the first token came out.
+        itl_slo_s: the round's ITL target.
+        context_tokens: its prompt and output so far.
+    """
+
+    tokens: int
+    elapsed_s: float
+    itl_slo_s: float
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """What a decision may know of one worker, as last heard.
 
     Attributes:
         worker_id: the Dynamo instance id, in hexadecimal.
+        role: what new work it is for; work of its old role may still be running after a change of roles.
+        lane: the part of its role's pool that it belongs to, where a pools policy divides it ("": no parts).
         queue: prefills that wait there or run there, in queue order.
         ttft: windowed TTFT of the prefills that ran there.
         itl: windowed ITL of the decode batch (decode workers).
@@ -103,6 +122,7 @@ class WorkerView:
     kv_capacity_tokens: int = 0
     max_context_tokens: int = 0
     held_tokens: Mapping[str, int] = field(default_factory=dict)
+    lane: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ampd.perf.model import PerformanceModel
-from ampd.types import Parallelism, PrefillTask, RouteDecision, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 
 
 class BindingPolicy(Protocol):
@@ -44,10 +44,14 @@ class Pick:
     Attributes:
         index: position in the queue of the task to run.
         postponed: positions of the tasks that it overtakes.
+        together: positions of further tasks that are computed in the same pass.
+        wait_s: greater than 0: nothing runs yet; ask again after so many seconds, or when the queue changes.
     """
 
     index: int
     postponed: tuple[int, ...] = ()
+    together: tuple[int, ...] = ()
+    wait_s: float = 0.0
 
 
 class OrderingPolicy(Protocol):
@@ -62,4 +66,59 @@ class OrderingPolicy(Protocol):
         rng: random.Random,
     ) -> Pick:
         """Choose from `queue`, which is in order of arrival and never empty."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """How a local prefill goes on.
+
+    Attributes:
+        tokens: what to compute next, at least 1 and at most what is left, unless `wait_s` is greater than 0.
+        wait_s: greater than 0: leave the worker to its decode batch for so many seconds, then ask again.
+    """
+
+    tokens: int
+    wait_s: float = 0.0
+
+
+class SlicingPolicy(Protocol):
+    """Chooses how a prefill on a decode worker shares the worker with the batch that decodes there."""
+
+    def slice(
+        self,
+        task: PrefillTask,
+        done_tokens: int,
+        running: Sequence[RunningRound],
+        parallelism: Parallelism,
+        model: PerformanceModel,
+        now_s: float,
+    ) -> Slice:
+        """The next slice of a prefill of which `done_tokens` new tokens are computed. `running` may be empty."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """A worker that gets another role, or another lane of its role's pool. `reason`: a short stable word."""
+
+    worker_id: str
+    role: Role
+    reason: str
+    lane: str = ""
+
+
+class PoolsPolicy(Protocol):
+    """Chooses the roles of the workers, again and again. A worker finishes what it has after a change."""
+
+    def change(
+        self,
+        workers: Sequence[WorkerView],
+        slo: Slo,
+        model: PerformanceModel,
+        now_s: float,
+        changed_s: float,
+        rng: random.Random,
+    ) -> Sequence[RoleChange]:
+        """The changes that are due. `changed_s`: time of the latest change, minus infinity if there was none."""
         ...

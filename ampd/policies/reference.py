@@ -18,6 +18,8 @@ _KINDS = {
     "binding": "Which decode worker owns a new session.",
     "routing": "Where a round is prefilled: on the session's decode worker (local) or on a prefill worker (remote).",
     "ordering": "Which waiting prefill of a queue runs next.",
+    "slicing": "How a prefill on a decode worker shares the worker with the batch that decodes there.",
+    "pools": "Which role each worker has.",
 }
 
 

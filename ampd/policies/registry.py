@@ -21,12 +21,12 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ampd.errors import UserError
-from ampd.policies.base import BindingPolicy, OrderingPolicy, RoutingPolicy
+from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.naming import parse_named
 
-Kind = Literal["binding", "routing", "ordering"]
+Kind = Literal["binding", "routing", "ordering", "slicing", "pools"]
 
-KINDS: tuple[Kind, ...] = ("binding", "routing", "ordering")
+KINDS: tuple[Kind, ...] = ("binding", "routing", "ordering", "slicing", "pools")
 
 _BUILT_IN = (
     "ampd.policies.binding",
@@ -34,6 +34,8 @@ _BUILT_IN = (
     "ampd.policies.routing_fixed",
     "ampd.policies.ordering",
     "ampd.policies.ordering_session",
+    "ampd.policies.slicing",
+    "ampd.policies.pools",
 )
 
 
@@ -91,6 +93,10 @@ def create(kind: Literal["routing"], name: str, /, **parameters: Any) -> Routing
 @overload
 def create(kind: Literal["ordering"], name: str, /, **parameters: Any) -> OrderingPolicy: ...
 @overload
+def create(kind: Literal["slicing"], name: str, /, **parameters: Any) -> SlicingPolicy: ...
+@overload
+def create(kind: Literal["pools"], name: str, /, **parameters: Any) -> PoolsPolicy: ...
+@overload
 def create(kind: str, name: str, /, **parameters: Any) -> Policy: ...
 def create(kind: str, name: str, /, **parameters: Any) -> Any:
     """Make a policy from its name and parameters, as in `create("routing", "ampd", alpha=0.8)`.
@@ -120,6 +126,10 @@ def create_named(kind: Literal["binding"], text: str, /) -> BindingPolicy: ...
 def create_named(kind: Literal["routing"], text: str, /) -> RoutingPolicy: ...
 @overload
 def create_named(kind: Literal["ordering"], text: str, /) -> OrderingPolicy: ...
+@overload
+def create_named(kind: Literal["slicing"], text: str, /) -> SlicingPolicy: ...
+@overload
+def create_named(kind: Literal["pools"], text: str, /) -> PoolsPolicy: ...
 def create_named(kind: Kind, text: str, /) -> Any:
     """Make a policy from what a person wrote: `ampd`, or `ampd(alpha=0.8)`.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampd.policies.base import BindingPolicy, OrderingPolicy, RoutingPolicy
+from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
+from ampd.policies.pools import StaticPools
+from ampd.policies.slicing import WholeSlicing
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,8 @@ class Policies:
     binding: BindingPolicy
     routing: RoutingPolicy
     ordering: OrderingPolicy
+    slicing: SlicingPolicy = WholeSlicing()
+    pools: PoolsPolicy = StaticPools()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class SimulationOptions:
             decode worker (as in SGLang); else the next decode step computes them.
         state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
         coordinators: replicas; sessions are spread over them at random, per round.
+        pools_interval_s: how often the pools policy is asked.
         steps_at_once: longest run of decode steps between two events; 1: token by token, which says the same, slowly.
         keeps_timeline: record what every worker did when, for reports.
     """
@@ -50,5 +55,6 @@ class SimulationOptions:
     hand_over_pass: bool = True
     state_delay_s: float = 0.0
     coordinators: int = 1
+    pools_interval_s: float = 0.5
     steps_at_once: int = 1 << 60
     keeps_timeline: bool = False
