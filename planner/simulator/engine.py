@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from ampd.perf.model import PerformanceModel
-from ampd.types import Parallelism, Window
+from ampd.types import Parallelism, RunningRound, Window
 from planner.simulator.events import EventLoop
 from planner.simulator.gap_window import GapWindow
 from planner.simulator.kv_memory import KvMemory
@@ -28,6 +28,7 @@ class Sequence:
         prompt_tokens: its whole context; `cached_tokens` of it need not be computed.
         output_tokens: tokens to generate here; 0: only the KV is wanted.
         token_s: when the latest token came out (for a sequence that was prefilled elsewhere: its first one).
+        first_token_s: when the round's first token came out, here or elsewhere; below 0: not yet.
         staged_tokens: KV behind the cached tokens that was read from a peer and waits in staging memory.
         on_first, on_done: called with the sequence when its first token here, and its last, is out.
     """
@@ -35,6 +36,8 @@ class Sequence:
     __slots__ = (
         "cached_tokens",
         "end_step",
+        "first_token_s",
+        "is_handed_over",
         "on_done",
         "on_first",
         "output_tokens",
@@ -62,7 +65,8 @@ class Sequence:
         self.output_tokens = output_tokens
         self.on_first = on_first
         self.on_done = on_done
-        self.token_s = token_s
+        self.token_s = self.first_token_s = token_s
+        self.is_handed_over = token_s >= 0.0
         self.end_step = 0
 
     @property
@@ -122,6 +126,8 @@ class SimulatedEngine:
         self._prefilling: list[Sequence] = []
         self._chunked_tokens = 0
         self._busy = False
+        self._is_ending_pass = False
+        self._late: list[Sequence] = []
         # The decode batch: a heap by the step in which a sequence ends.
         self._batch: list[tuple[int, int, Sequence]] = []
         self._fresh: list[Sequence] = []
@@ -153,11 +159,33 @@ class SimulatedEngine:
         done = min(steps_within(self._run_first_s, self._run_growth_s, now_s - self._run_start_s), self._run_steps)
         return batch, self._context_tokens + done * batch
 
+    def running(self, now_s: float, itl_slo_s: float) -> list[RunningRound]:
+        """The rounds whose first token is out, those that wait for their hand-over pass included."""
+        steps = self._steps_done
+        if self._run_steps:
+            elapsed_s = now_s - self._run_start_s
+            steps += min(steps_within(self._run_first_s, self._run_growth_s, elapsed_s), self._run_steps)
+        rounds = [
+            RunningRound(
+                one.output_tokens + one.is_handed_over - (end_step - steps),
+                now_s - one.first_token_s,
+                itl_slo_s,
+                one.total_tokens - (end_step - steps),
+            )
+            for end_step, _, one in self._batch
+        ]
+        handed_over = [one for one in (*self._waiting, *self._prefilling, *self._late) if one.is_handed_over]
+        rounds += [RunningRound(1, now_s - one.first_token_s, itl_slo_s, one.prompt_tokens) for one in handed_over]
+        return rounds
+
     # -- requests
 
     def submit(self, sequence: Sequence) -> None:
         """Take a request in; it runs as soon as the memory has room and a pass begins."""
         self._memory.keep(sequence.session_id)
+        if self._is_ending_pass:
+            self._late.append(sequence)
+            return
         self._waiting.append(sequence)
         if not self._busy:
             self._next()
@@ -197,7 +225,7 @@ class SimulatedEngine:
             if held < sequence.cached_tokens:
                 # Evicted while it waited: what was read to go behind it is of no use either.
                 sequence.cached_tokens, sequence.staged_tokens = held, 0
-            was_handed_over = sequence.token_s >= 0.0 and sequence.missing_tokens <= memory.page_tokens + 1
+            was_handed_over = sequence.is_handed_over and sequence.missing_tokens <= memory.page_tokens + 1
             if was_handed_over and not self._hand_over_pass:
                 self._join(sequence, 0)
             else:
@@ -224,16 +252,33 @@ class SimulatedEngine:
         if self._spans is not None:
             for one in done:
                 self._note("prefill", start_s, {"session": one.session_id, "tokens": one.missing_tokens})
+        self._tell(done)
+
+    def _tell(self, done: list[Sequence]) -> None:
+        """Tell the owners of what is prefilled, and begin what comes next.
+
+        What they submit in answer comes too late for that: an engine learns of it while its next step runs.
+        """
+        self._is_ending_pass = True
         for one in done:
             self._prefilled(one)
+        self._is_ending_pass = False
         self._next()
+        late, self._late = self._late, []
+        self._waiting.extend(late)
+        if late and not self._busy:
+            self._next()
+        elif late and self._run_steps:
+            self._cut_run()
 
     def _prefilled(self, sequence: Sequence) -> None:
         now_s = self._loop.now_s
         if sequence.output_tokens:
-            if sequence.token_s >= 0.0:
+            if sequence.is_handed_over:
                 self._gap(now_s - sequence.token_s)
             sequence.token_s = now_s
+            if not sequence.is_handed_over:
+                sequence.first_token_s = now_s
             if sequence.on_first is not None:
                 sequence.on_first(sequence, now_s)
         if sequence.output_tokens > 1:
@@ -296,9 +341,7 @@ class SimulatedEngine:
             left = 0
         self._chunked_tokens = left
         del self._prefilling[: len(done)]
-        for one in done:
-            self._prefilled(one)
-        self._next()
+        self._tell(done)
 
     # -- decode
 

@@ -8,6 +8,9 @@ from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, Routi
 from ampd.policies.pools import StaticPools
 from ampd.policies.slicing import WholeSlicing
 
+_WHOLE = WholeSlicing()
+_STATIC = StaticPools()
+
 
 @dataclass(frozen=True, slots=True)
 class Policies:
@@ -16,8 +19,8 @@ class Policies:
     binding: BindingPolicy
     routing: RoutingPolicy
     ordering: OrderingPolicy
-    slicing: SlicingPolicy = WholeSlicing()
-    pools: PoolsPolicy = StaticPools()
+    slicing: SlicingPolicy = _WHOLE
+    pools: PoolsPolicy = _STATIC
 
 
 @dataclass(frozen=True, slots=True)

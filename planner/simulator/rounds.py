@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies.slicing import WholeSlicing
 from ampd.prefill_queue import QueueEntry, Stage
 from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo
 from planner.simulator.engine import Sequence as EngineSequence
@@ -14,6 +15,7 @@ from planner.simulator.events import EventLoop
 from planner.simulator.links import Links, Transfer
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulatedRound, Span
+from planner.simulator.slices import SlicedPrefill
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from workloads.trace import Round, Session, kept_tokens
@@ -107,6 +109,8 @@ class RoundRunner:
         self._on_round = on_round
         self._rng = random.Random(f"{options.seed}/coordinators")
         self._page = options.page_size_tokens
+        # With chunked prefill the engine itself shares out its passes.
+        self._slices = not options.chunk_tokens and not isinstance(policies.slicing, WholeSlicing)
 
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
@@ -240,21 +244,31 @@ class RoundRunner:
         record, worker = one.record, one.prefill
         record.queued_s = self._loop.now_s - entry.task.arrival_s
         record.postponements = entry.task.postponements
-        session_id = record.session_id
         is_local = worker is one.decode
-        held = worker.memory.held.get(session_id, 0)
-        sequence = EngineSequence(
-            session_id,
-            one.prompt_tokens,
-            min(held, one.prompt_tokens - 1) // self._page * self._page,
-            record.output_tokens if is_local else 1,
-            lambda _, now_s: self._first_token(one, now_s),
-            (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
-            one.usable_staged_tokens(held),
-        )
-        worker.engine.submit(sequence)
+        if is_local and self._slices:
+            SlicedPrefill(
+                entry.task, worker, self._policies.slicing, self._model, self._loop, lambda: self._submit(one, is_local)
+            )
+            return
+        self._submit(one, is_local)
         if entry.fetches:
-            worker.memory.unkeep(session_id)
+            worker.memory.unkeep(record.session_id)
+
+    def _submit(self, one: ActiveRound, is_local: bool) -> None:
+        """The whole prompt to the engine, which computes what is not there yet."""
+        record, worker = one.record, one.prefill
+        held = worker.memory.held.get(record.session_id, 0)
+        worker.engine.submit(
+            EngineSequence(
+                record.session_id,
+                one.prompt_tokens,
+                min(held, one.prompt_tokens - 1) // self._page * self._page,
+                record.output_tokens if is_local else 1,
+                lambda _, now_s: self._first_token(one, now_s),
+                (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
+                one.usable_staged_tokens(held),
+            )
+        )
 
     def _first_token(self, one: ActiveRound, now_s: float) -> None:
         record, worker, entry = one.record, one.prefill, one.entry

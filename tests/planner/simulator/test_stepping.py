@@ -55,8 +55,12 @@ class Sequence:
 
 
 def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism) -> dict[tuple[str, int], list[float]]:
-    """One co-located worker with unlimited memory, first come first served, step by step: (sent, TTFT, end to end)."""
+    """One co-located worker with unlimited memory, first come first served, step by step: (sent, TTFT, end to end).
+
+    The next prefill enters the engine when the one before it is out, so the batch has a step in between.
+    """
     now_s = 0.0
+    has_stepped = True
     ready = [(one.arrival_s, number, 0) for number, one in enumerate(sessions)]
     contexts = [0] * len(sessions)
     batch: list[Sequence] = []
@@ -71,7 +75,8 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
 
     while ready or batch:
         waiting = sorted(one for one in ready if one[0] <= now_s)
-        if waiting:
+        if waiting and (has_stepped or not batch):
+            has_stepped = False
             sent_s, session, index = waiting[0]
             ready.remove(waiting[0])
             item = sessions[session].rounds[index]
@@ -87,6 +92,7 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
             else:
                 batch.append(Sequence(session, index, kept + item.incr_tokens + 1, item.output_tokens - 1, now_s))
         elif batch:
+            has_stepped = True
             now_s += model.decode_step_s(len(batch), sum(one.context for one in batch), theta)
             for one in batch:
                 one.context += 1
