@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ampd.types import Slo
-from workloads.results import latency_percentiles, shared_result
+from workloads.results import Attainment, attainment, latency_percentiles, shared_result
 
 
 @dataclass(slots=True)
@@ -85,8 +85,9 @@ class SimulationRun:
         rounds: in order of their end.
         rounds_planned: session id -> its rounds.
         gaps: all gaps between tokens, as runs.
-        worker_roles: worker id -> `prefill` or `decode`, in the order of the cluster.
+        worker_roles: worker id -> `prefill` or `decode`, as at the start, in the order of the cluster.
         lost_sessions: times that a session's KV was evicted between its rounds.
+        role_flips: times that a worker changed its role or its lane.
         events: events handled, as a measure of the work.
         duration_s: virtual time from 0 to the last token.
     """
@@ -97,8 +98,13 @@ class SimulationRun:
     worker_roles: dict[str, str]
     duration_s: float
     lost_sessions: int = 0
+    role_flips: int = 0
     events: int = 0
     timeline: list[Span] = field(default_factory=list)
+
+    def attainment(self, slo: Slo) -> Attainment:
+        """What `result` says of attainment, without the rest."""
+        return attainment(self.rounds, self.rounds_planned, slo)
 
     def result(self, slo: Slo, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
         """The shared keys of a result, as a live replay has them."""
@@ -115,7 +121,8 @@ class SimulationRun:
             itl_s=gap_percentiles(self.gaps),
             kv_bytes=kv_bytes,
         )
-        return result | {"kv_tokens": moved, "lost_sessions": self.lost_sessions}
+        counts = {"lost_sessions": self.lost_sessions, "role_flips": self.role_flips}
+        return result | {"kv_tokens": moved} | counts
 
 
 def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:

@@ -71,6 +71,10 @@ class ActiveRound:
 class RoundRunner:
     """Serves sessions on the workers; what the coordinators and the worker shells do live.
 
+    Attributes:
+        finished: rounds in order of their end.
+        sessions_over: how many sessions have ended.
+
     Args:
         views: what decisions see.
         spans: where to note KV moves; None: nowhere.
@@ -93,11 +97,9 @@ class RoundRunner:
         max_context_tokens: int,
     ) -> None:
         self.finished: list[SimulatedRound] = []
+        self.sessions_over = 0
         self._workers = {worker.worker_id: worker for worker in workers}
         self._context_limit = max_context_tokens or _UNLIMITED
-        self._memory_limit = max(
-            worker.memory.capacity_tokens or _UNLIMITED for worker in workers if worker.role is Role.DECODE
-        )
         self._views = views
         self._links = links
         self._loop = loop
@@ -146,8 +148,11 @@ class RoundRunner:
 
     def _refusal(self, session: ActiveSession, tokens: int) -> str | None:
         """Why a round with so many tokens of prompt and output cannot be served; None if it can."""
-        bound = session.decode  # it stays there, even if another worker had more memory
-        memory_limit = bound.memory.capacity_tokens or _UNLIMITED if bound else self._memory_limit
+        # A session that is bound stays there, even if another worker had more memory.
+        able = (
+            [session.decode] if session.decode else [one for one in self._workers.values() if one.role is Role.DECODE]
+        )
+        memory_limit = max(worker.memory.capacity_tokens or _UNLIMITED for worker in able)
         for limit, what in (
             (self._context_limit, "the longest context of the model is"),
             (memory_limit, "the KV memory of a decode worker holds"),
@@ -176,10 +181,14 @@ class RoundRunner:
         hist_tokens = min(record.hist_tokens, decode.memory.held.get(session_id, 0), one.prompt_tokens - 1)
         record.missing_tokens = max(record.hist_tokens - self._page - hist_tokens, 0)
         task = self._task(one.session, hist_tokens, one.prompt_tokens - hist_tokens)
+        prefill = self._views.prefill(coordinator)
+        if decode.role is Role.PREFILL:
+            # The session stays where it is bound: there it is local, whatever that worker's role is now.
+            prefill = [view for view in prefill if view.worker_id != decode.worker_id]
         decision = self._policies.routing.route(
             task,
             self._views.worker(coordinator, decode),
-            self._views.prefill(coordinator),
+            prefill,
             self._model,
             now_s,
             self._rng,
@@ -363,6 +372,7 @@ class RoundRunner:
 
     def _end_session(self, session: ActiveSession, record: SimulatedRound) -> None:
         session.index = len(session.rounds)
+        self.sessions_over += 1
         self.finished.append(record)
         self._on_round()
         for worker in session.users:

@@ -11,6 +11,7 @@ from planner.simulator.events import EventLoop
 from planner.simulator.links import Links
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import GapRun, SimulationRun, Span
+from planner.simulator.roles import RoleKeeper
 from planner.simulator.rounds import RoundRunner
 from planner.simulator.views import DelayedViews, FreshViews, Views
 from planner.simulator.worker import SimulatedWorker
@@ -56,6 +57,11 @@ def simulate(
         on_round,
         cluster.max_context_tokens,
     )
+    roles = {worker.worker_id: worker.role.value for worker in workers}
+    keeper = RoleKeeper(
+        workers, views, policies.pools, model, slo, loop, options, lambda: runner.sessions_over == len(sessions)
+    )
+    keeper.start()
     for session in sessions:
         loop.at(session.arrival_s, runner.arrive, session)
     loop.run()
@@ -63,9 +69,10 @@ def simulate(
         rounds=runner.finished,
         rounds_planned={session.session_id: len(session.rounds) for session in sessions},
         gaps=gaps,
-        worker_roles={worker.worker_id: worker.role.value for worker in workers},
+        worker_roles=roles,
         duration_s=max((one.sent_s + one.e2e_s for one in runner.finished if one.e2e_s is not None), default=0.0),
-        lost_sessions=sum(worker.memory.evicted for worker in workers if worker.role is Role.DECODE),
+        lost_sessions=sum(worker.memory.evicted for worker in workers if worker.has_decoded),
+        role_flips=keeper.role_flips,
         events=loop.handled,
         timeline=spans or [],
     )

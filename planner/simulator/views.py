@@ -19,12 +19,16 @@ _SAMPLE_INTERVAL_S = 0.25
 class Views(Protocol):
     """The shared state as the coordinators read it."""
 
+    def workers(self, coordinator: int) -> Sequence[WorkerView]:
+        """All workers, in the order of the cluster."""
+        ...
+
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:
-        """All prefill workers."""
+        """The workers that are prefill workers now."""
         ...
 
     def decode(self, coordinator: int) -> Sequence[WorkerView]:
-        """All decode workers."""
+        """The workers that are decode workers now."""
         ...
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
@@ -41,16 +45,19 @@ class FreshViews:
 
     def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop) -> None:
         self._loop = loop
-        self._prefill = [worker for worker in workers if worker.role is Role.PREFILL]
-        self._decode = [worker for worker in workers if worker.role is Role.DECODE]
+        self._workers = workers
+
+    def workers(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
+        now_s = self._loop.now_s
+        return [worker.view(now_s) for worker in self._workers]
 
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
-        return [worker.view(now_s) for worker in self._prefill]
+        return [worker.view(now_s) for worker in self._workers if worker.role is Role.PREFILL]
 
     def decode(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
-        return [worker.view(now_s) for worker in self._decode]
+        return [worker.view(now_s) for worker in self._workers if worker.role is Role.DECODE]
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:  # noqa: ARG002
         return worker.view(self._loop.now_s)
@@ -62,7 +69,8 @@ class FreshViews:
 class DelayedViews:
     """A change at a worker is published `delay_s` later; until then each coordinator adds what it has sent itself.
 
-    Windows and contexts that change by themselves are published now and then until they are empty.
+    Windows and contexts that change by themselves are published now and then until they are empty. Roles are known at
+    once: it is a coordinator that changes them, not the worker.
     """
 
     def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop, delay_s: float, coordinators: int) -> None:
@@ -77,6 +85,9 @@ class DelayedViews:
             self._publish(worker)
             worker.on_change = partial(self._changed, worker)
 
+    def workers(self, coordinator: int) -> Sequence[WorkerView]:
+        return [self.worker(coordinator, worker) for worker in self._workers]
+
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:
         return [self.worker(coordinator, worker) for worker in self._workers if worker.role is Role.PREFILL]
 
@@ -85,6 +96,8 @@ class DelayedViews:
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
         published = self._published[worker.worker_id]
+        if published.role is not worker.role or published.lane != worker.lane:
+            published = replace(published, role=worker.role, lane=worker.lane)
         sent = self._sent[coordinator].get(worker.worker_id)
         return merge(published, sent, (), {}) if sent else published
 

@@ -21,9 +21,11 @@ _NO_WINDOW = Window()
 
 
 class SimulatedWorker:
-    """One replica of either role.
+    """One replica. It can do everything, whatever its role says new work is for.
 
     Attributes:
+        role, lane: as in its view; a pools policy may change them.
+        has_decoded: whether it is, or once was, a decode worker.
         on_change: called when the queue, the batch or the sessions here have changed.
     """
 
@@ -41,6 +43,8 @@ class SimulatedWorker:
     ) -> None:
         self.worker_id = worker_id
         self.role = role
+        self.lane = ""
+        self.has_decoded = role is Role.DECODE
         self.parallelism = group.parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens)
         self.ttft = SlidingWindow(options.window_s)
@@ -76,6 +80,12 @@ class SimulatedWorker:
         self._view = None
         self.on_change()
 
+    def turn(self, role: Role, lane: str) -> None:
+        """Take another role or lane for new work; what is here goes on."""
+        self.role, self.lane = role, lane
+        self.has_decoded |= role is Role.DECODE
+        self.changed()
+
     def view(self, now_s: float) -> WorkerView:
         """This worker as it is now."""
         view = self._view
@@ -86,10 +96,10 @@ class SimulatedWorker:
     def _made(self, now_s: float) -> WorkerView:
         memory = self.memory
         ttft = self.ttft.read(now_s)
-        batch, context_tokens, itl = 0, 0, _NO_WINDOW
+        itl = _NO_WINDOW
         self._view_until_s = self.ttft.changes_at_s()
-        if self.role is Role.DECODE:
-            batch, context_tokens = self.engine.decode_load(now_s)
+        batch, context_tokens = self.engine.decode_load(now_s)
+        if batch or self.role is Role.DECODE:
             itl = self.engine.itl(now_s)
             self._view_until_s = now_s  # decoding changes it all the time
         return WorkerView(
@@ -105,6 +115,7 @@ class SimulatedWorker:
             memory.capacity_tokens,
             memory.capacity_tokens,
             memory.held,
+            self.lane,
         )
 
 
