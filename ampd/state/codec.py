@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ampd.state.store import (
     HeldChanged,
+    RoleAssigned,
     SessionEnded,
     StateEvent,
     TaskDone,
@@ -86,6 +87,22 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["held", worker_id, session_id, tokens])
         case SessionEnded(session_id):
             return _dump(["ended", session_id])
+        case RoleAssigned():
+            return encode_role(event)
+
+
+def encode_role(role: RoleAssigned) -> str:
+    """An assigned role: its record and its event are the same text."""
+    return _dump(["role", role.worker_id, role.role.value, role.lane, role.reason])
+
+
+def decode_role(record: str | bytes) -> RoleAssigned:
+    """The inverse of `encode_role`.
+
+    Raises:
+        CodecError: not such a record.
+    """
+    return _read(record, _role)
 
 
 def decode_event(record: str | bytes, now_s: float) -> StateEvent:
@@ -111,8 +128,15 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return HeldChanged(worker_id, session_id, tokens)
         case ["ended", str(session_id)]:
             return SessionEnded(session_id)
+        case ["role", *_]:
+            return _role(fields)
         case _:
             raise ValueError("unknown kind of event")
+
+
+def _role(fields: list[Any]) -> RoleAssigned:
+    _, worker_id, role, lane, reason = fields
+    return RoleAssigned(str(worker_id), Role(role), str(lane), str(reason))
 
 
 def _task_fields(task: PrefillTask, now_s: float) -> dict[str, Any]:
@@ -154,6 +178,7 @@ def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
         "kv_capacity_tokens": view.kv_capacity_tokens,
         "max_context_tokens": view.max_context_tokens,
         "held_tokens": dict(view.held_tokens),
+        "lane": view.lane,
     }
 
 
@@ -171,6 +196,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
         kv_capacity_tokens=fields["kv_capacity_tokens"],
         max_context_tokens=fields["max_context_tokens"],
         held_tokens=fields["held_tokens"],
+        lane=fields.get("lane", ""),
     )
 
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from ampd.state import codec
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.schema import ASSIGNED_TTL_S
 from ampd.state.store import (
     Binding,
     HeldChanged,
+    Leadership,
+    RoleAssigned,
     RouteOutcome,
     RouteWrite,
     SessionEnded,
@@ -28,6 +31,9 @@ from ampd.state.store import (
 from ampd.types import PrefillTask, WorkerView
 
 Clock = Callable[[], float]
+Inbox = asyncio.Queue[str | None]
+
+_EVENTS, _ROLES = "events", "roles"
 
 
 @dataclass(slots=True)
@@ -63,12 +69,15 @@ class MemoryState:
         self._workers: dict[str, _Published] = {}
         self._changes: dict[str, _Changes] = {}
         self._bound: dict[str, _Bound] = {}
-        self._inboxes: list[asyncio.Queue[str | None]] = []
+        self._leader: tuple[str, float] | None = None
+        self._roles: dict[str, tuple[str, float]] = {}
+        self._assigned_s = float("-inf")
+        self._inboxes: list[tuple[str, Inbox]] = []
 
     def lose(self) -> None:
         """Play a store that is gone: calls fail and watchers end."""
         self.lost = True
-        for inbox in self._inboxes:
+        for _, inbox in self._inboxes:
             inbox.put_nowait(None)
         self._inboxes.clear()
 
@@ -79,22 +88,25 @@ class MemoryState:
             self._workers.clear()
             self._changes.clear()
             self._bound.clear()
+            self._leader = None
+            self._roles.clear()
+            self._assigned_s = float("-inf")
 
-    def subscribe(self) -> asyncio.Queue[str | None]:
-        """An inbox that receives every event record from now on, and None when the store is lost."""
-        inbox: asyncio.Queue[str | None] = asyncio.Queue()
-        self._inboxes.append(inbox)
+    def subscribe(self, channel: str) -> Inbox:
+        """An inbox that receives every record of a channel from now on, and None when the store is lost."""
+        inbox: Inbox = asyncio.Queue()
+        self._inboxes.append((channel, inbox))
         return inbox
 
-    def unsubscribe(self, inbox: asyncio.Queue[str | None]) -> None:
+    def unsubscribe(self, inbox: Inbox) -> None:
         """Drop an inbox."""
-        if inbox in self._inboxes:
-            self._inboxes.remove(inbox)
+        self._inboxes = [(channel, other) for channel, other in self._inboxes if other is not inbox]
 
-    def publish(self, record: str) -> None:
-        """Put an event record into every inbox."""
-        for inbox in self._inboxes:
-            inbox.put_nowait(record)
+    def publish(self, record: str, channel: str = _EVENTS) -> None:
+        """Put a record into every inbox of a channel."""
+        for subscribed, inbox in self._inboxes:
+            if subscribed == channel:
+                inbox.put_nowait(record)
 
     def put_worker(self, worker_id: str, record: str, lease_s: float) -> None:
         """A worker's whole view; workers whose lease ran out are removed on the way."""
@@ -150,6 +162,37 @@ class MemoryState:
         """Delete a binding."""
         self._bound.pop(session_id, None)
 
+    def take_lead(self, holder: str, lease_s: float) -> Leadership:
+        """Lead, unless another holds a lease."""
+        now_s = self.clock()
+        if not self._leads(holder) and self._leader is not None and self._leader[1] > now_s:
+            return Leadership(leads=False)
+        self._leader = (holder, now_s + lease_s)
+        ago_s = now_s - self._assigned_s
+        return Leadership(leads=True, assigned_ago_s=ago_s if ago_s < ASSIGNED_TTL_S else None)
+
+    def give_up_lead(self, holder: str) -> None:
+        """Nobody leads if `holder` did."""
+        if self._leads(holder):
+            self._leader = None
+
+    def put_role(self, holder: str, worker_id: str, record: str, ttl_s: float) -> bool:
+        """A role that the leader assigned; False from anybody else."""
+        if not self._leads(holder):
+            return False
+        self._assigned_s = self.clock()
+        self._roles[worker_id] = (record, self._assigned_s + ttl_s)
+        self.publish(record, _ROLES)
+        return True
+
+    def role(self, worker_id: str) -> str | None:
+        """The role that was assigned to a worker."""
+        record, expires_s = self._roles.get(worker_id, ("", 0.0))
+        return record if record and expires_s > self.clock() else None
+
+    def _leads(self, holder: str) -> bool:
+        return self._leader is not None and self._leader[0] == holder and self._leader[1] > self.clock()
+
     def _is_live(self, worker_id: str) -> bool:
         published = self._workers.get(worker_id)
         return published is not None and published.expires_s > self.clock()
@@ -166,10 +209,12 @@ class MemoryStore:
         self._state = MemoryState() if state is None else state
         self._clock = clock
 
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> None:
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
         record = codec.encode_view(view, self._clock())
         await self._trip("publish")
         self._state.put_worker(view.worker_id, record, lease_s)
+        role = self._state.role(view.worker_id)
+        return codec.decode_role(role) if role else None
 
     async def remove_worker(self, worker_id: str) -> None:
         await self._trip("remove")
@@ -219,12 +264,27 @@ class MemoryStore:
         self._publish(SessionEnded(session_id))
         return binding
 
+    async def lead(self, holder: str, lease_s: float) -> Leadership:
+        await self._trip("lead")
+        return self._state.take_lead(holder, lease_s)
+
+    async def resign(self, holder: str) -> None:
+        await self._trip("resign")
+        self._state.give_up_lead(holder)
+
+    async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
+        await self._trip("assign")
+        return self._state.put_role(holder, role.worker_id, codec.encode_role(role), ttl_s)
+
     async def snapshot(self) -> list[WorkerView]:
         await self._trip("snapshot")
         return [self._merged(record, age_s, changes) for record, age_s, changes in self._state.live()]
 
     def watch(self) -> MemoryWatcher:
-        return MemoryWatcher(self._state, self._clock)
+        return MemoryWatcher(self._state, self._clock, _EVENTS)
+
+    def watch_roles(self) -> MemoryWatcher:
+        return MemoryWatcher(self._state, self._clock, _ROLES)
 
     async def ping(self) -> float:
         start_s = time.perf_counter()
@@ -254,18 +314,19 @@ class MemoryStore:
 
 
 class MemoryWatcher:
-    """A subscription to a `MemoryState`; a `Watcher`."""
+    """A subscription to one channel of a `MemoryState`; a `Watcher`."""
 
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock, channel: str) -> None:
         self._state = state
         self._clock = clock
-        self._inbox: asyncio.Queue[str | None] | None = None
+        self._channel = channel
+        self._inbox: Inbox | None = None
 
     async def start(self) -> None:
         if self._state.lost:
             raise StateUnavailableError("shared state memory:// is lost")
         if self._inbox is None:
-            self._inbox = self._state.subscribe()
+            self._inbox = self._state.subscribe(self._channel)
 
     def silent_s(self) -> float:
         return 0.0

@@ -11,10 +11,12 @@ from ampd.state.codec import to_bytes, to_text
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
-from ampd.state.schema import INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
+from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
 from ampd.state.store import (
     Binding,
     HeldChanged,
+    Leadership,
+    RoleAssigned,
     RouteOutcome,
     RouteWrite,
     SessionEnded,
@@ -47,11 +49,12 @@ class RedisStore:
         """What went over the wire so far, subscriptions aside."""
         return self._connection.round_trips
 
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> None:
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
         schema, worker_id = self._schema, view.worker_id
-        await self._connection.script(
+        keys = [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)]
+        role = await self._connection.script(
             "publish",
-            [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)],
+            [*keys, schema.role(worker_id)],
             [
                 to_bytes(worker_id),
                 ms(lease_s),
@@ -63,6 +66,11 @@ class RedisStore:
                 ms(INDEX_TTL_S),
             ],
         )
+        try:
+            return codec.decode_role(role) if role else None
+        except codec.CodecError as error:
+            log.warning("skipped a role: %s", error)
+            return None
 
     async def remove_worker(self, worker_id: str) -> None:
         schema = self._schema
@@ -126,6 +134,24 @@ class RedisStore:
         )
         return _binding(session_id, record)
 
+    async def lead(self, holder: str, lease_s: float) -> Leadership:
+        leads, assigned_ago_ms = await self._connection.script(
+            "lead", [self._schema.leader, self._schema.assigned], [to_bytes(holder), ms(lease_s)]
+        )
+        return Leadership(bool(leads), assigned_ago_ms / 1000 if assigned_ago_ms >= 0 else None)
+
+    async def resign(self, holder: str) -> None:
+        await self._connection.script("resign", [self._schema.leader], [to_bytes(holder)])
+
+    async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
+        schema = self._schema
+        accepted = await self._connection.script(
+            "assign",
+            [schema.leader, schema.role(role.worker_id), schema.assigned],
+            [to_bytes(holder), codec.encode_role(role), ms(ttl_s), schema.roles, ms(ASSIGNED_TTL_S)],
+        )
+        return bool(accepted)
+
     async def snapshot(self) -> list[WorkerView]:
         now_ms, *workers = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
         reader = _SnapshotReader(int(now_ms), self._clock())
@@ -140,6 +166,9 @@ class RedisStore:
     def watch(self) -> RedisWatcher:
         return RedisWatcher(self._connection, self._schema.events, self._clock)
 
+    def watch_roles(self) -> RedisWatcher:
+        return RedisWatcher(self._connection, self._schema.roles, self._clock)
+
     async def ping(self) -> float:
         start_s = time.perf_counter()
         await self._connection.command("PING")
@@ -153,7 +182,7 @@ class RedisStore:
 
 
 class RedisWatcher:
-    """A subscription to a namespace's events; a `Watcher`."""
+    """A subscription to one of a namespace's channels; a `Watcher`."""
 
     def __init__(self, connection: RedisConnection, channel: bytes, clock: Callable[[], float]) -> None:
         self._connection = connection

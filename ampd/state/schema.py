@@ -16,6 +16,9 @@ QUEUE_TTL_S = 60.0
 INDEX_TTL_S = 60.0
 """How long a worker stays in the index after its lease, so that the next heartbeat of any worker announces its end."""
 
+ASSIGNED_TTL_S = 3600.0
+"""How long it is remembered when a role was last assigned: a pools policy counts from it."""
+
 QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
 
 
@@ -31,7 +34,10 @@ class Schema:
     queue:<worker id>         hash    task id -> `<written ms> <task as JSON, or "">`  QUEUE_TTL_S
     held:<worker id>          hash    session id -> tokens, since the view             lease
     session:<session id>      string  `<epoch> <decode worker id>`                     session TTL
-    events                    (pub/sub channel)
+    role:<worker id>          string  the role assigned to it last, as JSON            as the leader says
+    leader                    string  the coordinator that assigns roles               lease
+    assigned                  string  ms at which a role was last assigned             ASSIGNED_TTL_S
+    events, roles             (pub/sub channels)
     ========================  ======  ===============================================  ==================
     """
 
@@ -63,10 +69,29 @@ class Schema:
         """A session's binding."""
         return self.prefix + b"session:" + to_bytes(session_id)
 
+    def role(self, worker_id: str) -> bytes:
+        """The role that was assigned to a worker."""
+        return self.prefix + b"role:" + to_bytes(worker_id)
+
+    @property
+    def leader(self) -> bytes:
+        """The coordinator that assigns roles."""
+        return self.prefix + b"leader"
+
+    @property
+    def assigned(self) -> bytes:
+        """When a role was last assigned."""
+        return self.prefix + b"assigned"
+
     @property
     def events(self) -> bytes:
-        """The one channel of events."""
+        """The channel of events."""
         return self.prefix + b"events"
+
+    @property
+    def roles(self) -> bytes:
+        """The channel of assigned roles, apart from the events: workers need not hear those."""
+        return self.prefix + b"roles"
 
 
 def ms(seconds: float) -> int:

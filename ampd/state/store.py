@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ampd.errors import RunError
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import PrefillTask, Role, WorkerView
 
 
 class StateUnavailableError(RunError):
@@ -96,7 +96,33 @@ class SessionEnded:
     session_id: str
 
 
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded
+@dataclass(frozen=True, slots=True)
+class RoleAssigned:
+    """The leading coordinator gives a worker another role, or another lane of its role's pool.
+
+    It comes on a channel of its own (`watch_roles`): the worker's next view tells everybody else.
+    """
+
+    worker_id: str
+    role: Role
+    lane: str
+    reason: str
+
+
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded | RoleAssigned
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Whether a coordinator leads, and what it must know of its predecessors.
+
+    Attributes:
+        leads: it may assign roles until its lease ends.
+        assigned_ago_s: seconds since the last role was assigned, by whomever; None: not within the last hour.
+    """
+
+    leads: bool
+    assigned_ago_s: float | None = None
 
 
 class Watcher(Protocol):
@@ -123,8 +149,11 @@ class StateStore(Protocol):
     """Shared state of one namespace. Every call may raise `StateUnavailableError`."""
 
     # -- workers (written by the worker itself)
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> None:
-        """Write a worker's view and renew its lease; it disappears `lease_s` after the last call."""
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+        """Write a worker's view and renew its lease; it disappears `lease_s` after the last call.
+
+        Returns the role that was assigned to it last, as long as that is remembered.
+        """
         ...
 
     async def remove_worker(self, worker_id: str) -> None:
@@ -156,6 +185,19 @@ class StateStore(Protocol):
         """Delete a binding and return it."""
         ...
 
+    # -- roles (assigned by the one coordinator that leads)
+    async def lead(self, holder: str, lease_s: float) -> Leadership:
+        """Lead, or go on leading, for `lease_s` seconds, unless another holder does."""
+        ...
+
+    async def resign(self, holder: str) -> None:
+        """Stop leading, so that another may at once."""
+        ...
+
+    async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
+        """Assign a role, to be remembered for `ttl_s`; False, and nothing happens, if `holder` does not lead."""
+        ...
+
     # -- readers
     async def snapshot(self) -> list[WorkerView]:
         """All live workers with their queues and held sessions."""
@@ -163,6 +205,10 @@ class StateStore(Protocol):
 
     def watch(self) -> Watcher:
         """Events from `start` (or the first `__anext__`) on; ends in `StateUnavailableError` when the store is lost."""
+        ...
+
+    def watch_roles(self) -> Watcher:
+        """As `watch`, of the assigned roles (`RoleAssigned`) alone."""
         ...
 
     async def ping(self) -> float:

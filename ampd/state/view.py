@@ -20,6 +20,7 @@ from types import TracebackType
 from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.state.store import (
     HeldChanged,
+    RoleAssigned,
     SessionEnded,
     StateEvent,
     StateStore,
@@ -190,8 +191,8 @@ class ClusterView:
                 if worker := self._workers.get(worker_id):
                     worker.held[session_id] = tokens
                     worker.merged = None
-            case SessionEnded():
-                pass  # what a worker holds of it is the worker's own word
+            case SessionEnded() | RoleAssigned():
+                pass  # what a worker holds, and its role, are the worker's own word
         self._lists = None
         self.counters.events += 1
         self._tell(event)

@@ -1,6 +1,7 @@
 -- Write a worker's whole view, renew its lease, and remove the workers whose lease ran out.
--- KEYS: workers, worker, queue, held   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
+-- KEYS: workers, worker, queue, held, role   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
 --   ms that the index outlives a lease
+-- Returns the role that was assigned to the worker, or nil.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lease = tonumber(ARGV[2])
@@ -24,3 +25,4 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format
   redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone, ARGV[7] .. 'held:' .. gone)
   redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone}))
 end
+return redis.call('GET', KEYS[5])

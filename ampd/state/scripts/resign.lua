@@ -1,0 +1,5 @@
+-- Give the lead up if it is the caller's.
+-- KEYS: leader   ARGV: holder
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+end
