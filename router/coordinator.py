@@ -13,7 +13,8 @@ from typing import Any
 from dynamo.llm import HttpError
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
+from ampd.policies.pools import StaticPools
 from ampd.state.store import StateStore
 from ampd.state.view import ClusterView
 from router.calls import CallContext, WorkerCalls
@@ -21,6 +22,7 @@ from router.errors import RequestError
 from router.guard import StreamGuard
 from router.outputs import Chunk, merged_usage
 from router.placement import Placer
+from router.pools import PoolsKeeper
 from router.request import Round, parse_round
 from router.rounds import RoundRun, Services, release_session
 from router.sessions import SessionMemory
@@ -33,6 +35,9 @@ class Coordinator:
     """Serves rounds. Several replicas may run: what must be agreed on is in the store.
 
     Use `start` and `stop` around serving; `stop` waits for what the rounds left to do (releases).
+
+    Args:
+        pools: changes the workers' roles, if this replica leads; None or the static one: they never change.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class Coordinator:
         model: PerformanceModel,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pools: PoolsPolicy | None = None,
     ) -> None:
+        rng = rng or random.Random()
         self._slo = settings.slo
         self._view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
         self._guard = StreamGuard(self._view, patience_s=settings.lease_s, clock=clock)
@@ -63,7 +70,7 @@ class Coordinator:
                 model,
                 session_ttl_s=settings.session_ttl_s,
                 suspect_s=settings.suspect_s,
-                rng=rng or random.Random(),
+                rng=rng,
                 clock=clock,
             ),
             calls=calls,
@@ -76,6 +83,11 @@ class Coordinator:
             page_size=settings.kv_block_size,
             call_timeout_s=settings.call_timeout_s,
         )
+        self._pools: PoolsKeeper | None = None
+        if pools is not None and not isinstance(pools, StaticPools):
+            self._pools = PoolsKeeper(
+                self._view, store, pools, model, settings.slo, settings.pools_interval_s, settings.lease_s, rng, clock
+            )
 
     @property
     def view(self) -> ClusterView:
@@ -86,6 +98,8 @@ class Coordinator:
         """Connect to the shared state. Raises `StateUnavailableError`."""
         await self._view.start()
         self._watch = asyncio.create_task(self._guard.run(), name="stream-guard")
+        if self._pools is not None:
+            self._pools.start()
 
     async def drained(self) -> None:
         """Wait until no round is in progress here."""
@@ -93,6 +107,8 @@ class Coordinator:
 
     async def stop(self, timeout_s: float = 2.0) -> None:
         """Finish what rounds left to do, as far as `timeout_s` allows, and disconnect."""
+        if self._pools is not None:
+            await self._pools.stop()
         if self._background:
             await asyncio.wait(self._background, timeout=timeout_s)
         for task in [*self._background, *([self._watch] if self._watch else [])]:

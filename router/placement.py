@@ -174,7 +174,8 @@ class Placer:
         task = self._task(ask, hist_tokens)
         if ask.local_only is not None:
             return task, RouteDecision(Route.LOCAL, decode.worker_id, ask.local_only)
-        prefill = [view for view in self.view.prefill() if view.worker_id not in ask.lost]
+        # A worker may have become a prefill worker with sessions still bound to it: its own rounds there are local.
+        prefill = [view for view in self.view.prefill() if view.worker_id not in (*ask.lost, decode.worker_id)]
         try:
             return task, self._routing.route(task, decode, prefill, self._model, self._clock(), self._rng)
         except UserError as error:

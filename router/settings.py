@@ -23,6 +23,8 @@ class CoordinatorSettings(GraphSettings):
     routing_params: str = Field("", description="Its parameters, as in `alpha=0.9,beta=0.85`.")
     binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
     binding_params: str = Field("", description="Its parameters.")
+    pools: str = Field("static", description="Policy that changes the workers' roles; static: each keeps its own.")
+    pools_interval_s: float = Field(0.5, gt=0, description="Seconds between two questions to the pools policy.")
     kv_block_size: int = Field(16, ge=1, description="Tokens per KV page of the workers' engines.")
     context_length: int | None = Field(
         None, ge=2, description="Longest prompt and output together; default: what the model's config.json says."

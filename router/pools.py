@@ -1,0 +1,194 @@
+"""Roles that change: one of the coordinators leads, asks the pools policy and assigns roles through the shared state.
+
+A role is what new work a worker is for. A worker whose role changes goes on with what it has: its running rounds, and
+its sessions, which stay bound to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ampd.errors import UserError
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import PoolsPolicy, RoleChange
+from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.view import ClusterView
+from ampd.types import Role, Slo, WorkerView
+
+log = logging.getLogger(__name__)
+
+_ROLE_LEASES = 3.0
+"""Leases for which an assigned role is remembered: a worker that lives hears of it within a third of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """A role that its worker has not published yet."""
+
+    role: Role
+    lane: str
+    until_s: float
+
+
+class PoolsKeeper:
+    """Keeps the workers' roles as a pools policy wants them, while this coordinator leads.
+
+    Without the shared state nobody leads and no role changes. The last decode worker keeps its role, whatever the
+    policy says: without one no session could begin.
+
+    Args:
+        slo: the default targets of a round.
+        interval_s: seconds between two questions to the policy.
+        lease_s: a leader that falls silent is replaced after it; longer than the interval.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        store: StateStore,
+        policy: PoolsPolicy,
+        model: PerformanceModel,
+        slo: Slo,
+        interval_s: float,
+        lease_s: float,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._policy = policy
+        self._model = model
+        self._slo = slo
+        self._interval_s = interval_s
+        self._lease_s = max(lease_s, 3 * interval_s)
+        self._rng = rng
+        self._clock = clock
+        self._holder = uuid.uuid4().hex
+        self._assigned: dict[str, _Assigned] = {}
+        self._is_leading = False
+        self._said: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this coordinator led when it last asked."""
+        return self._is_leading
+
+    def start(self) -> None:
+        """Begin asking."""
+        self._task = asyncio.create_task(self._run(), name="pools")
+
+    async def stop(self) -> None:
+        """Stop asking, and let another coordinator lead at once."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._task = None
+        with contextlib.suppress(StateUnavailableError):
+            await self._store.resign(self._holder)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.step()
+            except (StateUnavailableError, UserError) as error:
+                self._follow()
+                self._say_once(str(error))
+            except Exception:
+                log.exception("the pools policy failed; asking again")
+            await asyncio.sleep(self._interval_s)
+
+    async def step(self) -> None:
+        """Renew or try for the lead; with it, ask the policy once and assign what it says.
+
+        Raises:
+            StateUnavailableError: the shared state is lost; no role changes.
+            UserError: the policy needs what the performance model lacks.
+        """
+        if not self._view.connected:
+            # What is known may be old, and what is assigned would not be seen.
+            self._follow()
+            return
+        lead = await self._store.lead(self._holder, self._lease_s)
+        if not lead.leads:
+            self._follow()
+            return
+        if not self._is_leading:
+            self._is_leading = True
+            self._said.clear()
+            log.info("this coordinator leads: it assigns the workers' roles")
+        await self._ask(lead)
+
+    async def _ask(self, lead: Leadership) -> None:
+        now_s = self._clock()
+        changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
+        workers = self._as_assigned(now_s)
+        changes = self._policy.change(tuple(workers.values()), self._slo, self._model, now_s, changed_s, self._rng)
+        for change in changes:
+            before = workers.get(change.worker_id)
+            if before is None or (before.role, before.lane) == (change.role, change.lane):
+                continue
+            if not _leaves_a_decode_worker(workers, change):
+                self._say_once(f"worker {change.worker_id} stays decode ({change.reason}): it is the last one")
+                continue
+            if not await self._assign(change, before):
+                return
+            workers[change.worker_id] = replace(before, role=change.role, lane=change.lane)
+
+    async def _assign(self, change: RoleChange, before: WorkerView) -> bool:
+        role = RoleAssigned(change.worker_id, change.role, change.lane, change.reason)
+        ttl_s = _ROLE_LEASES * self._lease_s
+        if not await self._store.assign_role(self._holder, role, ttl_s):
+            # The lease ran out meanwhile, and another may lead by now.
+            self._follow()
+            return False
+        self._assigned[change.worker_id] = _Assigned(change.role, change.lane, self._clock() + ttl_s)
+        log.info(
+            "worker %s: %s -> %s (%s)",
+            change.worker_id,
+            _named(before.role, before.lane),
+            _named(change.role, change.lane),
+            change.reason,
+        )
+        return True
+
+    def _as_assigned(self, now_s: float) -> dict[str, WorkerView]:
+        """The workers by id, with the roles that they were given a moment ago and have not published yet."""
+        views = {view.worker_id: view for view in (*self._view.prefill(), *self._view.decode())}
+        for worker_id, assigned in list(self._assigned.items()):
+            view = views.get(worker_id)
+            if view is None or now_s >= assigned.until_s or (view.role, view.lane) == (assigned.role, assigned.lane):
+                del self._assigned[worker_id]
+            else:
+                views[worker_id] = replace(view, role=assigned.role, lane=assigned.lane)
+        return views
+
+    def _follow(self) -> None:
+        if self._is_leading:
+            log.info("this coordinator no longer leads")
+        self._is_leading = False
+        self._assigned.clear()
+
+    def _say_once(self, line: str) -> None:
+        """Each line once a lead, for the policy is asked twice a second."""
+        if line not in self._said:
+            self._said.add(line)
+            log.warning("pools: %s", line)
+
+
+def _leaves_a_decode_worker(workers: dict[str, WorkerView], change: RoleChange) -> bool:
+    return change.role is Role.DECODE or any(
+        view.role is Role.DECODE for view in workers.values() if view.worker_id != change.worker_id
+    )
+
+
+def _named(role: Role, lane: str) -> str:
+    return f"{role}/{lane}" if lane else str(role)
