@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -83,6 +83,27 @@ def meets(outcome: RoundOutcome, slo: Slo) -> bool:
     if outcome.error is not None or outcome.ttft_s is None:
         return False
     return outcome.ttft_s <= slo.ttft_s and (outcome.itl_s or 0.0) <= slo.itl_s
+
+
+class Attainment(NamedTuple):
+    """Shares of the rounds, and of the sessions with all their rounds, that met the targets."""
+
+    rounds: float
+    sessions: float
+
+
+def attainment(records: Sequence[RoundOutcome], rounds_planned: Mapping[str, int], slo: Slo) -> Attainment:
+    """Attainment of a run; 0 of nothing. `rounds_planned` as in `shared_result`."""
+    met: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for record in records:
+        seen[record.session_id] = seen.get(record.session_id, 0) + 1
+        met[record.session_id] = met.get(record.session_id, 0) + meets(record, slo)
+    due = sum(max(rounds_planned.get(name, 0), count) for name, count in seen.items())
+    whole = sum(met.get(name, 0) == rounds for name, rounds in rounds_planned.items())
+    return Attainment(
+        sum(met.values()) / due if due else 0.0, whole / len(rounds_planned) if rounds_planned else 0.0
+    )
 
 
 def summarise(
@@ -167,17 +188,8 @@ def _attainment(
 ) -> dict[str, float | None]:
     if slo is None:
         return {"rounds": None, "sessions": None}
-    met: dict[str, int] = {}
-    seen: dict[str, int] = {}
-    for record in records:
-        seen[record.session_id] = seen.get(record.session_id, 0) + 1
-        met[record.session_id] = met.get(record.session_id, 0) + meets(record, slo)
-    due = sum(max(rounds_planned.get(name, 0), count) for name, count in seen.items())
-    whole = sum(met.get(name, 0) == rounds for name, rounds in rounds_planned.items())
-    return {
-        "rounds": sum(met.values()) / due if due else None,
-        "sessions": whole / len(rounds_planned) if rounds_planned else None,
-    }
+    reached = attainment(records, rounds_planned, slo)
+    return {"rounds": reached.rounds if records else None, "sessions": reached.sessions if rounds_planned else None}
 
 
 def _total(records: Sequence[RoundRecord], key: str) -> int | None:
