@@ -57,6 +57,7 @@ class AsyncPrefillQueue(PrefillQueue):
             model,
             parallelism,
             clock=clock,
+            call_later=_call_later,
             rng=random.Random(),
             concurrency=concurrency,
             prefetch=prefetch,
@@ -71,3 +72,7 @@ class AsyncPrefillQueue(PrefillQueue):
             yield place
         finally:
             place.leave()
+
+
+def _call_later(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
+    return asyncio.get_running_loop().call_later(seconds, action).cancel

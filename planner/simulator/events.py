@@ -34,6 +34,12 @@ class EventLoop:
         self._count += 1
         heappush(self._heap, (when_s, self._count, action, argument))
 
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        """Run `action()` after a delay, unless what this returns is called before."""
+        pending = [action]
+        self.at(self.now_s + delay_s, _run_pending, pending)
+        return pending.clear
+
     def clock(self) -> float:
         """The time, as a clock for those who want one."""
         return self.now_s
@@ -46,3 +52,8 @@ class EventLoop:
             self.now_s = when_s
             self.handled += 1
             action(argument)
+
+
+def _run_pending(pending: list[Callable[[], None]]) -> None:
+    for action in pending:
+        action()
