@@ -15,6 +15,11 @@ class Mode(StrEnum):
     CONTINUUM = "continuum"
 
 
+WHOLE = "whole"
+STATIC = "static"
+"""The slicing and the pools policy that need no mention."""
+
+
 @dataclass(frozen=True, slots=True)
 class Combination:
     """One simulation of a call."""
@@ -23,10 +28,18 @@ class Combination:
     routing: str
     ordering: str
     rate: float | None
+    slicing: str = WHOLE
+    pools: str = STATIC
 
     @property
     def label(self) -> str:
         """A name for tables and plots, without the rate."""
         if self.mode is Mode.DISAGGREGATED:
-            return f"{self.routing} / {self.ordering}"
+            return " / ".join([self.routing, self.ordering, *(f"{k} {v}" for k, v in self.named.items())])
         return str(self.mode)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The slicing and the pools policy, as far as they are not the default."""
+        given = {"slicing": (self.slicing, WHOLE), "pools": (self.pools, STATIC)}
+        return {kind: name for kind, (name, default) in given.items() if name != default}

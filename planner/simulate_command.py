@@ -16,10 +16,10 @@ from pydantic import Field
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.naming import split_names
-from ampd.policies.registry import create_named
+from ampd.policies.registry import KINDS, create_named
 from ampd.settings import parse_settings
 from ampd.types import Slo
-from planner.combination import Combination, Mode
+from planner.combination import STATIC, WHOLE, Combination, Mode
 from planner.parallel import in_parallel
 from planner.settings import CaseSettings, check_writable, provenance_of
 from planner.simulator.cluster import Cluster
@@ -45,6 +45,11 @@ class SimulateSettings(CaseSettings):
     routing: str = Field("ampd", description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters.")
     ordering: str = Field("ampd", description="Ordering policies, comma-separated.")
     binding: str = Field("least-kv", description="Binding policy.")
+    slicing: str = Field(
+        WHOLE, description="Slicing policies, comma-separated: how a local prefill shares its worker with the batch."
+    )
+    pools: str = Field(STATIC, description="Pools policies, comma-separated: which role each replica has, and when.")
+    pools_interval_s: float = Field(0.5, gt=0, description="How often the pools policy is asked, in seconds.")
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
@@ -80,6 +85,7 @@ class SimulateSettings(CaseSettings):
             hand_over_pass=self.hand_over_pass,
             state_delay_s=self.state_delay_s,
             coordinators=self.coordinators,
+            pools_interval_s=self.pools_interval_s,
         )
 
 
@@ -113,7 +119,8 @@ def run(argv: Sequence[str]) -> int:
     common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
     # First, so that a file that cannot be written does not cost the results.
-    print(json.dumps(whole, indent=1) if settings.as_json else _table(results, scene.slo), flush=True)
+    names = [combination.label for combination in combinations]
+    print(json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene.slo), flush=True)
     if settings.timeline:
         from planner.timeline import write_timeline
 
@@ -135,7 +142,11 @@ def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
     ordering = {Mode.DISAGGREGATED: combination.ordering, Mode.CONTINUUM: "continuum"}.get(mode, "fcfs")
     routing = "always-local" if is_colocated else "always-remote" if is_remote else combination.routing
     policies = Policies(
-        create_named("binding", scene.binding), create_named("routing", routing), create_named("ordering", ordering)
+        create_named("binding", scene.binding),
+        create_named("routing", routing),
+        create_named("ordering", ordering),
+        create_named("slicing", combination.slicing),
+        create_named("pools", combination.pools),
     )
     cluster = scene.cluster.colocated() if is_colocated else scene.cluster
     sessions = retime(scene.sessions, combination.rate, scene.options.seed, scene.limit)
@@ -152,9 +163,9 @@ def _scene(settings: SimulateSettings) -> Scene:
     if not cluster.decode:
         raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
     model.require([group.parallelism for group in cluster.prefill], [group.parallelism for group in cluster.decode])
-    for kind, text in (("routing", settings.routing), ("ordering", settings.ordering), ("binding", settings.binding)):
-        for name in split_names(text):
-            create_named(kind, name)  # type: ignore[call-overload]
+    for kind in KINDS:
+        for name in split_names(getattr(settings, kind)):
+            create_named(kind, name)
     sessions = tuple(load_trace(settings.trace))
     return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
@@ -164,21 +175,26 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
         modes = [Mode(name) for name in split_names(settings.mode)]
     except ValueError:
         raise UserError(f"--mode: known are {', '.join(Mode)} (given: {settings.mode!r})") from None
-    found = product(modes, split_names(settings.routing), split_names(settings.ordering), parse_rates(settings.rate))
+    fronts = product(modes, split_names(settings.routing), split_names(settings.ordering))
+    found = product(fronts, split_names(settings.slicing), split_names(settings.pools), parse_rates(settings.rate))
     named = [
-        Combination(mode, routing, ordering, rate)
+        Combination(mode, routing, ordering, rate, slicing, pools)
         if mode is Mode.DISAGGREGATED
         else Combination(mode, *_FIXED[mode], rate)
-        for mode, routing, ordering, rate in found
+        for (mode, routing, ordering), slicing, pools, rate in found
     ]
     if not named:
-        raise UserError("--mode, --routing, --ordering: name at least one each")
+        raise UserError("--mode, --routing, --ordering, --slicing, --pools: name at least one each")
     return list(dict.fromkeys(named))
 
 
 def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:
-    """Without prefill workers every round is local, whatever the policy is called: such a result would mislead."""
-    split = next((one.mode for one in combinations if one.mode in (Mode.DISAGGREGATED, Mode.ALWAYS_REMOTE)), None)
+    """Without prefill workers every round is local, whatever the policy is called: such a result would mislead.
+
+    A pools policy may turn decode workers into prefill workers.
+    """
+    modes = (Mode.DISAGGREGATED, Mode.ALWAYS_REMOTE)
+    split = next((one.mode for one in combinations if one.mode in modes and one.pools == STATIC), None)
     if split and not cluster.prefill:
         raise UserError(
             f"--prefill: mode {split} needs a prefill replica, as in 1xTP4; without one say --mode colocated"
@@ -218,6 +234,7 @@ def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[
         "routing": combination.routing,
         "ordering": combination.ordering,
         "binding": scene.binding,
+        **combination.named,
         "rate": combination.rate,
         "cluster": str(cluster.colocated() if is_colocated else cluster),
         "gpus": cluster.gpus,
@@ -225,16 +242,16 @@ def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[
     }
 
 
-def _table(results: Sequence[dict[str, Any]], slo: Slo) -> str:
+def _table(names: Sequence[str], results: Sequence[dict[str, Any]], slo: Slo) -> str:
     """One row a combination, times in milliseconds."""
-    width = max(len(_name(result)) for result in results)
+    width = max(map(len, names))
     lines = [
         f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
         "",
         f"{'':{width}}  {'rate':>6}  {'attained':>15}  {'TTFT initial':>15}  {'incremental':>15}  {'ITL':>11}  "
         f"{'local':>5}  {'errors':>6}",
     ]
-    for result in results:
+    for name, result in zip(names, results, strict=True):
         reached = result["attainment"]
         cells = [
             f"{result['rate'] or '-':>6}",
@@ -245,13 +262,8 @@ def _table(results: Sequence[dict[str, Any]], slo: Slo) -> str:
             f"{_percent(_local_share(result), 0):>5}",
             f"{result['errors']:>6}",
         ]
-        lines.append("  ".join([f"{_name(result):{width}}", *cells]))
+        lines.append("  ".join([f"{name:{width}}", *cells]))
     return "\n".join([*lines, "", "attained: share of rounds / of sessions that met both targets"])
-
-
-def _name(result: dict[str, Any]) -> str:
-    policies = f"{result['routing']} / {result['ordering']}"
-    return policies if result["mode"] == Mode.DISAGGREGATED else str(result["mode"])
 
 
 def _local_share(result: dict[str, Any]) -> float | None:

@@ -30,7 +30,7 @@ def write_report(
     """Write the report of all combinations. Raises `RunError` if the file cannot be written."""
     results = whole["results"]
     rate, shown = _at_one_rate(combinations, runs)
-    sections = [Section("Results", head=_HEAD, rows=[_row(result) for result in results])]
+    sections = [Section("Results", head=_HEAD, rows=_rows(combinations, results))]
     if len({combination.rate for combination in combinations}) > 1:
         for what in ("rounds", "sessions"):
             picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), _HALF)
@@ -66,10 +66,14 @@ def write_report(
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
 
 
-def _row(result: dict[str, Any]) -> list[str]:
+def _rows(combinations: Sequence[Combination], results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    return [_row(one.label, result) for one, result in zip(combinations, results, strict=True)]
+
+
+def _row(label: str, result: dict[str, Any]) -> list[str]:
     reached, routed = result["attainment"], sum(result["routes"].values())
     return [
-        f"{result['routing']} / {result['ordering']}" if result["mode"] == "disaggregated" else result["mode"],
+        label,
         f"{result['rate']:g}" if result["rate"] else "-",
         result["cluster"],
         _percent(reached["rounds"]),

@@ -36,6 +36,8 @@ _BUILT_IN = (
     "ampd.policies.ordering_session",
     "ampd.policies.slicing",
     "ampd.policies.pools",
+    "ampd.policies.pools_arrow",
+    "ampd.policies.pools_laps",
 )
 
 
