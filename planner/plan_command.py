@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
     for kind, name in (("routing", settings.routing), ("ordering", settings.ordering)):
-        create_named(kind, name)  # type: ignore[call-overload]
+        create_named(kind, name)
     model = settings.performance_model()
     case, left_out = _case(settings, model)
     folder = (settings.cache or default_cache()) if settings.use_cache else None

@@ -35,13 +35,14 @@ class LeastKv(Policy):
         rng: random.Random,
     ) -> str:
         """The chosen worker's id."""
-        keys = [(not _fits(worker, task), worker.kv_used_tokens, len(worker.held_tokens)) for worker in decode]
+        keys = [(not fits(worker, task), worker.kv_used_tokens, len(worker.held_tokens)) for worker in decode]
         best = min(keys)
         equals = [worker for worker, key in zip(decode, keys, strict=True) if key == best]
         return (equals[0] if len(equals) == 1 else rng.choice(equals)).worker_id
 
 
-def _fits(worker: WorkerView, task: PrefillTask) -> bool:
+def fits(worker: WorkerView, task: PrefillTask) -> bool:
+    """Whether the worker's free KV memory and longest context take the whole prompt (0: unknown, counts as yes)."""
     needed = task.context_tokens
     fits_context = worker.max_context_tokens == 0 or needed <= worker.max_context_tokens
     free_tokens = worker.kv_capacity_tokens - worker.kv_used_tokens

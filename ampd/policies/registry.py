@@ -30,11 +30,18 @@ KINDS: tuple[Kind, ...] = ("binding", "routing", "ordering", "slicing", "pools")
 
 _BUILT_IN = (
     "ampd.policies.binding",
+    "ampd.policies.binding_arrow",
     "ampd.policies.routing",
+    "ampd.policies.routing_arrow",
+    "ampd.policies.routing_deflection",
+    "ampd.policies.routing_first_remote",
     "ampd.policies.routing_fixed",
+    "ampd.policies.routing_laps",
+    "ampd.policies.routing_threshold",
     "ampd.policies.ordering",
     "ampd.policies.ordering_session",
     "ampd.policies.slicing",
+    "ampd.policies.slicing_itl",
     "ampd.policies.pools",
     "ampd.policies.pools_arrow",
     "ampd.policies.pools_laps",
@@ -123,23 +130,25 @@ def create(kind: str, name: str, /, **parameters: Any) -> Any:
 
 
 @overload
-def create_named(kind: Literal["binding"], text: str, /) -> BindingPolicy: ...
+def create_named(kind: Literal["binding"], text: str, /, **parameters: Any) -> BindingPolicy: ...
 @overload
-def create_named(kind: Literal["routing"], text: str, /) -> RoutingPolicy: ...
+def create_named(kind: Literal["routing"], text: str, /, **parameters: Any) -> RoutingPolicy: ...
 @overload
-def create_named(kind: Literal["ordering"], text: str, /) -> OrderingPolicy: ...
+def create_named(kind: Literal["ordering"], text: str, /, **parameters: Any) -> OrderingPolicy: ...
 @overload
-def create_named(kind: Literal["slicing"], text: str, /) -> SlicingPolicy: ...
+def create_named(kind: Literal["slicing"], text: str, /, **parameters: Any) -> SlicingPolicy: ...
 @overload
-def create_named(kind: Literal["pools"], text: str, /) -> PoolsPolicy: ...
-def create_named(kind: Kind, text: str, /) -> Any:
-    """Make a policy from what a person wrote: `ampd`, or `ampd(alpha=0.8)`.
+def create_named(kind: Literal["pools"], text: str, /, **parameters: Any) -> PoolsPolicy: ...
+@overload
+def create_named(kind: str, text: str, /, **parameters: Any) -> Policy: ...
+def create_named(kind: str, text: str, /, **parameters: Any) -> Any:
+    """Make a policy from what a person wrote: `ampd`, or `ampd(alpha=0.8)`; further `parameters` come on top.
 
     Raises:
         UserError: as `create`, or the text has another form.
     """
-    name, parameters = parse_named(text)
-    return create(kind, name, **parameters)
+    name, written = parse_named(text)
+    return create(kind, name, **{**written, **parameters})
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, estimate_local, estimate_remote, local, one_of_least
+from ampd.policies.estimates import (
+    NO_PREFILL_WORKER,
+    able,
+    estimate_local,
+    estimate_remote,
+    local,
+    one_of_least,
+    towards,
+)
 from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask, Route, RouteDecision, Window, WorkerView
+from ampd.types import PrefillTask, RouteDecision, Window, WorkerView
 
 
 @register("routing", "ampd")
@@ -58,7 +66,7 @@ class AmpdRouting(Policy):
         with_slack = [worker for worker in workers if _mean_s(worker.ttft) <= limit_s]
         if with_slack:
             # The first hit of a visit in random order is a uniform choice among the hits, for one draw.
-            return RouteDecision(Route.REMOTE, rng.choice(with_slack).worker_id, "ttft-slack")
+            return towards(rng.choice(with_slack), decode, "ttft-slack")
         if _mean_s(decode.itl) <= self.beta * task.slo.itl_s:
             return local(decode, "itl-slack")
         return _cheapest(task, decode, workers, model, rng)

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, estimate_remote, local, one_of_least
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local, towards
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, RouteDecision, WorkerView
 
 
 @register("routing", "always-remote")
 class AlwaysRemote(Policy):
-    """Prefill every round on a prefill worker, the one with the least queued work (stock prefill-decode
-    disaggregation).
+    """Prefill every round on a prefill worker (stock prefill-decode disaggregation).
 
     Reads: queue, held prefix and longest context of every prefill worker; prefill and transfer times of the
-    performance model.
+    performance model. With `choice=random` only which prefill workers can take the prompt.
 
-    Rule: the least sum of modelled prefill times over the queue, of equals one at random. Reason `always-remote`; the
-    estimates of all prefill workers are recorded. Without a prefill worker that can take the prompt: local,
-    `no-prefill-worker`.
+    Rule: with `choice=least-queued` the least sum of modelled prefill times over the queue, of equals one at random;
+    the estimates of all prefill workers are recorded. With `choice=random` any of them, all equally likely. Reason
+    `always-remote`. Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
-    Limits: the history travels in every round, however long it is and however small the increment.
+    Limits: the history travels in every round, however long it is and however small the increment. At random, queues
+    grow apart although their workers get equal shares.
 
-    Example: `--routing always-remote`
+    Example: `--routing always-remote`, or `always-remote(choice=random)`
     """
+
+    choice: Literal["least-queued", "random"] = Field(
+        "least-queued", description="How a prefill worker is chosen: `least-queued` or `random`."
+    )
 
     def route(
         self,
@@ -41,9 +48,9 @@ class AlwaysRemote(Policy):
         workers = able(task, prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
-        estimates = tuple(estimate_remote(task, decode, worker, model) for worker in workers)
-        best = estimates[one_of_least([estimate.queue_s for estimate in estimates], rng)]
-        return RouteDecision(best.route, best.worker_id, "always-remote", estimates)
+        if self.choice == "random":
+            return towards(rng.choice(workers), decode, "always-remote")
+        return least_queued(task, decode, workers, model, rng, "always-remote")
 
 
 @register("routing", "always-local")

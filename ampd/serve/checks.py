@@ -15,7 +15,7 @@ from ampd.types import Parallelism
 def check_policies(settings: ServeSettings) -> None:
     """Refuse names of policies that do not exist, naming those that do."""
     for kind in ("binding", "routing", "ordering"):
-        registry.create(kind, getattr(settings, kind))
+        registry.create_named(kind, getattr(settings, kind))
 
 
 def check_perf(name_or_path: str, tp: int) -> None:

@@ -32,7 +32,7 @@ class ServeSettings(GraphSettings):
         TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is made locally."
     )
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
-    routing: str = Field("ampd", description="Routing policy; see docs/policies.md.")
+    routing: str = Field("ampd", description="Routing policy, as ampd or ampd(alpha=0.8); see docs/policies.md.")
     binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
     ordering: str = Field("ampd", description="Order of the prefill queues.")
     host: str = Field("127.0.0.1", description="Address that the frontend listens on.")

@@ -27,6 +27,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["--model", MODEL, "--routing", "psychic"], ["psychic", "always-local", "always-remote"]),
         (["--model", MODEL, "--binding", "psychic"], ["psychic", "least-kv"]),
+        (["--model", MODEL, "--routing", "ampd(gamma=1)"], ["gamma", "alpha"]),
+        (["--model", MODEL, "--routing", "ampd(alpha=-1)", "--routing-params", "beta=1"], ["alpha", "-1"]),
+        (["--model", MODEL, "--binding", "arrow(tokens=1)"], ["tokens", "max_running_tokens"]),
         (["--model", MODEL, "--routing-params", "alpha"], ["--routing-params", "name=value"]),
         (["--model", MODEL, "--routing-params", "gamma=1"], ["gamma", "alpha"]),
         (["--model", MODEL, "--routing-params", "alpha=-1"], ["alpha", "-1"]),

@@ -32,6 +32,7 @@ def run_worker(flags: list[str], program: list[str] | None = None) -> subprocess
     ("flags", "code", "words"),
     [
         (["--role", "prefill", "--ordering", "nonsense"], 2, "unknown ordering policy 'nonsense'; known:"),
+        (["--role", "prefill", "--ordering", "ampd(windows=5)"], 2, "ordering policy ampd has no parameter 'windows'"),
         (["--role", "chef"], 2, "--role"),
         (["--role", "prefill", "--perf", "nonsense"], 2, "no performance model 'nonsense'"),
         (["--role", "prefill", "--tp", "64"], 2, "no times for tp 64"),

@@ -1,0 +1,65 @@
+"""How a prefill is cut so that a decode batch stays within its ITL target: one chunk between two decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism, PrefillTask
+
+
+def largest_chunk_tokens(
+    hist_tokens: int,
+    left_tokens: int,
+    limit_s: float,
+    parallelism: Parallelism,
+    model: PerformanceModel,
+    guess_tokens: int = 0,
+) -> int:
+    """The most of `left_tokens` whose prefill behind `hist_tokens` takes at most `limit_s`; 0 if not one does.
+
+    A good guess (the chunk before it) saves most of the search.
+    """
+    prefill_s = model.prefill_s
+    if prefill_s(hist_tokens, left_tokens, parallelism) <= limit_s:
+        return left_tokens
+    fits, exceeds = 0, left_tokens
+    stride, probe = 1, guess_tokens if 0 < guess_tokens < left_tokens else left_tokens // 2
+    while exceeds - fits > 1:
+        if not fits < probe < exceeds:
+            probe = (fits + exceeds) // 2
+        if prefill_s(hist_tokens, probe, parallelism) <= limit_s:
+            fits, probe = probe, probe + stride
+        else:
+            exceeds, probe = probe, probe - stride
+        stride *= 4
+    return fits
+
+
+def chunked_s(
+    tasks: Iterable[PrefillTask],
+    step_s: float,
+    itl_slo_s: float,
+    floor_tokens: int,
+    until_s: float,
+    parallelism: Parallelism,
+    model: PerformanceModel,
+) -> float:
+    """Time until the last of `tasks`, cut one after the other, is done; infinite if the batch leaves too little room.
+
+    Before each chunk the batch makes a step of `step_s` (0: nothing decodes, and nothing is cut). Each chunk is the
+    largest that keeps chunk and step within `itl_slo_s`; one below `floor_tokens` is not worth its step, unless it is
+    all that is left. The sum stops where it has reached `until_s`.
+    """
+    room_s = itl_slo_s - step_s if step_s > 0.0 else inf
+    total_s, tokens = 0.0, 0
+    for task in tasks:
+        hist, left = task.hist_tokens, task.incr_tokens
+        while left > 0 and total_s < until_s:
+            tokens = largest_chunk_tokens(hist, left, room_s, parallelism, model, tokens)
+            if tokens < min(floor_tokens, left):
+                return inf
+            total_s += step_s + model.prefill_s(hist, tokens, parallelism)
+            hist, left = hist + tokens, left - tokens
+    return total_s

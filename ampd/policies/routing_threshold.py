@@ -1,0 +1,57 @@
+"""The static threshold of Dynamo's conditional disaggregation and of llm-d: short increments stay local."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
+from ampd.policies.registry import Policy, register
+from ampd.types import PrefillTask, RouteDecision, WorkerView
+
+
+@register("routing", "threshold")
+class ThresholdRouting(Policy):
+    """Prefill locally what is short, both in tokens and as a part of its prompt; the rest remotely.
+
+    Reads: history and increment of the round; queue, held prefix and longest context of every prefill worker; prefill
+    times of the performance model, for the queues.
+
+    Rule:
+
+    1. `under-threshold`: local if the tokens that the session's decode worker lacks are fewer than `tokens`, and fewer
+       than `share` of the prompt.
+    2. `over-threshold`: otherwise the prefill worker with the least queued work, of equals one at random; the estimates
+       of all prefill workers are recorded.
+
+    Without a prefill worker that can take the prompt: local, `no-prefill-worker`. The defaults are Dynamo's (1.6). A
+    `share` above 1 leaves only the tokens to decide, which is llm-d's rule.
+
+    Limits: it knows neither load nor targets, so short rounds pile up on a decode worker that is already late. A prompt
+    without history is always remote while `share` is at most 1.
+
+    Example: `--routing threshold`, or `threshold(tokens=512)`
+    """
+
+    tokens: int = Field(2048, ge=0, description="So many tokens or more to prefill are too many for the local route.")
+    share: float = Field(0.7, ge=0, description="So large a part of the prompt, or more, is too large for it.")
+
+    def route(
+        self,
+        task: PrefillTask,
+        decode: WorkerView,
+        prefill: Sequence[WorkerView],
+        model: PerformanceModel,
+        now_s: float,  # noqa: ARG002
+        rng: random.Random,
+    ) -> RouteDecision:
+        """Decide one round."""
+        workers = able(task, prefill)
+        if not workers:
+            return local(decode, NO_PREFILL_WORKER)
+        if task.incr_tokens < self.tokens and task.incr_tokens < self.share * task.context_tokens:
+            return local(decode, "under-threshold")
+        return least_queued(task, decode, workers, model, rng, "over-threshold")

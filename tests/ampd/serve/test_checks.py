@@ -1,0 +1,30 @@
+"""Policies of `ampd serve`: by name, with parameters, refused before anything starts."""
+
+import pytest
+
+from ampd.errors import UserError
+from ampd.serve.checks import check_policies
+from ampd.serve.settings import ServeSettings
+
+
+def test_parameters_may_follow_the_name() -> None:
+    check_policies(
+        ServeSettings(routing="threshold(tokens=512, share=0.5)", ordering="ampd(window=5)", binding="least-kv")
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"routing": "psychic"}, "unknown routing policy 'psychic'; known: always-local"),
+        ({"routing": "threshold(words=5)"}, "routing policy threshold has no parameter 'words'; known: tokens, share"),
+        ({"ordering": "ampd(window=many)"}, "ordering policy ampd: window: "),
+        ({"binding": "arrow(max_running_tokens=-1)"}, "binding policy arrow: max_running_tokens: "),
+        ({"routing": "threshold(tokens)"}, "give parameters as name=value"),
+    ],
+)
+def test_a_wrong_policy_is_one_line(flags: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_policies(ServeSettings(**flags))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
