@@ -59,16 +59,17 @@ class RoleKeeper:
             return
         now_s = self._loop.now_s
         changes = self._policy.change(self._views.workers(0), self._slo, self._model, now_s, self._changed_s, self._rng)
-        if changes:
-            self._changed_s = now_s
-            self._apply(changes)
+        for change in changes:
+            self._apply(change)
         self._loop.at(now_s + self._interval_s, self._ask)
 
-    def _apply(self, changes: Sequence[RoleChange]) -> None:
-        for change in changes:
-            worker = self._workers[change.worker_id]
-            if worker.role is not change.role or (worker.lane and worker.lane != change.lane):
-                self.role_flips += 1
-            worker.turn(change.role, change.lane)
-        if not any(worker.role is Role.DECODE for worker in self._workers.values()):
-            raise ValueError(f"{self._policy!r} leaves no decode worker: new sessions would have no place")
+    def _apply(self, change: RoleChange) -> None:
+        worker = self._workers[change.worker_id]
+        if (worker.role, worker.lane) == (change.role, change.lane):
+            return
+        others = [one for one in self._workers.values() if one is not worker]
+        if change.role is Role.PREFILL and not any(one.role is Role.DECODE for one in others):
+            return  # as live: the last decode worker keeps its role, or no session could begin
+        self._changed_s = self._loop.now_s
+        self.role_flips += worker.role is not change.role or bool(worker.lane)
+        worker.turn(change.role, change.lane)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -182,17 +181,18 @@ class RoundRunner:
         hist_tokens = min(record.hist_tokens, decode.memory.held.get(session_id, 0), one.prompt_tokens - 1)
         record.missing_tokens = max(record.hist_tokens - self._page - hist_tokens, 0)
         task = self._task(one.session, hist_tokens, one.prompt_tokens - hist_tokens)
+        prefill = self._views.prefill(coordinator)
+        if decode.role is Role.PREFILL:
+            # A worker may have become a prefill worker with sessions still bound to it: its own rounds there are local.
+            prefill = [view for view in prefill if view.worker_id != decode.worker_id]
         decision = self._policies.routing.route(
             task,
             self._views.worker(coordinator, decode),
-            self._views.prefill(coordinator),
+            prefill,
             self._model,
             now_s,
             self._rng,
         )
-        if decision.worker_id == decode.worker_id and decision.route is Route.REMOTE:
-            # The session stays where it is bound: that is the local route, also if the worker is for prefills now.
-            decision = replace(decision, route=Route.LOCAL)
         if not self._workers[decision.worker_id].memory.ever_fits(one.prompt_tokens + 1):
             # As live: a prefill worker that cannot take the prompt refuses it, and the decode worker does it.
             decision = RouteDecision(Route.LOCAL, decode.worker_id, "prefill-worker-refused")
