@@ -259,15 +259,15 @@ class RoundRunner:
                 entry.task, worker, self._policies.slicing, self._model, self._loop, lambda: self._submit(one, is_local)
             )
             return
-        self._submit(one, is_local)
+        self._submit(one, is_local, is_alone=len(entry.mates) == 1)
         if entry.fetches:
             worker.memory.unkeep(record.session_id)
 
-    def _submit(self, one: ActiveRound, is_local: bool) -> None:
+    def _submit(self, one: ActiveRound, is_local: bool, is_alone: bool = True) -> None:
         """The whole prompt to the engine, which computes what is not there yet."""
         record, worker = one.record, one.prefill
         held = worker.memory.held.get(record.session_id, 0)
-        worker.engine.submit(
+        worker.submit(
             EngineSequence(
                 record.session_id,
                 one.prompt_tokens,
@@ -276,7 +276,8 @@ class RoundRunner:
                 lambda _, now_s: self._first_token(one, now_s),
                 (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
                 one.usable_staged_tokens(held),
-            )
+            ),
+            is_alone=is_alone,
         )
 
     def _first_token(self, one: ActiveRound, now_s: float) -> None:
