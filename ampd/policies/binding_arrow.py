@@ -10,6 +10,7 @@ from pydantic import Field
 from ampd.perf.model import PerformanceModel
 from ampd.policies.binding import fits
 from ampd.policies.estimates import one_of_least
+from ampd.policies.pools_arrow import Pool, pool_of
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, WorkerView
 
@@ -18,24 +19,24 @@ from ampd.types import PrefillTask, WorkerView
 class ArrowBinding(Policy):
     """Bind a session to the decode worker with the fewest running tokens among those that keep the ITL target.
 
-    Reads: each decode worker's batch, its context and windowed ITL, its queue, its KV memory and longest context; step
-    times of the performance model; the round's ITL target.
+    Reads: each decode worker's batch, its context and windowed ITL, queue and held history, KV memory and longest
+    context; step times of the performance model; the round's ITL target.
 
     Rule: workers whose free KV memory and context length take the whole prompt come first, if there are any. A worker
     has room if its windowed ITL meets the target and its running tokens (the contexts that decode now), this prompt
     included, are at most its maximum: `max_running_tokens`, or, if that is 0, its KV memory and the context at which
-    the modelled step meets the target. Workers without queued prefills are settled; those with some have changed from
-    prefill lately.
+    the modelled step meets the target. Workers that have prefills left from their time as prefill workers (pool P->D)
+    come after those that have none (D).
 
-    1. The settled worker with the fewest running tokens among those with room.
-    2. Otherwise the same among those that still prefill.
+    1. The worker of D with the fewest running tokens among those with room.
+    2. Otherwise the same in P->D.
     3. Otherwise the one with the fewest running tokens of all.
 
     Of equals one at random. The changes of roles that go with it are made by `--pools arrow`.
 
     Limits: asked once per session, as a session stays where it is bound; sessions in a tool call do not count as
-    running, though their KV stays. A worker with prefills of its own sessions in its queue counts as changed lately,
-    which does not occur with `--routing arrow`.
+    running, though their KV stays. A local prefill of a first round looks like one that is left; there is none with
+    `--routing arrow`.
 
     Example: `--binding arrow`
     """
@@ -55,7 +56,7 @@ class ArrowBinding(Policy):
         """The chosen worker's id."""
         workers = [worker for worker in decode if fits(worker, task)] or decode
         roomy = [worker for worker in workers if self._has_room(worker, task, model)]
-        settled = [worker for worker in roomy if not worker.queue]
+        settled = [worker for worker in roomy if pool_of(worker) is Pool.DECODE]
         candidates = settled or roomy or workers
         return candidates[one_of_least([worker.decode_context_tokens for worker in candidates], rng)].worker_id
 

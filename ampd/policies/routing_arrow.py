@@ -7,24 +7,25 @@ from collections.abc import Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import NO_PREFILL_WORKER, able, estimate_remote, local, one_of_least
+from ampd.policies.pools_arrow import Pool, pool_of
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, RouteDecision, RouteEstimate, WorkerView
 
 
 @register("routing", "arrow")
 class ArrowRouting(Policy):
-    """Prefill where the predicted TTFT is least, on workers that have just become prefill workers only if they are
-    needed for the target.
+    """Prefill where the predicted TTFT is least, on workers that still decode only if the target needs them.
 
     Reads: queue, held prefix, longest context and decode batch of every prefill worker; prefill and transfer times of
     the performance model; the round's arrival and TTFT target.
 
-    Rule: prefill workers without a decode batch are settled; those that still decode have changed from decode lately.
-    The predicted TTFT is the time since arrival and the sum of queue, prefill and transfer; of equals one at random.
+    Rule: prefill workers without a decode batch are pool P; those that still have one, from their time as decode
+    workers, are pool D->P. The predicted TTFT is the time since arrival and the sum of queue, prefill and transfer; of
+    equals one at random.
 
-    1. `prefill`: the settled worker with the least predicted TTFT, if that meets the target.
-    2. `decode-to-prefill`: otherwise the same among those that still decode, if that meets the target.
-    3. `least-delay`: otherwise the settled worker with the least; where none is settled, any with the least.
+    1. `prefill`: the worker of P with the least predicted TTFT, if that meets the target.
+    2. `decode-to-prefill`: otherwise the same in D->P, if that meets the target.
+    3. `least-delay`: otherwise the worker of P with the least; where P is empty, that of D->P.
 
     The estimates of all prefill workers are recorded. Without a prefill worker that can take the prompt: local,
     `no-prefill-worker`. The changes of roles that go with it are made by `--pools arrow`.
@@ -50,18 +51,20 @@ class ArrowRouting(Policy):
             return local(decode, NO_PREFILL_WORKER)
         estimates = tuple([estimate_remote(task, decode, worker, model) for worker in workers])
         left_s = task.slo.ttft_s - max(now_s - task.arrival_s, 0.0)
-        settled = _least([one for one, view in zip(estimates, workers, strict=True) if not view.decode_batch], rng)
+        settled = _least(Pool.PREFILL, workers, estimates, rng)
         if settled and settled.total_s <= left_s:
             return RouteDecision(settled.route, settled.worker_id, "prefill", estimates)
-        changed = _least([one for one, view in zip(estimates, workers, strict=True) if view.decode_batch], rng)
+        changed = _least(Pool.TO_PREFILL, workers, estimates, rng)
         if changed and changed.total_s <= left_s:
             return RouteDecision(changed.route, changed.worker_id, "decode-to-prefill", estimates)
         best = settled or changed
-        assert best is not None
+        assert best is not None, "every prefill worker is in one of the two pools"
         return RouteDecision(best.route, best.worker_id, "least-delay", estimates)
 
 
-def _least(estimates: Sequence[RouteEstimate], rng: random.Random) -> RouteEstimate | None:
-    if not estimates:
-        return None
-    return estimates[one_of_least([estimate.total_s for estimate in estimates], rng)]
+def _least(
+    pool: Pool, workers: Sequence[WorkerView], estimates: Sequence[RouteEstimate], rng: random.Random
+) -> RouteEstimate | None:
+    """The pool's worker with the least predicted TTFT; None if the pool is empty."""
+    own = [one for one, worker in zip(estimates, workers, strict=True) if pool_of(worker) is pool]
+    return own[one_of_least([one.total_s for one in own], rng)] if own else None

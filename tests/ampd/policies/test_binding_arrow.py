@@ -1,12 +1,13 @@
 """Arrow's decode dispatch, once per session."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.policies.registry import create_named
-from ampd.types import Role, Window, WorkerView
+from ampd.types import PrefillTask, Role, Window, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN, SLO, queue_of, round_of
 
 TASK = round_of(0, 1000)
@@ -52,6 +53,13 @@ def test_one_that_still_prefills_comes_second_and_when_all_are_late_the_lesser()
     assert bind(worker("p2d", 10, 7), worker("d", 900)) == "d"
     assert bind(worker("p2d", 10, 7), worker("d", 5, itl_s=0.05)) == "p2d"
     assert bind(worker("p2d", 10, 7, itl_s=0.05), worker("d", 5, itl_s=0.05)) == "d"
+
+
+def test_a_prefill_of_its_own_session_makes_no_worker_second() -> None:
+    own = (PrefillTask("q", "mine", 500, 7, 0.0, SLO),)
+    busy = replace(worker("busy", 10), queue=own, held_tokens={"mine": 500})
+    assert bind(busy, worker("d", 900)) == "busy"
+    assert bind(replace(busy, held_tokens={"mine": 400}), worker("d", 900)) == "d"
 
 
 def test_one_that_the_prompt_fits_comes_before_all_others() -> None:
