@@ -68,7 +68,10 @@ class GenerateRequest(TypedDict):
 
 
 class RoundReport(TypedDict):
-    """What a worker measured of its part of a round; travels in the last chunk under the key `ampd`."""
+    """What a worker measured of its part of a round; travels in the last chunk under the key `ampd`.
+
+    `slices`: calls of the engine that a local prefill was cut into; left out if it ran whole.
+    """
 
     held_tokens: int
     cached_tokens: int
@@ -78,6 +81,7 @@ class RoundReport(TypedDict):
     kv_read_bytes: int
     kv_read_s: float
     kv_read_error: NotRequired[str]
+    slices: NotRequired[int]
 
 
 class KvRequest(TypedDict):

@@ -15,7 +15,7 @@ from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.store import StateUnavailableError
@@ -35,8 +35,11 @@ def _run(argv: list[str]) -> int:
     settings = parse_settings(CoordinatorSettings, argv, PROG)
     folder = check_model_folder(settings.model, PROG)
     card = _ModelCard(settings, folder)
-    binding = registry.create("binding", settings.binding, **parse_params("--binding-params", settings.binding_params))
-    routing = registry.create("routing", settings.routing, **parse_params("--routing-params", settings.routing_params))
+    binding_params = parse_params("--binding-params", settings.binding_params)
+    binding = registry.create_named("binding", settings.binding, **binding_params)
+    routing_params = parse_params("--routing-params", settings.routing_params)
+    routing = registry.create_named("routing", settings.routing, **routing_params)
+    pools = registry.create_named("pools", settings.pools)
     model = load_performance_model(settings.perf)
 
     import uvloop
@@ -47,7 +50,7 @@ def _run(argv: list[str]) -> int:
 
     @dynamo_worker()  # type: ignore[untyped-decorator]
     async def serve(runtime: Any) -> None:
-        await _serve(runtime, settings, card, binding, routing, model)
+        await _serve(runtime, settings, card, binding, routing, pools, model)
 
     uvloop.run(serve())
     return 0
@@ -96,6 +99,7 @@ async def _serve(
     card: _ModelCard,
     binding: BindingPolicy,
     routing: RoutingPolicy,
+    pools: PoolsPolicy,
     model: PerformanceModel,
 ) -> None:
     import asyncio
@@ -111,7 +115,7 @@ async def _serve(
     except StateUnavailableError as error:
         raise UserError(f"{PROG}: --state-url: {error}") from None
     calls = await DynamoCalls.connect(runtime, settings.namespace)
-    coordinator = Coordinator(settings, calls, store, binding, routing, model)
+    coordinator = Coordinator(settings, calls, store, binding, routing, model, pools=pools)
     endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
 
     async def drain() -> None:
@@ -131,11 +135,12 @@ async def _serve(
     try:
         await card.register(endpoint)
         log.info(
-            "coordinator %x serves model %s with routing %s, binding %s",
+            "coordinator %x serves model %s with routing %s, binding %s, pools %s",
             endpoint.connection_id(),
             card.name,
             settings.routing,
             settings.binding,
+            settings.pools,
         )
         await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
     finally:

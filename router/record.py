@@ -21,6 +21,7 @@ class DecisionRecord:
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
         kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
         cached_tokens: prompt tokens that the prefill did not compute.
+        slices: parts in which a local prefill ran, between the decode steps of others.
         rewritten: the prompt departs from the session's last context.
         retries: workers that failed this round.
     """
@@ -45,6 +46,7 @@ class DecisionRecord:
     kv_read_bytes_increment: int = 0
     kv_read_s_increment: float = 0.0
     cached_tokens: int = 0
+    slices: int = 1
     rewritten: bool = False
     retries: int = 0
 
@@ -71,7 +73,7 @@ class DecisionRecord:
     def prefilled(self, report: RoundReport) -> None:
         """What the worker that ran the prefill measured."""
         self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
-        self.cached_tokens = report["cached_tokens"]
+        self.cached_tokens, self.slices = report["cached_tokens"], report.get("slices", 1)
 
     def read_history(self, report: RoundReport) -> None:
         """What the prefill worker read from the decode worker."""

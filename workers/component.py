@@ -15,7 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd.errors import RunError
-from ampd.policies.registry import create
+from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateUnavailableError
 from ampd.state.window import SlidingWindow
@@ -27,6 +27,7 @@ from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEn
 from workers.peers import DynamoPeers
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
+from workers.role import WorkerRole, hear_roles
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
 from workers.settings import WorkerSettings
@@ -190,7 +191,8 @@ class Worker:
 
 async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: AsyncExitStack) -> Worker:
     """Open, start and wire everything; `stack` closes it again."""
-    ordering, model = create("ordering", settings.ordering), performance_model(settings)
+    ordering, slicing = create_named("ordering", settings.ordering), create_named("slicing", settings.slicing)
+    model = performance_model(settings)
     try:
         store = await open_store(settings.state_url, settings.namespace)
     except StateUnavailableError as error:
@@ -209,12 +211,13 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
     }
     worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
     ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
+    role = WorkerRole(Role(settings.role))
 
     def read_view() -> WorkerView:
         now_s, info, load = time.monotonic(), engine.info, engine.load()
         return WorkerView(
             worker_id=worker_id,
-            role=Role(settings.role),
+            role=role.role,
             parallelism=info.parallelism,
             queue=queue.tasks(),
             ttft=ttft.read(now_s),
@@ -224,9 +227,12 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
             kv_used_tokens=load.kv_used_tokens,
             kv_capacity_tokens=info.kv_capacity_tokens,
             max_context_tokens=info.max_context_tokens,
+            lane=role.lane,
         )
 
-    publisher = Publisher(store, read_view, settings.lease_s, settings.publish_interval_s)
+    publisher = Publisher(store, read_view, settings.lease_s, settings.publish_interval_s, role.adopt)
+    hearing = asyncio.create_task(hear_roles(store, worker_id, publisher.changed), name="roles")
+    stack.callback(hearing.cancel)
     queue = AsyncPrefillQueue(
         ordering,
         model,
@@ -239,5 +245,7 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
     sessions = SessionKeeper(engine.kv, settings.session_ttl_s)
     sweeper = asyncio.create_task(sessions.run(), name="session-sweeper")
     stack.callback(sweeper.cancel)
-    rounds = Rounds(worker_id, engine, queue, sessions, publisher, ttft, itl, settings.kv_timeout_s)
+    rounds = Rounds(
+        worker_id, engine, queue, sessions, publisher, ttft, itl, settings.kv_timeout_s, slicing=(slicing, model)
+    )
     return Worker(runtime, settings, engine, rounds, publisher, endpoints)

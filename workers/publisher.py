@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
 from ampd.types import WorkerView
 
 _LOG = logging.getLogger(__name__)
@@ -31,15 +31,23 @@ class Publisher:
 
     Args:
         read_view: the worker's view now, without its held sessions (the publisher keeps those).
+        on_role: takes the role that was assigned to this worker, which each publication brings back; whether it is a
+            new one, and so to be published.
     """
 
     def __init__(
-        self, store: StateStore, read_view: Callable[[], WorkerView], lease_s: float, interval_s: float = 0.025
+        self,
+        store: StateStore,
+        read_view: Callable[[], WorkerView],
+        lease_s: float,
+        interval_s: float = 0.025,
+        on_role: Callable[[RoleAssigned], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._read_view = read_view
         self._lease_s = lease_s
         self._interval_s = interval_s
+        self._on_role = on_role
         self._held: dict[str, int] = {}
         self._finished: dict[str, None] = {}
         self._changed = asyncio.Event()
@@ -149,5 +157,7 @@ class Publisher:
         self._sampled = False
         self._changed.clear()
         view = replace(self._read_view(), held_tokens=dict(self._held))
-        await self._store.publish_worker(view, self._lease_s)
+        role = await self._store.publish_worker(view, self._lease_s)
         self._published_s = time.monotonic()
+        if role is not None and self._on_role(role):
+            self._changed.set()

@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
 
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import SlicingPolicy
 from ampd.state.window import SlidingWindow
 from ampd.types import PrefillTask
 from ampd.wire import GenerateRequest, KvReply, KvRequest, PrefillRequest, RoundReport
 from workers.chunks import chunk_of, task_from_wire, usage_of
+from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
 from workers.sessions import SessionKeeper
+from workers.slices import LocalSlicer, Sliced
 
 Chunk = dict[str, Any]
 Chunks = AsyncGenerator[Chunk, None]
@@ -39,6 +43,7 @@ class _Progress:
     handed_over_s: float | None = None
     prefill_s: float = 0.0
     cached_tokens: int = 0
+    sliced: Sliced = field(default_factory=Sliced)
     fetched: KvFetch = field(default_factory=KvFetch)
 
 
@@ -47,6 +52,8 @@ class Rounds:
 
     Args:
         worker_id: this worker, so that it never reads from itself.
+        slicing: how a local prefill shares the worker with the decode batch, and the model that it predicts with;
+            None: it runs whole.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class Rounds:
         itl: SlidingWindow,
         kv_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        slicing: tuple[SlicingPolicy, PerformanceModel] | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
@@ -70,6 +78,8 @@ class Rounds:
         self._itl = itl
         self._kv_timeout_s = kv_timeout_s
         self._clock = clock
+        self._decoding = DecodingRounds(clock)
+        self._slicer = LocalSlicer(*slicing, engine, self._decoding, clock) if slicing else None
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -104,7 +114,7 @@ class Rounds:
         """Run a round to its end; with a source its increment was prefilled there, without one it queues here."""
         task, progress = self._begin(request)
         source = self._peer(request["source_worker_id"])
-        rounds = self._decode(request, progress, source) if source else self._local(request, task, progress)
+        rounds = self._decode(request, task, progress, source) if source else self._local(request, task, progress)
         try:
             async with self._sessions.round(task.session_id), aclosing(rounds):
                 async for chunk in rounds:
@@ -125,11 +135,13 @@ class Rounds:
             await place.picked()
             await place.slot()
             progress.started_s = self._clock()
-            async with aclosing(self._stream(request, progress, place, task)) as chunks:
+            if self._slicer:
+                progress.sliced = await self._slicer.prepare(task, request["token_ids"], request["request"])
+            async with aclosing(self._stream(request, task, progress, place)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _decode(self, request: GenerateRequest, progress: _Progress, source: str) -> Chunks:
+    async def _decode(self, request: GenerateRequest, task: PrefillTask, progress: _Progress, source: str) -> Chunks:
         await self._fetch(progress, request["token_ids"], source)
         progress.started_s = self._clock()
         if len(request["token_ids"]) >= self._engine.info.max_context_tokens:
@@ -138,12 +150,14 @@ class Rounds:
             yield await self._with_report(chunk_of(output), progress)
             return
         progress.handed_over_s = progress.arrived_s
-        async with aclosing(self._stream(request, progress, None, None)) as chunks:
+        if _max_tokens(request) != 0:
+            self._decoding.handed_over(progress.rid, task.slo.itl_s, len(request["token_ids"]), progress.handed_over_s)
+        async with aclosing(self._stream(request, task, progress, None)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def _stream(
-        self, request: GenerateRequest, progress: _Progress, place: QueuePlace | None, task: PrefillTask | None
+        self, request: GenerateRequest, task: PrefillTask, progress: _Progress, place: QueuePlace | None
     ) -> Chunks:
         """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
         outputs = self._outputs(request, progress, _max_tokens(request))
@@ -151,11 +165,14 @@ class Rounds:
         last: Chunk | None = None
         async with aclosing(outputs) as stream:
             async for output in stream:
-                if place and task:
+                if place:
                     self._saw_first_token(task, progress)
                     place.leave()
                     place = None
-                self._saw_tokens(output, last_s, progress)
+                self._saw_tokens(output, last_s, progress, task.slo.itl_s, len(request["token_ids"]))
+                if progress.sliced.slices:
+                    # The last slice found the others in the cache; the round as a whole did not.
+                    output.cached_tokens = progress.sliced.cached_tokens
                 if last is not None:
                     yield last
                 last = None
@@ -195,6 +212,7 @@ class Rounds:
 
     async def _end(self, progress: _Progress, task: PrefillTask | None) -> None:
         """Whatever happened, leave nothing behind."""
+        self._decoding.ended(progress.rid)
         self._running -= 1
         if not self._running:
             self._idle.set()
@@ -215,9 +233,12 @@ class Rounds:
         self._ttft.add(now_s - task.arrival_s, now_s)
         self._publisher.changed()
 
-    def _saw_tokens(self, output: EngineOutput, last_s: dict[int, float], progress: _Progress) -> None:
+    def _saw_tokens(
+        self, output: EngineOutput, last_s: dict[int, float], progress: _Progress, itl_slo_s: float, prompt_tokens: int
+    ) -> None:
         if not output.token_ids:
             return
+        self._decoding.saw(progress.rid, itl_slo_s, prompt_tokens, output.index, len(output.token_ids))
         now_s = self._clock()
         before_s = last_s.get(output.index, progress.handed_over_s)
         last_s[output.index] = now_s
@@ -237,6 +258,9 @@ class Rounds:
         )
         if progress.fetched.error:
             report["kv_read_error"] = progress.fetched.error
+        if progress.sliced.slices:
+            # The round's own call is the last one.
+            report["slices"] = progress.sliced.slices + 1
         return {**chunk, "ampd": report}
 
     def _peer(self, worker_id: str | None) -> str | None:

@@ -27,6 +27,9 @@ class WorkerSettings(GraphSettings):
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     ordering: str = Field("ampd", description="Policy that orders the prefill queue.")
+    slicing: str = Field(
+        "whole", description="Policy that cuts a local prefill so that it shares the worker with the decode batch."
+    )
     prefill_concurrency: int = Field(1, ge=1, description="Prefills that the engine computes at the same time.")
     prefetch: int = Field(
         1, ge=0, description="Prefills whose history is read while earlier ones compute; 0: no overlap."

@@ -25,7 +25,8 @@ class ModelledEngine:
     """One modelled replica: a single time line on which prefills and decode steps follow each other.
 
     A waiting prefill runs before the next decode step and so pauses the batch. A request whose missing prompt is at
-    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail.
+    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail. What
+    is submitted in answer to a prefill comes after the next decode step, for the time line does not wait for it.
 
     Args:
         facts: vocabulary, limits and sizes of the model.
@@ -191,7 +192,9 @@ class ModelledEngine:
 
     async def _start(self, sequence: Sequence) -> None:
         missing = sequence.prompt_tokens - sequence.cached_tokens
-        if missing > self._info.page_size_tokens:
+        # Without output there is no step to join; a part of a page is what is left of a prompt that was taken over.
+        is_slice = missing == self._info.page_size_tokens and not sequence.limits.max_new_tokens
+        if missing > self._info.page_size_tokens or is_slice:
             self._prefilling = sequence
             try:
                 await self._pass(

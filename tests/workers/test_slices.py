@@ -1,0 +1,344 @@
+"""Local prefills in slices, on the modelled engine: what the policy is asked, what is computed, what is left behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import Slice
+from ampd.policies.registry import create
+from ampd.state.memory import MemoryStore
+from ampd.state.window import SlidingWindow
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
+from ampd.wire import GenerateRequest
+from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from workers.decoding import DecodingRounds
+from workers.engines.base import EngineError, EngineOutput, EngineRequest
+from workers.engines.modelled import ModelledEngine
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.publisher import Publisher
+from workers.rounds import Rounds
+from workers.sessions import SessionKeeper
+
+ENOUGH = 100_000
+
+
+@dataclass
+class Script:
+    """A slicing policy that says what it is told, then takes the rest; it notes what it was asked."""
+
+    answers: Iterator[Slice]
+    asked: list[tuple[int, int, int]] = field(default_factory=list)
+    running: list[tuple[RunningRound, ...]] = field(default_factory=list)
+
+    def slice(
+        self,
+        task: PrefillTask,
+        done_tokens: int,
+        running: Sequence[RunningRound],
+        parallelism: Parallelism,  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+    ) -> Slice:
+        self.asked.append((task.hist_tokens, task.incr_tokens, done_tokens))
+        self.running.append(tuple(running))
+        return next(self.answers, Slice(ENOUGH))
+
+
+class Recorded:
+    """The modelled engine, and the calls it got: (prompt tokens, new tokens asked for, cached tokens)."""
+
+    def __init__(self, engine: ModelledEngine) -> None:
+        self._engine = engine
+        self.calls: list[tuple[int, int | None, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
+        mine = len(self.calls) - 1
+        async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                if output.finish_reason:
+                    self.calls[mine] = (len(request.token_ids), request.max_new_tokens, output.cached_tokens)
+                yield output
+
+
+@dataclass
+class Station:
+    """One decode worker without Dynamo."""
+
+    lab: Lab
+    engine: Recorded
+    queue: AsyncPrefillQueue
+    publisher: Publisher
+    rounds: Rounds
+
+    @property
+    def times(self) -> Times:
+        return self.lab.times
+
+    async def round(self, prompt: list[int], new: int, *, session: str = "s", **options: Any) -> list[dict[str, Any]]:
+        async with aclosing(self.rounds.generate(message(prompt, new, session, **options))) as chunks:
+            return [chunk async for chunk in chunks]
+
+
+def message(
+    prompt: list[int],
+    new: int,
+    session: str,
+    *,
+    hist: int = 0,
+    itl_s: float = 0.1,
+    source: str | None = None,
+    **request: Any,
+) -> GenerateRequest:
+    return {
+        "task": {
+            "task_id": session,
+            "session_id": session,
+            "hist_tokens": hist,
+            "incr_tokens": len(prompt) - hist,
+            "waited_s": 0.0,
+            "ttft_s": 1.0,
+            "itl_s": itl_s,
+        },
+        "token_ids": prompt,
+        "source_worker_id": source,
+        "request": {"stop_conditions": {"max_tokens": new}, **request},
+    }
+
+
+def out(chunks: list[dict[str, Any]], index: int = 0) -> list[int]:
+    return [token for chunk in chunks if chunk["index"] == index for token in chunk["token_ids"]]
+
+
+@pytest.fixture
+def station(model_folder: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def open_station(policy: Any) -> AsyncIterator[Station]:
+        lab = Lab(model_folder, Times())
+        async with lab.engine("D") as modelled:
+            engine = Recorded(modelled)
+            publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
+            queue = AsyncPrefillQueue(create("ordering", "fcfs"), lab.times, Parallelism())
+            sessions = SessionKeeper(modelled.kv, 60.0)
+            windows = SlidingWindow(), SlidingWindow()
+            rounds = Rounds("D", engine, queue, sessions, publisher, *windows, 5.0, slicing=(policy, lab.times))
+            yield Station(lab, engine, queue, publisher, rounds)
+
+    return open_station
+
+
+def script(*answers: Slice) -> Script:
+    return Script(iter(answers))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+# -- whole
+
+
+async def test_whole_is_one_call(station: Any) -> None:
+    async with station(create("slicing", "whole")) as one:
+        chunks = await one.round(prompt_of(700), 4)
+        assert one.engine.calls == [(700, 4, 0)]
+        assert "slices" not in chunks[-1]["ampd"]
+
+
+# -- slices
+
+
+async def test_slices_are_whole_pages_and_nothing_is_computed_twice(station: Any) -> None:
+    async with station(create("slicing", "whole")) as one:
+        expected = out(await one.round(prompt_of(700), 6))
+    policy = script(Slice(250), Slice(250), Slice(250))
+    async with station(policy) as one:
+        chunks = await one.round(prompt_of(700), 6)
+        assert one.engine.calls == [(240, 0, 0), (480, 0, 240), (700, 6, 480)]
+        assert one.times.prefills == [(0, 240), (240, 240), (480, 220)]
+        assert out(chunks) == expected
+        # The first answer was for the numbers of the coordinator, the second for what is really held.
+        assert policy.asked == [(0, 700, 0), (0, 700, 0), (0, 700, 240), (0, 700, 480)]
+        report = chunks[-1]["ampd"]
+        assert (report["slices"], report["cached_tokens"], report["held_tokens"]) == (3, 0, 704)
+        usage = chunks[-1]["completion_usage"]
+        assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (700, {"cached_tokens": 0})
+        assert one.lab.held["D"]["s"] == 704
+
+
+async def test_a_slice_is_a_page_at_least_and_costs_its_time(station: Any) -> None:
+    async with station(script(Slice(1), Slice(1), Slice(1))) as one:
+        await one.round(prompt_of(100), 2)
+        assert one.times.prefills == [(0, 16), (16, 16), (32, 68)]
+
+
+async def test_slices_begin_behind_what_is_really_held(station: Any) -> None:
+    """The coordinator may know of less (another replica served the session), or of more (it was released)."""
+    for claimed in (0, 320, 400):
+        policy = script()
+        async with station(policy) as one:
+            prompt = prompt_of(320)
+            await one.round(prompt, 1)
+            policy.asked.clear()
+            policy.answers = iter([Slice(64), Slice(64)])
+            chunks = await one.round(prompt + prompt_of(180, seed=2), 2, hist=claimed)
+            assert policy.asked[1:] == [(320, 180, 0), (320, 180, 64)]
+            assert one.times.prefills == [(0, 320), (320, 64), (384, 116)]
+            assert chunks[-1]["ampd"]["cached_tokens"] == 320
+
+
+async def test_a_slice_that_leaves_less_than_nothing_is_the_rest(station: Any) -> None:
+    async with station(script(Slice(690), Slice(690))) as one:
+        await one.round(prompt_of(690 + 6), 2)
+        assert [call[:2] for call in one.engine.calls] == [(688, 0), (696, 2)]
+    async with station(script(Slice(95), Slice(95))) as one:
+        await one.round(prompt_of(96), 2)
+        assert [call[:2] for call in one.engine.calls] == [(80, 0), (96, 2)]
+
+
+async def test_several_choices_share_the_slices(station: Any) -> None:
+    async with station(script(Slice(128), Slice(128))) as one:
+        chunks = await one.round(prompt_of(300), 5, sampling_options={"n": 2})
+        assert one.times.prefills == [(0, 128), (128, 172)]
+        assert [len(out(chunks, index)) for index in (0, 1)] == [5, 5]
+
+
+async def test_what_the_cache_cannot_help_runs_whole(station: Any) -> None:
+    async with station(script(Slice(128), Slice(128))) as one:
+        await one.round(prompt_of(300), 2, output_options={"prompt_logprobs": 1})
+        assert [call[:2] for call in one.engine.calls] == [(300, 2)]
+
+
+async def test_what_the_engine_refuses_is_refused_at_once(station: Any) -> None:
+    async with station(script(Slice(128), Slice(128))) as one:
+        with pytest.raises(EngineError, match="context takes"):
+            await one.round(prompt_of(5000), 2)
+        assert [call[:2] for call in one.engine.calls] == [(5000, 2)]
+
+
+# -- beside a batch
+
+
+async def test_the_batch_gets_a_step_between_two_slices(station: Any) -> None:
+    async with station(create("slicing", "whole")) as one:
+        one.times.step_s, one.times.per_token_s = 0.001, 0.00002
+        log: list[str] = []
+        note(one.times, log)
+        decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
+        await until(lambda: one.times.steps)
+        one.rounds._slicer._policy = script(Slice(64), Slice(64), Slice(64))
+        log.clear()
+        await one.round(prompt_of(300, seed=2), 1, session="b")
+        decoding.cancel()
+        await asyncio.wait({decoding})
+    kinds = "".join(log)
+    assert kinds.count("P") == 3
+    assert "PP" not in kinds
+
+
+def note(times: Any, log: list[str]) -> None:
+    prefill_s, step_s = times.prefill_s, times.decode_step_s
+
+    def noted_prefill_s(*arguments: Any) -> float:
+        log.append("P")
+        return float(prefill_s(*arguments))
+
+    def noted_step_s(*arguments: Any) -> float:
+        log.append("d")
+        return float(step_s(*arguments))
+
+    times.prefill_s, times.decode_step_s = noted_prefill_s, noted_step_s
+
+
+async def test_the_policy_sees_the_rounds_that_decode(station: Any) -> None:
+    policy = script()
+    async with station(policy) as one:
+        one.times.step_s = 0.001
+        local = asyncio.create_task(one.round(prompt_of(64), 2000, session="a", itl_s=0.05))
+        handed = asyncio.create_task(one.round(prompt_of(33, seed=3), 2000, session="b", itl_s=0.07, source="gone"))
+        await until(lambda: len(one.times.steps) > 20)
+        await one.round(prompt_of(100, seed=2), 2, session="c")
+        seen = {round_.itl_slo_s: round_ for round_ in policy.running[-1]}
+        assert set(seen) == {0.05, 0.07}
+        # What was handed over came with its first token: that one counts, and is part of its prompt already.
+        assert seen[0.05].context_tokens == 64 + seen[0.05].tokens
+        assert seen[0.07].context_tokens == 33 + seen[0.07].tokens - 1
+        assert all(round_.tokens > 10 and round_.elapsed_s > 0.01 for round_ in seen.values())
+        for task in (local, handed):
+            task.cancel()
+        await asyncio.wait({local, handed})
+        await one.round(prompt_of(100, seed=4), 2, session="d")
+        assert policy.running[-1] == ()
+
+
+async def test_choices_of_a_round_are_one_round() -> None:
+    now_s = 1.0
+    rounds = DecodingRounds(lambda: now_s)
+    for index, tokens in ((0, 1), (1, 1), (0, 1), (1, 1), (1, 1)):
+        rounds.saw("r", 0.1, 40, index, tokens)
+    assert rounds.running(1.5) == (RunningRound(3, 0.5, 0.1, 43),)
+    rounds.ended("r")
+    rounds.ended("r")
+    assert rounds.running(2.0) == ()
+
+
+async def test_a_wait_leaves_the_worker_to_the_batch_and_ends_with_it(station: Any) -> None:
+    async with station(script()) as one:
+        one.times.step_s = 0.001
+        decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
+        await until(lambda: one.times.steps)
+        one.rounds._slicer._policy = policy = script(Slice(64), Slice(64), *[Slice(1, wait_s=100.0)] * 2)
+        waiting = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
+        await until(lambda: len(policy.asked) == 3)
+        steps = len(one.times.steps)
+        await until(lambda: len(one.times.steps) > steps + 20)
+        assert one.times.prefills[-1] == (0, 64)
+        assert [task.session_id for task in one.queue.tasks()] == ["b"], "it keeps its place until its first token"
+        decoding.cancel()
+        async with asyncio.timeout(10):
+            assert len(out(await waiting)) == 2
+        # It was told to wait again, but there was nobody left to wait for.
+        assert len(policy.asked) == 4
+        assert one.times.prefills[-1] == (64, 236)
+
+
+@pytest.mark.parametrize("stage", ["computing", "waiting"])
+async def test_a_client_that_goes_between_slices_leaves_nothing(station: Any, stage: str) -> None:
+    policy = script()
+    async with station(policy) as one:
+        one.times.step_s = 0.001
+        decoding = asyncio.create_task(one.round(prompt_of(64), 4000, session="a"))
+        await until(lambda: one.times.steps)
+        slow = Slice(64, wait_s=100.0) if stage == "waiting" else Slice(128)
+        policy.answers = iter([Slice(64), Slice(64), slow])
+        leaver = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
+        if stage == "computing":
+            await until(lambda: len(one.times.prefills) == 2)
+            one.times.per_token_s = 100.0
+            await until(lambda: len(one.times.prefills) == 3)
+        else:
+            await until(lambda: len(policy.asked) == 4 - 1)
+        leaver.cancel()
+        await asyncio.wait({leaver})
+        one.times.per_token_s = 0.0
+        assert one.queue.tasks() == ()
+        assert one.rounds.running == 1
+        async with asyncio.timeout(10):
+            assert len(out(await one.round(prompt_of(100, seed=5), 2, session="c"))) == 2
+        decoding.cancel()
+        await asyncio.wait({decoding})
+        assert one.rounds.running == 0
+        engine = one.engine
+        assert engine.load().kv_used_tokens == engine.kv.pinned_tokens
+        assert engine.kv.make_room(engine.info.kv_capacity_tokens), "no session counts as running any more"
