@@ -14,7 +14,7 @@ from ampd.types import Parallelism
 
 def check_policies(settings: ServeSettings) -> None:
     """Refuse names of policies that do not exist, naming those that do."""
-    for kind in ("binding", "routing", "ordering"):
+    for kind in ("binding", "routing", "ordering", "slicing", "pools"):
         registry.create_named(kind, getattr(settings, kind))
 
 

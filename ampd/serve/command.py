@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ampd.serve.devices import visible_gpus, worker_environments
 from ampd.serve.graph import GraphSite, graph_processes
 from ampd.serve.processes import Supervisor
 from ampd.serve.ready import wait_until_ready
-from ampd.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
+from ampd.serve.settings import EMBEDDED, STATIC_POOLS, TINY, EngineName, ServeSettings
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -111,7 +112,8 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
     return (
         f"ready: {url} serves model {site.model_name!r} with {settings.prefill} prefill and {settings.decode} decode "
-        f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}; "
+        f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}, "
+        f"slicing {settings.slicing}, pools {settings.pools}; "
         f"state {site.state_url}, logs {log_dir}; Ctrl-C stops it"
     )
 
@@ -131,11 +133,15 @@ async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: async
 
 
 def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
-    parts = {"frontend": 1, "coordinator": settings.coordinators, "decode": settings.decode}
-    for part, count in parts.items():
-        if sum(name.split("-")[0] == part for name in ended) == count:
-            return part if part != "decode" else "decode worker"
-    return None
+    counts = Counter(name.split("-")[0] for name in ended)
+    if counts["frontend"]:
+        return "frontend"
+    if counts["coordinator"] == settings.coordinators:
+        return "coordinator"
+    if settings.pools != STATIC_POOLS:
+        # Any worker may become a decode worker.
+        return "worker" if counts["decode"] + counts["prefill"] == settings.decode + settings.prefill else None
+    return "decode worker" if counts["decode"] == settings.decode else None
 
 
 def _progress(line: str) -> None:

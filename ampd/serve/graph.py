@@ -69,13 +69,13 @@ def _shared_flags(settings: ServeSettings, site: GraphSite) -> list[str]:
 
 def _worker_argv(settings: ServeSettings, site: GraphSite, role: str) -> tuple[str, ...]:
     flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path), "--tp", str(settings.tp)]
-    flags += ["--ordering", settings.ordering, *_shared_flags(settings, site), *shlex.split(settings.worker_args)]
-    return python_module("workers", flags)
+    flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
+    return python_module("workers", [*flags, *_shared_flags(settings, site), *shlex.split(settings.worker_args)])
 
 
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     flags = ["--model", str(site.model_path), "--model-name", site.model_name]
-    flags += ["--routing", settings.routing, "--binding", settings.binding]
+    flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
     for flag, value in (
         ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
         ("--dyn-reasoning-parser", settings.dyn_reasoning_parser),

@@ -46,7 +46,10 @@ async def wait_until_ready(
 
 async def _missing(store: StateStore, client: httpx.AsyncClient, model_name: str, expected: dict[Role, int]) -> str:
     live = Counter(view.role for view in await store.snapshot())
-    parts = [f"{count - live[role]} {role} worker(s)" for role, count in expected.items() if live[role] < count]
+    parts = []
+    if live.total() < sum(expected.values()):
+        # All of them may be there and have other roles by now.
+        parts = [f"{count - live[role]} {role} worker(s)" for role, count in expected.items() if live[role] < count]
     if not await _lists_model(client, model_name):
         parts.append("the model at the frontend")
     return ", ".join(parts)

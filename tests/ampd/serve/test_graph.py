@@ -40,17 +40,19 @@ def test_as_many_processes_as_asked_for() -> None:
 
 
 def test_workers_accept_their_command_line() -> None:
-    spec = _specs("--engine", "modelled", "--ttft", "0.7", "--ordering", "fcfs", "--namespace", "green")[0]
+    flags = ["--ttft", "0.7", "--ordering", "fcfs", "--slicing", "sliced", "--namespace", "green"]
+    spec = _specs("--engine", "modelled", *flags)[0]
     settings = parse_settings(WorkerSettings, _flags(spec), "python -m workers")
     assert (settings.slo.ttft_s, settings.ordering, settings.namespace) == (0.7, "fcfs", "green")
+    assert settings.slicing == "sliced"
     assert settings.state_url == SITE.state_url
     assert str(settings.role) == "prefill"
 
 
 def test_coordinators_accept_their_command_line() -> None:
-    spec = _specs("--routing", "always-local", "--itl", "0.03", "--dyn-tool-call-parser", "hermes")[-2]
-    settings = parse_settings(CoordinatorSettings, _flags(spec), "python -m router")
-    assert (settings.routing, settings.slo.itl_s) == ("always-local", 0.03)
+    flags = ["--routing", "always-local", "--itl", "0.03", "--pools", "moved", "--dyn-tool-call-parser", "hermes"]
+    settings = parse_settings(CoordinatorSettings, _flags(_specs(*flags)[-2]), "python -m router")
+    assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
 
 
 def test_further_flags_reach_the_workers() -> None:
