@@ -281,7 +281,7 @@ class MemoryStore:
         return [self._merged(record, age_s, changes) for record, age_s, changes in self._state.live()]
 
     def watch(self) -> MemoryWatcher:
-        return MemoryWatcher(self._state, self._clock, _EVENTS)
+        return MemoryWatcher(self._state, self._clock)
 
     def watch_roles(self) -> MemoryWatcher:
         return MemoryWatcher(self._state, self._clock, _ROLES)
@@ -316,7 +316,7 @@ class MemoryStore:
 class MemoryWatcher:
     """A subscription to one channel of a `MemoryState`; a `Watcher`."""
 
-    def __init__(self, state: MemoryState, clock: Clock, channel: str) -> None:
+    def __init__(self, state: MemoryState, clock: Clock, channel: str = _EVENTS) -> None:
         self._state = state
         self._clock = clock
         self._channel = channel

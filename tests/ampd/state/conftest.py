@@ -12,7 +12,7 @@ import pytest
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.memory import MemoryState, MemoryStore
-from ampd.state.store import RouteWrite, StateEvent, StateStore, Watcher
+from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 
@@ -62,6 +62,11 @@ class Make:
 
     def view(self, worker_id: str = "d1", role: Role = Role.DECODE, **fields: object) -> WorkerView:
         return WorkerView(worker_id=worker_id, role=role, **fields)  # type: ignore[arg-type]
+
+    def role(
+        self, worker_id: str = "d1", role: Role = Role.PREFILL, lane: str = "", reason: str = "test"
+    ) -> RoleAssigned:
+        return RoleAssigned(worker_id, role, lane, reason)
 
     def write(
         self, session_id: str = "s1", worker_id: str = "d1", epoch: int = 0, task_id: str = "t1", at: str = ""

@@ -12,6 +12,7 @@ from shutil import which
 from typing import Any
 
 import pytest
+from redis.asyncio import from_url
 
 from ampd.errors import UserError
 from ampd.state import open_store
@@ -118,11 +119,30 @@ async def test_tcp_and_socket_reach_the_same_redis(redis_server: EmbeddedRedis, 
     await by_socket.close()
 
 
+async def test_every_key_expires(redis_server: EmbeddedRedis, make: Any) -> None:
+    store = await open_store(redis_server.url, "expiry")
+    await store.publish_worker(make.view("d1"), 60)
+    binding = (await store.route(make.write(), 60)).binding
+    await store.repin(binding, "d2", 60)
+    await store.set_held("d1", "s1", 3)
+    await store.lead("c1", 60)
+    await store.assign_role("c1", make.role(), 60)
+    connection = from_url(redis_server.url)
+    try:
+        keys = [key async for key in connection.scan_iter("ampd:{expiry}:*")]
+        kinds = {key.decode().split(":")[2] for key in keys}
+        assert kinds == {"workers", "worker", "queue", "held", "session", "leader", "role", "assigned"}
+        assert all([await connection.pttl(key) > 0 for key in keys])
+    finally:
+        await connection.aclose()
+        await store.close()
+
+
 class TestAccessControl:
     """A user that may do what docs/state.md says it needs, and no more."""
 
     RULES = (
-        "ampd on >p@ss resetchannels ~ampd:{n}:* &ampd:{n}:events "
+        "ampd on >p@ss resetchannels ~ampd:{n}:* &ampd:{n}:events &ampd:{n}:roles "
         "+@connection +@scripting +@read +@write +publish +subscribe +time"
     )
 
@@ -144,6 +164,13 @@ class TestAccessControl:
         assert await store.binding("s1") is not None
         assert (await store.snapshot())[0].held_tokens == {"s1": 3}
         await store.end_session("s1")
+        heard = store.watch_roles()
+        await heard.start()
+        assert (await store.lead("c1", 60)).leads
+        assert await store.assign_role("c1", make.role(), 60)
+        assert await anext(heard) == make.role()
+        await store.resign("c1")
+        await heard.aclose()
         await store.remove_worker("d1")
         for _ in range(6):
             await anext(watcher)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.memory import MemoryStore
-from ampd.state.store import Binding, RouteWrite, StateEvent, StateStore, TaskQueued, WorkerUpdated
+from ampd.state.store import Binding, RoleAssigned, RouteWrite, StateEvent, StateStore, TaskQueued, WorkerUpdated
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 workers = st.sampled_from(["d1", "d2", "p1"])
@@ -20,6 +20,7 @@ sessions = st.sampled_from(["s1", "s 2"])
 tasks = st.sampled_from(["t1", "t2", "t3"])
 epochs = st.integers(0, 4)
 tokens = st.integers(0, 3)
+leaders = st.sampled_from(["c1", "c2"])
 calls = st.lists(
     st.one_of(
         st.tuples(
@@ -31,6 +32,8 @@ calls = st.lists(
         st.tuples(st.just("route"), sessions, workers, epochs, workers, tasks),
         st.tuples(st.just("repin"), sessions, workers, epochs, workers),
         st.tuples(st.just("end"), sessions),
+        st.tuples(st.sampled_from(["lead", "resign"]), leaders),
+        st.tuples(st.just("assign"), leaders, workers, st.sampled_from(Role)),
     ),
     max_size=30,
 )
@@ -66,7 +69,7 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
     match kind, *arguments:
         case "publish", worker_id, queue, held:
             own = tuple(task(name) for name in queue)
-            await store.publish_worker(WorkerView(worker_id, Role.DECODE, queue=own, held_tokens=held), 60)
+            return await store.publish_worker(WorkerView(worker_id, Role.DECODE, queue=own, held_tokens=held), 60)
         case "remove", worker_id:
             await store.remove_worker(worker_id)
         case "finish", worker_id, task_id:
@@ -80,6 +83,13 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
             return await store.repin(Binding(session_id, worker_id, epoch), target, 60)
         case "end", session_id:
             return await store.end_session(session_id)
+        case "lead", holder:
+            lead = await store.lead(holder, 60)
+            return lead.leads, lead.assigned_ago_s is None
+        case "resign", holder:
+            await store.resign(holder)
+        case "assign", holder, worker_id, role:
+            return await store.assign_role(holder, RoleAssigned(worker_id, role, "", "test"), 60)
     return None
 
 
