@@ -1,0 +1,1 @@
+"""Routing tables, fitted by simulation."""
