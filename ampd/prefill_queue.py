@@ -178,6 +178,8 @@ class PrefillQueue:
             self._held_since_s = None
         if not self._waiting or free + self._prefetch <= 0:
             return False
+        if free <= 0 and not any(entry.fetches for entry in self._waiting):
+            return False
         queue = [entry.task for entry in self._waiting]
         now_s = self._clock()
         pick = self._ordering.pick(queue, self._parallelism, self._model, now_s, self._rng)
