@@ -138,9 +138,11 @@ class MemoryState:
         ]
 
     def put_task(self, worker_id: str, task_id: str, record: str) -> None:
-        """A prefill entered in a worker's queue, or ("") struck out of a live worker's."""
+        """A prefill entered in a worker's queue, or ("") struck out of a live worker's; a dead one's simply goes."""
         if record or self._is_live(worker_id):
             self._of(worker_id).queue[task_id] = (self.clock(), record)
+        else:
+            self._of(worker_id).queue.pop(task_id, None)
 
     def put_held(self, worker_id: str, session_id: str, tokens: int) -> None:
         """A live worker's word on one session."""

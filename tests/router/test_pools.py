@@ -1,0 +1,284 @@
+"""Roles that change: who leads, what the policy is shown and what is assigned, on the in-memory twin and on Redis."""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import RoleChange
+from ampd.state.connect import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.store import RoleAssigned, StateStore
+from ampd.state.view import ClusterView
+from ampd.types import Role, Slo, WorkerView
+from router.pools import PoolsKeeper
+from workers.publisher import Publisher
+from workers.role import WorkerRole, hear_roles
+
+MODEL = load_performance_model("tiny-cpu")
+LEASE_S = 60.0
+SHORT_S = 0.15
+INTERVAL_S = 0.01
+
+
+@dataclass
+class Script:
+    """A pools policy that wants what it is told; it notes what it was shown: roles by worker, and how long ago."""
+
+    wants: list[RoleChange] = field(default_factory=list)
+    shown: list[dict[str, str]] = field(default_factory=list)
+    since_s: list[float] = field(default_factory=list)
+
+    def change(
+        self,
+        workers: Sequence[WorkerView],
+        slo: Slo,  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,
+        changed_s: float,
+        rng: random.Random,  # noqa: ARG002
+    ) -> Sequence[RoleChange]:
+        self.shown.append({view.worker_id: str(view.role) + view.lane for view in workers})
+        self.since_s.append(now_s - changed_s)
+        return tuple(self.wants)
+
+
+Open = Callable[[], Awaitable[StateStore]]
+
+
+@pytest.fixture(scope="module")
+def redis() -> EmbeddedRedis:  # type: ignore[misc]
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
+    """Opens handles on one shared state."""
+    state, namespace, stores = MemoryState(), uuid.uuid4().hex, []
+    url = request.getfixturevalue("redis").url if request.param == "redis" else None
+
+    async def one() -> StateStore:
+        store: StateStore = await open_store(url, namespace, timeout_s=1.0) if url else MemoryStore(state)
+        stores.append(store)
+        return store
+
+    yield one
+    for store in stores:
+        await store.close()
+
+
+@asynccontextmanager
+async def replica(opened: Open, policy: Script, lease_s: float = LEASE_S) -> AsyncIterator[PoolsKeeper]:
+    """A coordinator's part, not asking yet."""
+    store = await opened()
+    async with ClusterView(store, lease_s=LEASE_S) as view:
+        keeper = PoolsKeeper(
+            view, store, policy, MODEL, Slo(1.0, 0.1), INTERVAL_S, lease_s, random.Random(1), time.monotonic
+        )
+        try:
+            yield keeper
+        finally:
+            await keeper.stop()
+
+
+async def publish(store: StateStore, **roles: str) -> None:
+    for name, role in roles.items():
+        await store.publish_worker(WorkerView(name, Role(role)), LEASE_S)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def roles(store: StateStore) -> dict[str, RoleAssigned | None]:
+    """What each worker is told with its next publication."""
+    return {view.worker_id: await store.publish_worker(view, LEASE_S) for view in await store.snapshot()}
+
+
+def to_prefill(worker_id: str, lane: str = "") -> RoleChange:
+    return RoleChange(worker_id, Role.PREFILL, "busy", lane)
+
+
+async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "router.pools")
+    store, one, other = await opened(), Script([to_prefill("d2", "long")]), Script([to_prefill("d1")])
+    await publish(store, d1="decode", d2="decode", p1="prefill")
+    async with replica(opened, one) as first, replica(opened, other) as second:
+        for _ in range(3):
+            await first.step()
+            await second.step()
+        assert (first.is_leading, second.is_leading) == (True, False)
+        assert one.shown[0] == {"d1": "decode", "d2": "decode", "p1": "prefill"}
+        assert other.shown == []
+        assert await roles(store) == {"d1": None, "d2": RoleAssigned("d2", Role.PREFILL, "long", "busy"), "p1": None}
+        # Shown as assigned before the worker says so itself; one assignment, one line.
+        assert one.shown[1]["d2"] == one.shown[2]["d2"] == "prefilllong"
+        assert one.since_s[0] == float("inf")
+        assert 0 <= one.since_s[2] < 20
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines.count("worker d2: decode -> prefill/long (busy)") == 1
+
+
+async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:
+    store, one, other = await opened(), Script([to_prefill("d1")]), Script()
+    await publish(store, d1="decode", d2="decode")
+    async with replica(opened, other) as second:
+        async with replica(opened, one) as first:
+            first.start()
+            await until(lambda: one.shown)
+            await second.step()
+            assert not second.is_leading
+        await second.step()
+        assert second.is_leading
+        # It knows when its predecessor changed a role last.
+        assert 0 <= other.since_s[0] < 20
+
+
+async def test_a_leader_that_dies_is_replaced_after_its_lease_and_two_never_act(opened: Open) -> None:
+    """The first one hangs between being asked and assigning, as a process that is suspended does."""
+    store, one, other = await opened(), Script([to_prefill("d1")]), Script()
+    await publish(store, d1="decode", d2="decode")
+    hang, hung = asyncio.Event(), asyncio.Event()
+    async with replica(opened, one, SHORT_S) as first, replica(opened, other, SHORT_S) as second:
+        assign = first._store.assign_role
+
+        async def late(*arguments: object) -> bool:
+            hung.set()
+            await hang.wait()
+            return await assign(*arguments)  # type: ignore[arg-type]
+
+        first._store.assign_role = late  # type: ignore[method-assign, assignment]
+        stuck = asyncio.create_task(first.step())
+        await hung.wait()
+        assert not other.shown
+        second.start()
+        await until(lambda: second.is_leading)
+        hang.set()
+        await stuck
+        assert not first.is_leading
+        assert await roles(store) == {"d1": None, "d2": None}
+
+
+async def test_three_that_ask_all_the_time_assign_what_one_wants(opened: Open) -> None:
+    store = await opened()
+    await publish(store, **{f"d{index}": "decode" for index in range(4)})
+    scripts = [Script([to_prefill(f"d{index}")]) for index in range(3)]
+    async with replica(opened, scripts[0]) as a, replica(opened, scripts[1]) as b, replica(opened, scripts[2]) as c:
+        for keeper in (a, b, c):
+            keeper.start()
+        await until(lambda: max(len(script.shown) for script in scripts) > 20)
+        assigned = [name for name, role in (await roles(store)).items() if role]
+        asked = [f"d{index}" for index, script in enumerate(scripts) if script.shown]
+        assert assigned == asked
+        assert len(assigned) == 1
+
+
+async def test_the_last_decode_worker_stays(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    store, script = await opened(), Script([to_prefill("d1"), to_prefill("d2"), to_prefill("unknown")])
+    await publish(store, d1="decode", d2="decode", p1="prefill")
+    async with replica(opened, script) as keeper:
+        for _ in range(3):
+            await keeper.step()
+        assert [name for name, role in (await roles(store)).items() if role] == ["d1"]
+        script.wants.insert(0, RoleChange("p1", Role.DECODE, "swap"))
+        await keeper.step()
+        assert {name for name, role in (await roles(store)).items() if role} == {"d1", "d2", "p1"}
+    said = [record.getMessage() for record in caplog.records if "last" in record.getMessage()]
+    assert said == ["pools: worker d2 stays decode (busy): it is the last one"]
+
+
+async def test_what_the_worker_says_itself_counts_once_it_says_it(opened: Open) -> None:
+    store, script = await opened(), Script([to_prefill("d1")])
+    await publish(store, d1="decode", d2="decode")
+    async with replica(opened, script) as keeper:
+        await keeper.step()
+        script.wants = []
+        await publish(store, d1="prefill")
+        await until(lambda: keeper._view.prefill())
+        await keeper.step()
+        await publish(store, d1="decode")
+        await until(lambda: not keeper._view.prefill())
+        await keeper.step()
+        assert [shown["d1"] for shown in script.shown] == ["decode", "prefill", "decode"]
+
+
+async def test_no_role_changes_while_the_state_is_lost() -> None:
+    state = MemoryState()
+
+    async def opened() -> StateStore:
+        return MemoryStore(state)
+
+    script = Script()
+    await publish(await opened(), d1="decode", d2="decode")
+    async with replica(opened, script) as keeper:
+        keeper.start()
+        await until(lambda: script.shown)
+        state.lose()
+        await until(lambda: not keeper.is_leading)
+        count = len(script.shown)
+        await asyncio.sleep(10 * INTERVAL_S)
+        assert len(script.shown) == count
+        state.restore()
+        await until(lambda: len(script.shown) > count)
+
+
+async def test_a_policy_that_fails_is_asked_again() -> None:
+    state = MemoryState()
+
+    async def opened() -> StateStore:
+        return MemoryStore(state)
+
+    script = Script()
+    await publish(await opened(), d1="decode", d2="decode")
+    good = script.change
+
+    def bad(*_: object) -> Sequence[RoleChange]:
+        script.change = good  # type: ignore[method-assign]
+        raise ZeroDivisionError("policy")
+
+    script.change = bad  # type: ignore[method-assign, assignment]
+    async with replica(opened, script) as keeper:
+        keeper.start()
+        await until(lambda: script.shown)
+
+
+async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open) -> None:
+    """The heartbeat is 20 s away: only the event can be so quick."""
+    store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
+    publisher = Publisher(store, lambda: WorkerView("d1", role.role, lane=role.lane), LEASE_S, 0.025, role.adopt)
+    await publisher.start()
+    hearing = asyncio.create_task(hear_roles(store, "d1", publisher.changed))
+    await asyncio.sleep(0.1)
+    await leader.lead("c", LEASE_S)
+    for wanted, lane in ((Role.PREFILL, "short"), (Role.DECODE, "")):
+        assert await leader.assign_role("c", RoleAssigned("d1", wanted, lane, "test"), LEASE_S)
+        async with asyncio.timeout(5):
+            while [(v.role, v.lane) for v in await leader.snapshot()] != [(wanted, lane)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    hearing.cancel()
+    await asyncio.wait({hearing})
+    await publisher.retire()
+
+
+async def test_a_worker_that_did_not_hear_learns_at_its_heartbeat(opened: Open) -> None:
+    store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
+    publisher = Publisher(store, lambda: WorkerView("d1", role.role), 0.6, 0.025, role.adopt)
+    await publisher.start()
+    await leader.lead("c", LEASE_S)
+    await leader.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "test"), LEASE_S)
+    async with asyncio.timeout(5):
+        while [view.role for view in await leader.snapshot()] != [Role.PREFILL]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await publisher.retire()
