@@ -116,7 +116,7 @@ class ArrowPools(Policy):
         rng: random.Random,
     ) -> Sequence[RoleChange]:
         able = _dispensable(decode)
-        if not able:
+        if not able or not any(worker.queue for worker in (*prefill, *decode)):
             return ()
         next_s = _next_prefill_s((*prefill, *decode), model)
         least_s = min((queued_s(worker, model) + next_s[worker.parallelism] for worker in prefill), default=math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 from pydantic import Field
@@ -27,7 +28,7 @@ class LapsPools(Policy):
     target.
 
     Rule: prefill workers without a lane get the smaller one, the short lane first (`joined`). Then, at most once in
-    `cooldown_s`: a worker's pressure is `backlog_weight` x (modelled seconds of its queue / TTFT target)
+    `cooldown_s`: a worker's pressure is `backlog_weight` x (modelled seconds of what waits there / TTFT target)
     + `miss_weight` x (share by which its windowed TTFT exceeds the target) - `busy_weight` x (1 if it has work). A
     lane's pressure is the 90th percentile over its workers, and 0 at least. The worker with the least queued work of
     the other lane joins the lane whose pressure exceeds 1 + `tau` times the other's (`pressure`). `n_min` workers stay
@@ -35,13 +36,14 @@ class LapsPools(Policy):
     workers there are no lanes.
 
     Limits: roles stay; a shortage of prefill or decode workers as a whole is not mended. A view has no measured
-    utilisation, so that having work counts as full: what one small prefill brings is no pressure. A worker finishes
-    what it has in its queue, of either length.
+    utilisation, so that having work counts as full. Prefills that are longer than the TTFT target keep
+    their lane under pressure, though no worker would help them. A worker finishes what it has in its queue, of either
+    length.
 
     Example: `--pools laps --routing laps`
     """
 
-    backlog_weight: float = Field(1.0, ge=0, description="Weight of the queued work, in TTFT targets.")
+    backlog_weight: float = Field(1.0, ge=0, description="Weight of the work that waits, in TTFT targets.")
     miss_weight: float = Field(1.0, ge=0, description="Weight of the share by which TTFT exceeds its target.")
     busy_weight: float = Field(0.1, ge=0, description="What is taken off where a worker has work.")
     tau: float = Field(0.5, ge=0, description="By which share the pressures must differ for a worker to move.")
@@ -81,7 +83,9 @@ class LapsPools(Policy):
         return max(ordered[ceil(0.9 * len(ordered)) - 1], 0.0)
 
     def _psi(self, worker: WorkerView, slo: Slo, model: PerformanceModel) -> float:
-        backlog = queued_s(worker, model) / slo.ttft_s
+        # The first one computes already.
+        waiting = replace(worker, queue=worker.queue[1:])
+        backlog = queued_s(waiting, model) / slo.ttft_s
         miss = max(worker.ttft.mean_s / slo.ttft_s - 1.0, 0.0) if worker.ttft.count else 0.0
         return self.backlog_weight * backlog + self.miss_weight * miss - self.busy_weight * bool(worker.queue)
 

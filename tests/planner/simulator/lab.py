@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Pick
+from ampd.policies.base import Pick, RoleChange
 from ampd.policies.registry import create
-from ampd.types import Parallelism, PrefillTask, Route, RouteDecision, Slo, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
@@ -113,11 +113,29 @@ class RandomOrdering:
         return Pick(index, tuple(range(index)))
 
 
+class RandomPools:
+    """Turns anyone into anything, also the last of its role, and also into what it is."""
+
+    def change(
+        self,
+        workers: Sequence[WorkerView],
+        slo: Slo,  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+        changed_s: float,  # noqa: ARG002
+        rng: random.Random,
+    ) -> Sequence[RoleChange]:
+        chosen = rng.sample(workers, rng.randrange(len(workers) + 1))
+        return [RoleChange(one.worker_id, rng.choice(list(Role)), "dice", rng.choice(["", "a"])) for one in chosen]
+
+
 DICE = Policies(RandomBinding(), RandomRouting(), RandomOrdering())
+RESTLESS = replace(DICE, pools=RandomPools())
 AMPD = Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
 REMOTE = replace(AMPD, routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
 LOCAL = replace(AMPD, routing=create("routing", "always-local"), ordering=create("ordering", "fcfs"))
-policies = st.sampled_from([DICE, AMPD, REMOTE, LOCAL])
+ARROW = replace(REMOTE, pools=create("pools", "arrow", cooldown_s=0.0))
+policies = st.sampled_from([DICE, RESTLESS, AMPD, REMOTE, LOCAL, ARROW])
 
 
 @st.composite
@@ -162,6 +180,7 @@ options = st.builds(
     hand_over_pass=st.booleans(),
     state_delay_s=st.sampled_from([0.0, 0.2]),
     coordinators=st.integers(1, 3),
+    pools_interval_s=st.sampled_from([0.01, 0.1]),
     keeps_timeline=st.just(True),
 )
 
