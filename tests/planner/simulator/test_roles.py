@@ -1,0 +1,245 @@
+"""Roles that change: sessions stay where they are bound, new work goes by the new roles, and flips raise attainment."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import RoleChange
+from ampd.policies.registry import create
+from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, Slo, WorkerView
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import SimulationRun
+from planner.simulator.simulate import simulate
+from workloads.trace import Session
+
+from .lab import AMPD, LOCAL, MODEL, REMOTE, SLO, run, session
+
+OFTEN = SimulationOptions(pools_interval_s=0.1)
+LATE_VIEWS = replace(OFTEN, state_delay_s=0.5)
+
+
+class Scripted:
+    """Changes roles as told, each at its time; notes what it saw."""
+
+    def __init__(self, *changes: tuple[float, str, Role]) -> None:
+        self._changes = changes
+        self.seen: list[tuple[float, dict[str, WorkerView]]] = []
+
+    def change(
+        self,
+        workers: Sequence[WorkerView],
+        slo: Slo,  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,
+        changed_s: float,
+        rng: random.Random,  # noqa: ARG002
+    ) -> Sequence[RoleChange]:
+        assert changed_s <= now_s
+        self.seen.append((now_s, {worker.worker_id: worker for worker in workers}))
+        return [RoleChange(name, role, "script") for at_s, name, role in self._changes if at_s <= now_s]
+
+
+def cluster(prefill: int, decode: int, kv_tokens: int = 0) -> Cluster:
+    group = ReplicaGroup(decode, Parallelism(1), kv_tokens)
+    return Cluster((group,), (replace(group, replicas=prefill),) if prefill else ())
+
+
+def turned(*changes: tuple[float, str, Role], base: Policies = REMOTE) -> tuple[Scripted, Policies]:
+    script = Scripted(*changes)
+    return script, replace(base, pools=script)
+
+
+def test_static_roles_cost_no_event_and_others_ask_until_the_last_session_is_over() -> None:
+    sessions = [session(f"s{number}", (500, 40), (300, 40), arrival_s=number) for number in range(4)]
+    script, asked = turned()
+    static, done = run(sessions, cluster(1, 2), REMOTE, OFTEN), run(sessions, cluster(1, 2), asked, OFTEN)
+    assert done.rounds == static.rounds
+    assert done.role_flips == static.role_flips == 0
+    assert done.events == static.events + len(script.seen) + 1
+    assert [now_s for now_s, _ in script.seen] == pytest.approx([0.1 * step for step in range(len(script.seen))])
+    assert done.duration_s - 0.1 <= script.seen[-1][0] <= done.duration_s
+
+
+def test_without_sessions_nobody_is_asked() -> None:
+    script, asked = turned()
+    assert run([], cluster(1, 1), asked, OFTEN).events == 1
+    assert not script.seen
+
+
+@pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
+def test_a_worker_that_turns_to_prefill_keeps_its_sessions_and_gets_no_new_ones(how: SimulationOptions) -> None:
+    early = [session(f"early{number}", (800, 200), (300, 60), tool_s=3.0) for number in range(2)]
+    later = [session(f"later{number}", (600, 20), (300, 20), arrival_s=1.3 + 0.1 * number) for number in range(8)]
+    _, policies = turned((1.0, "decode-0", Role.PREFILL))
+    done = run([*early, *later], cluster(1, 2), policies, how)
+    homes = {one.session_id: one.decode_worker_id for one in done.rounds}
+    assert {homes["early0"], homes["early1"]} == {"decode-0", "decode-1"}
+    kept = "early0" if homes["early0"] == "decode-0" else "early1"
+    for one in done.rounds:
+        assert one.error is None
+        assert one.decode_worker_id == homes[one.session_id]
+        if one.session_id.startswith("later"):
+            assert one.decode_worker_id == "decode-1"
+        if one.session_id == kept:
+            # Its own worker is no prefill worker for it, and another one may prefill for it.
+            assert (one.route, one.worker_id) == ("remote", "prefill-0")
+    assert {one.worker_id for one in done.rounds if one.session_id.startswith("later")} == {"prefill-0", "decode-0"}
+    assert done.role_flips == 1
+    assert done.result(SLO)["role_flips"] == 1
+    assert done.worker_roles == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
+
+
+@pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
+def test_a_worker_that_turns_to_decode_gets_sessions_and_finishes_its_prefills(how: SimulationOptions) -> None:
+    burst = [session(f"burst{number}", (4000, 20)) for number in range(4)]
+    later = [session(f"later{number}", (300, 20), arrival_s=4.0 + 0.2 * number) for number in range(6)]
+    _, policies = turned((0.5, "prefill-0", Role.DECODE))
+    done = run([*burst, *later], cluster(1, 1), policies, how)
+    assert all(one.error is None for one in done.rounds)
+    assert {one.worker_id for one in done.rounds if one.session_id.startswith("burst")} == {"prefill-0"}
+    after = [one for one in done.rounds if one.session_id.startswith("later")]
+    assert {one.route for one in after} == {"local"}, "there is no prefill worker any more"
+    assert {one.decode_worker_id for one in after} == {"prefill-0", "decode-0"}
+
+
+def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role() -> None:
+    _, policies = turned((1.0, "decode-0", Role.PREFILL))
+    one_each = [session(f"s{number}", (800, 20), (300, 20), tool_s=2.0) for number in range(2)]
+    done = run(one_each, cluster(0, 2), policies, OFTEN)
+    routes = {(one.decode_worker_id, one.index): (one.route, one.worker_id) for one in done.rounds}
+    assert routes["decode-0", 1] == ("local", "decode-0")
+    assert routes["decode-1", 1] == ("remote", "decode-0")
+
+
+def test_the_last_decode_worker_keeps_its_role() -> None:
+    script, policies = turned((0.5, "decode-0", Role.PREFILL), (0.5, "decode-1", Role.PREFILL))
+    done = run([session(f"s{number}", (500, 20), arrival_s=number) for number in range(3)], cluster(1, 2), policies)
+    assert all(one.error is None for one in done.rounds)
+    assert done.role_flips == 1
+    _, last = script.seen[-1]
+    assert {name for name, view in last.items() if view.role is Role.DECODE} == {"decode-1"}
+
+
+@pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
+def test_a_batch_is_seen_also_where_the_role_is_prefill(how: SimulationOptions) -> None:
+    script, policies = turned((0.95, "decode-0", Role.PREFILL), base=LOCAL)
+    run([session("long", (100, 2000))], cluster(0, 2), replace(policies, binding=First()), how)
+    at = {round(now_s, 1): views["decode-0"] for now_s, views in script.seen}
+    before, after = at[0.9], at[3.0]
+    assert (before.role, after.role) == (Role.DECODE, Role.PREFILL)
+    assert at[1.1].role is Role.PREFILL, "a role is known at once, also where the rest is seen late"
+    assert before.decode_batch == after.decode_batch == 1
+    assert before.decode_context_tokens < after.decode_context_tokens
+    assert after.itl.count > before.itl.count > 0
+
+
+class First:
+    """Binds to the first one."""
+
+    def bind(
+        self,
+        task: PrefillTask,  # noqa: ARG002
+        decode: Sequence[WorkerView],
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+        rng: random.Random,  # noqa: ARG002
+    ) -> str:
+        return decode[0].worker_id
+
+
+def test_sessions_are_bound_and_refused_by_the_memory_of_those_that_decode_now() -> None:
+    small, large = ReplicaGroup(1, Parallelism(1), 1000), ReplicaGroup(1, Parallelism(1), 9000)
+    _, policies = turned((1.0, "prefill-0", Role.DECODE), (3.0, "decode-0", Role.PREFILL))
+    sessions = [session(name, (2000, 10), arrival_s=at_s) for name, at_s in (("before", 0.5), ("between", 2.0))]
+    done = run(sessions, Cluster((small,), (large,)), policies, OFTEN)
+    outcome = {one.session_id: (one.error, one.decode_worker_id) for one in done.rounds}
+    assert outcome["before"][0] is not None
+    assert outcome["between"] == (None, "prefill-0")
+
+
+def test_lanes_are_given_by_the_laps_pools_and_followed_by_its_routing() -> None:
+    policies = replace(REMOTE, routing=create("routing", "laps"), pools=create("pools", "laps"))
+    sessions = [session(f"s{n}", (2000 if n % 2 else 100, 10), arrival_s=0.4 * n) for n in range(12)]
+    done = run(sessions, cluster(2, 1), policies, OFTEN)
+    used = {(one.reason, one.worker_id) for one in done.rounds}
+    assert used == {("short", "prefill-0"), ("long", "prefill-1")}
+    assert done.role_flips == 0, "the first lane of a worker is no flip"
+
+
+def test_a_lane_under_pressure_gets_another_worker() -> None:
+    policies = replace(REMOTE, routing=create("routing", "laps"), pools=create("pools", "laps"))
+    sessions = [session(f"s{number}", (2000, 5), arrival_s=0.12 * number) for number in range(60)]
+    done = run(sessions, cluster(4, 1), policies, OFTEN)
+    assert done.role_flips == 1
+    used = {one.worker_id for one in done.rounds}
+    assert len(used) == 3, "two were for long prefills at first, one has joined them, one stays for short ones"
+
+
+# -- flips that help
+
+
+PATIENT = Slo(2.0, 0.02)
+
+
+def served(sessions: Sequence[Session], where: Cluster, pools: str) -> SimulationRun:
+    named = replace(REMOTE, pools=create("pools", pools))
+    return simulate(sessions, where, MODEL, named, PATIENT, SimulationOptions())
+
+
+def attained(one: SimulationRun) -> float:
+    share = one.result(PATIENT)["attainment"]["rounds"]
+    assert isinstance(share, float)
+    return share
+
+
+def test_arrow_turns_decode_workers_into_prefill_workers_in_a_burst() -> None:
+    bursts = [
+        session(f"s{burst}/{number}", (4000, 50), arrival_s=15.0 * burst + 0.05 * number)
+        for burst in range(4)
+        for number in range(16)
+    ]
+    static, arrow = (served(bursts, cluster(1, 3, 200_000), pools) for pools in ("static", "arrow"))
+    assert static.role_flips == 0
+    assert 1 <= arrow.role_flips <= 6
+    assert attained(arrow) > attained(static) + 0.1
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 3), (2, 2), (3, 1)])
+def test_arrow_follows_a_load_that_shifts_from_prefill_to_decode_and_back(prefill: int, decode: int) -> None:
+    """No fixed layout serves both well; the flips are few, for nothing flips to and fro."""
+    long_prompts = [session(f"a{number}", (3000, 30), arrival_s=0.35 * number) for number in range(100)]
+    long_answers = [session(f"b{number}", (100, 1500), arrival_s=35 + 0.08 * number) for number in range(600)]
+    again = [session(f"c{number}", (3000, 30), arrival_s=120 + 0.35 * number) for number in range(100)]
+    sessions = [*long_prompts, *long_answers, *again]
+    where = cluster(prefill, decode, 200_000)
+    static, arrow = (served(sessions, where, pools) for pools in ("static", "arrow"))
+    assert attained(arrow) > attained(static) + 0.3
+    assert 2 <= arrow.role_flips <= 4
+
+
+def test_a_decision_never_names_the_sessions_own_worker_as_a_prefill_worker() -> None:
+    seen: list[tuple[str, list[str]]] = []
+
+    class Watching:
+        def route(
+            self,
+            task: PrefillTask,
+            decode: WorkerView,
+            prefill: Sequence[WorkerView],
+            model: PerformanceModel,
+            now_s: float,
+            rng: random.Random,
+        ) -> RouteDecision:
+            seen.append((decode.worker_id, [worker.worker_id for worker in prefill]))
+            return AMPD.routing.route(task, decode, prefill, model, now_s, rng)
+
+    _, policies = turned((1.0, "decode-0", Role.PREFILL), base=replace(AMPD, routing=Watching()))
+    sessions = [session(f"s{number}", (500, 20), (200, 20), tool_s=2.0) for number in range(4)]
+    run(sessions, cluster(1, 2), policies, OFTEN)
+    assert ("decode-0", ["prefill-0"]) in seen
+    assert ("decode-1", ["prefill-0", "decode-0"]) in seen
+    assert not any(decode in prefill for decode, prefill in seen)
