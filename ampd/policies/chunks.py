@@ -53,13 +53,15 @@ def chunked_s(
     all that is left. The sum stops where it has reached `until_s`.
     """
     room_s = itl_slo_s - step_s if step_s > 0.0 else inf
-    total_s, tokens = 0.0, 0
+    total_s, guess = 0.0, 0
     for task in tasks:
         hist, left = task.hist_tokens, task.incr_tokens
         while left > 0 and total_s < until_s:
-            tokens = largest_chunk_tokens(hist, left, room_s, parallelism, model, tokens)
+            tokens = largest_chunk_tokens(hist, left, room_s, parallelism, model, guess)
             if tokens < min(floor_tokens, left):
                 return inf
             total_s += step_s + model.prefill_s(hist, tokens, parallelism)
+            if tokens < left:
+                guess = tokens
             hist, left = hist + tokens, left - tokens
     return total_s

@@ -37,6 +37,10 @@ def test_a_good_guess_saves_the_search() -> None:
 
     assert largest_chunk_tokens(0, 100_000, 0.5104, TP4, Counting(), 500) == 500
     assert len(asked) == 3
+    for guess in (1, 50_000, 99_999):
+        asked.clear()
+        assert largest_chunk_tokens(0, 100_000, 0.5104, TP4, Counting(), guess) == 500
+        assert len(asked) <= 28, guess
 
 
 def test_each_chunk_waits_for_a_step_and_pays_for_a_pass() -> None:

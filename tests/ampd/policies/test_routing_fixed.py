@@ -1,5 +1,7 @@
 """always-remote at random, and the two static rules: threshold, first round remote."""
 
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +32,8 @@ def test_without_a_share_only_the_tokens_count() -> None:
 
 
 def test_what_is_not_local_goes_where_the_least_work_is_queued() -> None:
-    for policy in ("threshold", "first-remote", "always-remote"):
-        decision = route(policy, round_of(0, 5000), decode(), BUSY, IDLE)
+    for policy, seed in product(("threshold", "first-remote", "always-remote"), range(9)):
+        decision = route(policy, round_of(0, 5000), decode(), BUSY, IDLE, seed=seed)
         assert decision.worker_id == "idle"
         assert [estimate.queue_s for estimate in decision.estimates] == [18.02, 0.0]
 
