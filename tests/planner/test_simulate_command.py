@@ -49,6 +49,31 @@ def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytes
     assert by_mode["continuum"]["routes"]["remote"] == 0
 
 
+def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--pools", "static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
+    rows = simulated(capsys, *flags, "--decode", "2xTP1", "--pools-interval-s", "0.2")["results"]
+    assert [(row["mode"], row.get("pools"), row.get("slicing")) for row in rows] == [
+        ("disaggregated", None, None),
+        ("disaggregated", "arrow(cooldown_s=2.0)", None),
+        ("colocated", None, None),
+    ]
+    assert rows[0]["role_flips"] == 0
+
+
+def test_a_pools_policy_may_make_prefill_workers_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--prefill", "0", "--decode", "3xTP1", "--routing", "always-remote", "--pools", "arrow"]
+    whole = simulated(capsys, *flags, "--rate", "60", "--limit", "300")
+    assert whole["pools"] == "arrow"
+    assert whole["role_flips"] > 0
+    assert whole["routes"]["remote"] > 0
+
+
+def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--pools", "static,laps"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ampd / ampd ")]
+    assert [line.startswith("ampd / ampd / pools laps ") for line in lines] == [False, True]
+
+
 def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
     one, same, other = (simulated(capsys, "--rate", "5", "--seed", seed) for seed in ("1", "1", "2"))
     assert one["ttft_s"] == same["ttft_s"]
@@ -79,6 +104,11 @@ def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
+        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, static"),
+        (["--pools", "arrow(low_load=0)"], r"low_load: .*greater than 0"),
+        (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
+        (["--slicing", ","], r"name at least one"),
+        (["--pools-interval-s", "0"], r"--pools-interval-s"),
         (["--routing", "ampd(gamma=1)"], r"no parameter 'gamma'"),
         (["--routing", "ampd(alpha)"], r"give parameters as name=value"),
         (["--routing", "ampd(alpha=-1)"], r"alpha: .*greater than 0"),

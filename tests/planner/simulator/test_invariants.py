@@ -209,7 +209,7 @@ def test_the_same_seed_gives_the_same_result_in_another_process() -> None:
     script = (
         "from ampd.cli import main; main(['simulate', 'tau-bench-airline', '--model', 'llama-3.1-8b', '--gpu', 'h20', "
         "'--prefill', '2xTP1', '--decode', '2xTP1', '--rate', '20', '--limit', '60', '--kv-capacity-tokens', '9000', "
-        "'--coordinators', '3', '--state-delay-s', '0.1', '--json'])"
+        "'--coordinators', '3', '--state-delay-s', '0.1', '--pools', 'static,arrow', '--ttft', '0.2', '--json'])"
     )
     outputs = [
         subprocess.run(
