@@ -110,10 +110,10 @@ class Graph:
         self.processes[worker_id] = name
         return str(worker_id)
 
-    def start_coordinator(self, routing: str, *flags: str) -> str:
+    def start_coordinator(self, routing: str, *flags: str, module: str = "router") -> str:
         shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--grace-s", "0.1"]
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
-        return self._start("coordinator", "router", *model, "--routing", routing, *shared, *flags)
+        return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
 
     def start_frontend(self) -> str:
         flags = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]

@@ -1,73 +1,27 @@
 """Local prefills in slices, on the modelled engine: what the policy is asked, what is computed, what is left behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampd.perf.model import PerformanceModel
 from ampd.policies.base import Slice
 from ampd.policies.registry import create
 from ampd.state.memory import MemoryStore
 from ampd.state.window import SlidingWindow
-from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
-from ampd.wire import GenerateRequest
+from ampd.types import Parallelism, Role, RunningRound, WorkerView
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from tests.workers.slices_lab import Recorded, message, out, script
 from workers.decoding import DecodingRounds
-from workers.engines.base import EngineError, EngineOutput, EngineRequest
-from workers.engines.modelled import ModelledEngine
+from workers.engines.base import EngineError
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
-
-ENOUGH = 100_000
-
-
-@dataclass
-class Script:
-    """A slicing policy that says what it is told, then takes the rest; it notes what it was asked."""
-
-    answers: Iterator[Slice]
-    asked: list[tuple[int, int, int]] = field(default_factory=list)
-    running: list[tuple[RunningRound, ...]] = field(default_factory=list)
-
-    def slice(
-        self,
-        task: PrefillTask,
-        done_tokens: int,
-        running: Sequence[RunningRound],
-        parallelism: Parallelism,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-    ) -> Slice:
-        self.asked.append((task.hist_tokens, task.incr_tokens, done_tokens))
-        self.running.append(tuple(running))
-        return next(self.answers, Slice(ENOUGH))
-
-
-class Recorded:
-    """The modelled engine, and the calls it got: (prompt tokens, new tokens asked for, cached tokens)."""
-
-    def __init__(self, engine: ModelledEngine) -> None:
-        self._engine = engine
-        self.calls: list[tuple[int, int | None, int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-        self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
-        mine = len(self.calls) - 1
-        async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                if output.finish_reason:
-                    self.calls[mine] = (len(request.token_ids), request.max_new_tokens, output.cached_tokens)
-                yield output
 
 
 @dataclass
@@ -89,36 +43,6 @@ class Station:
             return [chunk async for chunk in chunks]
 
 
-def message(
-    prompt: list[int],
-    new: int,
-    session: str,
-    *,
-    hist: int = 0,
-    itl_s: float = 0.1,
-    source: str | None = None,
-    **request: Any,
-) -> GenerateRequest:
-    return {
-        "task": {
-            "task_id": session,
-            "session_id": session,
-            "hist_tokens": hist,
-            "incr_tokens": len(prompt) - hist,
-            "waited_s": 0.0,
-            "ttft_s": 1.0,
-            "itl_s": itl_s,
-        },
-        "token_ids": prompt,
-        "source_worker_id": source,
-        "request": {"stop_conditions": {"max_tokens": new}, **request},
-    }
-
-
-def out(chunks: list[dict[str, Any]], index: int = 0) -> list[int]:
-    return [token for chunk in chunks if chunk["index"] == index for token in chunk["token_ids"]]
-
-
 @pytest.fixture
 def station(model_folder: Path) -> Callable[..., Any]:
     @asynccontextmanager
@@ -134,10 +58,6 @@ def station(model_folder: Path) -> Callable[..., Any]:
             yield Station(lab, engine, queue, publisher, rounds)
 
     return open_station
-
-
-def script(*answers: Slice) -> Script:
-    return Script(iter(answers))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -320,15 +240,15 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(station: Any, st
         one.times.step_s = 0.001
         decoding = asyncio.create_task(one.round(prompt_of(64), 4000, session="a"))
         await until(lambda: one.times.steps)
-        slow = Slice(64, wait_s=100.0) if stage == "waiting" else Slice(128)
-        policy.answers = iter([Slice(64), Slice(64), slow])
-        leaver = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
-        if stage == "computing":
-            await until(lambda: len(one.times.prefills) == 2)
+
+        def answers() -> Iterator[Slice]:
+            yield from (Slice(64), Slice(64))
             one.times.per_token_s = 100.0
-            await until(lambda: len(one.times.prefills) == 3)
-        else:
-            await until(lambda: len(policy.asked) == 4 - 1)
+            yield Slice(64, wait_s=100.0) if stage == "waiting" else Slice(128)
+
+        policy.answers = answers()
+        leaver = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
+        await until(lambda: len(policy.asked) == 4 and len(one.times.prefills) == (2 if stage == "waiting" else 3))
         leaver.cancel()
         await asyncio.wait({leaver})
         one.times.per_token_s = 0.0

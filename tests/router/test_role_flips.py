@@ -1,0 +1,146 @@
+"""Workers whose role changes while sessions go on, in a whole graph with two coordinators."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from ampd.types import Role, WorkerView
+from tests.router.graph_lab import Graph, completion, events, graph, profile, record, session
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = [5 + position % 300 for position in range(200)]
+OUTPUT_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    with graph(tmp_path_factory.mktemp("flips")) as one:
+        one.environment["DYN_LOG"] = "info"
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def coordinators(site: Graph) -> list[str]:
+    """Both ask for what the file says."""
+    assign(site)
+    flags = ["--pools", f"from-file(path={wanted(site)})", "--pools-interval-s", "0.1"]
+    return [
+        site.start_coordinator("always-remote", *flags, module="tests.router.scripted_coordinator") for _ in range(2)
+    ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(site: Graph, coordinators: list[str]) -> AsyncIterator[httpx.AsyncClient]:
+    """One prefill and two decode workers, a token every 20 ms."""
+    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
+    site.start_frontend()
+    for role in ("prefill", "decode", "decode"):
+        await site.new_worker(role, perf)
+    await site.until_answers(coordinators)
+    async with httpx.AsyncClient(base_url=site.url, timeout=30) as one:
+        yield one
+
+
+def wanted(site: Graph) -> Path:
+    return site.folder / "wanted.json"
+
+
+def assign(site: Graph, **roles: tuple[str, str]) -> None:
+    """What the policy wants from now on."""
+    fresh = site.folder / "fresh.json"
+    fresh.write_text(json.dumps(roles))
+    fresh.rename(wanted(site))
+
+
+async def until_role(site: Graph, worker_id: str, role: Role, lane: str = "") -> None:
+    def there(views: list[WorkerView]) -> bool:
+        return (worker_id, role, lane) in {(view.worker_id, view.role, view.lane) for view in views}
+
+    await site.until_views(there)
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int], name: str, new: int = 3) -> tuple[str, dict[str, Any]]:
+    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=new), headers=session(name))
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["text"], record(answer)
+
+
+async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]]:
+    """The records of some new sessions' first rounds, all at once."""
+    asked = [ask(client, [5 + number] * 40, f"{mark}-{number}") for number in range(8)]
+    return [one for _, one in await asyncio.gather(*asked)]
+
+
+async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_session_goes_on(
+    client: httpx.AsyncClient, site: Graph, coordinators: list[str]
+) -> None:
+    expected, _ = await ask(client, PROMPT, "elsewhere", OUTPUT_TOKENS)
+    body = {**completion(PROMPT, max_tokens=OUTPUT_TOKENS), "stream": True}
+    text, flipped = "", ""
+    async with client.stream("POST", "/v1/completions", json=body, headers=session("stays")) as response:
+        async for event in events(response):
+            assert "error" not in event, event
+            text += "".join(choice["text"] for choice in event["choices"])
+            if not flipped:
+                flipped = record(event)["decode_worker"]
+                assign(site, **{flipped: ("prefill", "late")})
+                await until_role(site, flipped, Role.PREFILL, "late")
+    assert text == expected, "the round that was running went on"
+
+    while any(one["decode_worker"] == flipped for one in await newcomers(client, "settle")):
+        pass  # a coordinator may hear of the new role a moment later than this test
+    new = await newcomers(client, "while")
+    assert flipped not in {one["decode_worker"] for one in new}
+    assert flipped in {one["prefill_worker"] for one in new}, "it does what its new role asks of it"
+
+    longer = PROMPT + [9] * 50
+    there, one = await ask(client, longer, "stays", 5)
+    assert (await ask(client, longer, "fresh", 5))[0] == there
+    assert (one["decode_worker"], one["epoch"], one["retries"]) == (flipped, 1, 0), "bound sessions stay"
+    assert one["hist_tokens"] >= len(PROMPT) // 16 * 16
+    assert one["prefill_worker"] not in (None, flipped)
+
+    assign(site, **{flipped: ("decode", "")})
+    await until_role(site, flipped, Role.DECODE)
+    while flipped not in {one["decode_worker"] for one in await newcomers(client, "back")}:
+        pass
+    longer += [11] * 50
+    assert (await ask(client, longer, "stays", 5))[1]["decode_worker"] == flipped
+
+    said = [line for name in coordinators for line in site.log(name).splitlines() if f"worker {flipped}:" in line]
+    assert ["decode -> prefill/late (script)" in line for line in said] == [True, False]
+    assert "prefill/late -> decode (script)" in said[1]
+    worker_log = site.log(site.processes[flipped])
+    assert "role: decode -> prefill/late (script)" in worker_log
+    assert not site.supervisor.ended(), "nothing was restarted"
+
+
+async def test_a_killed_leader_is_replaced_after_its_lease(
+    client: httpx.AsyncClient,  # noqa: ARG001
+    site: Graph,
+    coordinators: list[str],
+) -> None:
+    (leader,) = [name for name in coordinators if "this coordinator leads" in site.log(name)]
+    (other,) = set(coordinators) - {leader}
+    (prefill,) = [view.worker_id for view in await site.until_workers(3) if view.role is Role.PREFILL]
+    await site.end(leader, signal.SIGKILL)
+    assign(site, **{prefill: ("decode", "")})
+    await until_role(site, prefill, Role.DECODE)
+    assert f"worker {prefill}: prefill -> decode (script)" in site.log(other)
+
+
+async def test_a_worker_that_starts_has_the_role_of_its_flag(client: httpx.AsyncClient, site: Graph) -> None:  # noqa: ARG001
+    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
+    (prefill,) = [worker for worker, name in site.processes.items() if name.startswith("prefill")]
+    await until_role(site, prefill, Role.DECODE)
+    await site.end(site.processes[prefill])
+    await until_role(site, await site.new_worker("prefill", perf), Role.PREFILL)

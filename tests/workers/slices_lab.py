@@ -1,0 +1,101 @@
+"""What tests of sliced prefills share: a policy that says what it is told, and an engine that notes its calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import Slice
+from ampd.types import Parallelism, PrefillTask, RunningRound
+from ampd.wire import GenerateRequest
+from workers.engines.base import EngineOutput, EngineRequest
+
+ENOUGH = 100_000
+
+
+@dataclass
+class Script:
+    """A slicing policy that says what it is told, then takes the rest; it notes what it was asked."""
+
+    answers: Iterator[Slice]
+    asked: list[tuple[int, int, int]] = field(default_factory=list)
+    running: list[tuple[RunningRound, ...]] = field(default_factory=list)
+
+    def slice(
+        self,
+        task: PrefillTask,
+        done_tokens: int,
+        running: Sequence[RunningRound],
+        parallelism: Parallelism,  # noqa: ARG002
+        model: PerformanceModel,  # noqa: ARG002
+        now_s: float,  # noqa: ARG002
+    ) -> Slice:
+        self.asked.append((task.hist_tokens, task.incr_tokens, done_tokens))
+        self.running.append(tuple(running))
+        return next(self.answers, Slice(ENOUGH))
+
+
+class Recorded:
+    """An engine, and the calls it got: (prompt tokens, new tokens asked for, cached tokens).
+
+    Args:
+        on_first: called with (prompt tokens, new tokens asked for) at each call's first output.
+    """
+
+    def __init__(self, engine: Any, on_first: Callable[[int, int | None], None] = lambda *_: None) -> None:
+        self._engine = engine
+        self._on_first = on_first
+        self.calls: list[tuple[int, int | None, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
+        mine = len(self.calls) - 1
+        is_first = True
+        async with aclosing(self._engine.generate(request)) as outputs:
+            async for output in outputs:
+                if is_first:
+                    is_first = False
+                    self._on_first(len(request.token_ids), request.max_new_tokens)
+                if output.finish_reason:
+                    self.calls[mine] = (len(request.token_ids), request.max_new_tokens, output.cached_tokens)
+                yield output
+
+
+def message(
+    prompt: list[int],
+    new: int,
+    session: str,
+    *,
+    hist: int = 0,
+    itl_s: float = 0.1,
+    source: str | None = None,
+    **request: Any,
+) -> GenerateRequest:
+    return {
+        "task": {
+            "task_id": session,
+            "session_id": session,
+            "hist_tokens": hist,
+            "incr_tokens": len(prompt) - hist,
+            "waited_s": 0.0,
+            "ttft_s": 1.0,
+            "itl_s": itl_s,
+        },
+        "token_ids": prompt,
+        "source_worker_id": source,
+        "request": {"stop_conditions": {"max_tokens": new}, **request},
+    }
+
+
+def out(chunks: list[dict[str, Any]], index: int = 0) -> list[int]:
+    return [token for chunk in chunks if chunk["index"] == index for token in chunk["token_ids"]]
+
+
+def script(*answers: Slice) -> Script:
+    return Script(iter(answers))
