@@ -148,7 +148,12 @@ class Placer:
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
         task = self._task(ask, 0)
-        chosen = self._binding.bind(task, roomy, self._model, self._clock(), self._rng)
+        try:
+            chosen = self._binding.bind(task, roomy, self._model, self._clock(), self._rng)
+        except UserError as error:
+            # As for routes: a parallelism that the performance model lacks.
+            log.error("binding without the policy: %s", error)
+            return deterministic_choice(ask.session_id, roomy)
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _repin(self, known: Binding, worker_id: str) -> Binding:

@@ -380,6 +380,15 @@ async def test_a_model_that_lacks_a_worker_s_parallelism_does_not_fail_rounds() 
         assert (record["route"], record["reason"]) == ("local", "no-performance-model")
 
 
+async def test_nor_does_it_fail_a_binding() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state) as one:
+        one.services.placer._binding = SimpleNamespace(bind=raising)  # type: ignore[assignment]
+        tokens, record = await one.round()
+        assert tokens == EXPECTED
+        assert record["decode_worker"] == "d1"
+
+
 def raising(*_: Any) -> Any:
     from ampd.errors import UserError
 
