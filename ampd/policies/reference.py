@@ -36,10 +36,15 @@ def _section(policy: registry.Description) -> str:
     lines = [f"### {policy.kind}: {policy.name}", "", policy.text, ""]
     if policy.parameters:
         lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
-        lines += [f"| `{p.name}` | {p.type} | {p.default} | {p.description} |" for p in policy.parameters]
+        lines += [f"| `{p.name}` | {_cell(p.type)} | {p.default} | {p.description} |" for p in policy.parameters]
     else:
         lines += ["No parameters."]
     return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    """As a cell of a table, in which a bar would end it."""
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
