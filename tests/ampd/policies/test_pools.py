@@ -163,6 +163,13 @@ def test_a_cluster_of_decode_workers_gets_a_prefill_worker_when_prefills_wait() 
     assert arrow(busy, decode("d2", 2)) != []
 
 
+def test_nothing_changes_within_the_cooldown() -> None:
+    workers = OVERLOADED, decode("d1", 3), decode("d2", 2)
+    assert arrow(*workers, since_s=99.01) == []
+    assert arrow(*workers, since_s=99.0) != []
+    assert arrow(*workers, since_s=99.0, cooldown_s=1.5) == []
+
+
 # -- arrow: P -> D
 
 

@@ -1,5 +1,6 @@
 """Roles that change: sessions stay where they are bound, new work goes by the new roles, and flips raise attainment."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +24,12 @@ LATE_VIEWS = replace(OFTEN, state_delay_s=0.5)
 
 
 class Scripted:
-    """Changes roles as told, each at its time; notes what it saw."""
+    """Changes roles as told, each when its time has come; notes what it saw."""
 
     def __init__(self, *changes: tuple[float, str, Role]) -> None:
-        self._changes = changes
+        self._changes = list(changes)
         self.seen: list[tuple[float, dict[str, WorkerView]]] = []
+        self.changed_s: list[float] = []
 
     def change(
         self,
@@ -38,9 +40,11 @@ class Scripted:
         changed_s: float,
         rng: random.Random,  # noqa: ARG002
     ) -> Sequence[RoleChange]:
-        assert changed_s <= now_s
+        self.changed_s.append(changed_s)
         self.seen.append((now_s, {worker.worker_id: worker for worker in workers}))
-        return [RoleChange(name, role, "script") for at_s, name, role in self._changes if at_s <= now_s]
+        due = [change for change in self._changes if change[0] <= now_s]
+        self._changes = [change for change in self._changes if change not in due]
+        return [RoleChange(name, role, "script") for _, name, role in due]
 
 
 def cluster(prefill: int, decode: int, kv_tokens: int = 0) -> Cluster:
@@ -131,10 +135,30 @@ def test_a_batch_is_seen_also_where_the_role_is_prefill(how: SimulationOptions) 
     at = {round(now_s, 1): views["decode-0"] for now_s, views in script.seen}
     before, after = at[0.9], at[3.0]
     assert (before.role, after.role) == (Role.DECODE, Role.PREFILL)
-    assert at[1.1].role is Role.PREFILL, "a role is known at once, also where the rest is seen late"
     assert before.decode_batch == after.decode_batch == 1
     assert before.decode_context_tokens < after.decode_context_tokens
     assert after.itl.count > before.itl.count > 0
+
+
+def test_a_role_is_known_at_once_also_where_the_rest_is_seen_late() -> None:
+    script, policies = turned((0.95, "decode-0", Role.PREFILL), base=LOCAL)
+    run([session("long", (100, 400))], cluster(0, 2), policies, replace(OFTEN, state_delay_s=1000.0))
+    roles = {round(now_s, 1): views["decode-0"].role for now_s, views in script.seen}
+    assert (roles[1.0], roles[1.1]) == (Role.DECODE, Role.PREFILL)
+    assert not any(views[name].decode_batch for _, views in script.seen for name in views), "seen after 1000 s"
+
+
+def test_the_policy_hears_of_the_last_real_change() -> None:
+    """Neither of one to the role that the worker has, nor of one that was not made."""
+    kept = (0.15, "decode-0", Role.DECODE)
+    script, policies = turned(
+        kept, (0.35, "decode-0", Role.PREFILL), (0.55, "decode-1", Role.PREFILL), (0.75, "decode-0", Role.DECODE)
+    )
+    run([session("s", (100, 400))], cluster(1, 2), policies, OFTEN)
+    heard = dict(zip([round(now_s, 1) for now_s, _ in script.seen], script.changed_s, strict=True))
+    assert heard[0.0] == heard[0.4] == -math.inf
+    assert heard[0.5] == heard[0.8] == pytest.approx(0.4)
+    assert heard[0.9] == pytest.approx(0.8)
 
 
 class First:
@@ -153,11 +177,16 @@ class First:
 
 def test_sessions_are_bound_and_refused_by_the_memory_of_those_that_decode_now() -> None:
     small, large = ReplicaGroup(1, Parallelism(1), 1000), ReplicaGroup(1, Parallelism(1), 9000)
-    _, policies = turned((1.0, "prefill-0", Role.DECODE), (3.0, "decode-0", Role.PREFILL))
-    sessions = [session(name, (2000, 10), arrival_s=at_s) for name, at_s in (("before", 0.5), ("between", 2.0))]
+    _, policies = turned((1.0, "prefill-0", Role.DECODE), (3.0, "prefill-0", Role.PREFILL))
+    arrivals = {"before": 0.5, "between": 2.0, "after": 4.0}
+    sessions = [session(name, (2000, 10), arrival_s=at_s) for name, at_s in arrivals.items()]
     done = run(sessions, Cluster((small,), (large,)), policies, OFTEN)
     outcome = {one.session_id: (one.error, one.decode_worker_id) for one in done.rounds}
-    assert outcome["before"][0] is not None
+    for refused in ("before", "after"):
+        assert outcome[refused] == (
+            "prompt and output have 2010 tokens, the KV memory of a decode worker holds 1000 tokens",
+            "",
+        )
     assert outcome["between"] == (None, "prefill-0")
 
 
