@@ -125,7 +125,7 @@ class JctOrdering(Policy):
     those that the coordinator counted when it routed the round; a cache that changes while the task waits does not
     change its place.
 
-    Example: `--ordering "jct(ageing_tokens_per_s=500)"`
+    Example: `--ordering jct`, `--ordering "jct(ageing_tokens_per_s=500)"`
     """
 
     ageing_tokens_per_s: float = Field(
