@@ -43,10 +43,10 @@ class LapsOrdering(Policy):
     Limits: what the paper adapts is approximated. A policy keeps nothing between two picks, so the arrival rate of
     shorts is measured over the queue alone, from the first waiting short on. The wait and the depth that the paper
     adapts after each dispatch both follow from that rate at each pick: the depth aimed for is what the rate brings in
-    the time left, at most `depth`. A single short therefore waits half of `max_wait_s` for company. W_min is 0, T_max is
-    `max_wait_s`, sigma and delta are one margin. The boundary is a constant, not fitted from samples. Chunks of long
-    tasks, the padding and the graphs belong to the engine. Every round has a TTFT target, so the rule without deadlines
-    has no place.
+    the time left, at most `depth`. A single short therefore waits half of `max_wait_s` for company. W_min is 0, T_max
+    is `max_wait_s`, sigma and delta are one margin. The boundary is a constant, not fitted from samples. Chunks of
+    long tasks, the padding and the graphs belong to the engine. Every round has a TTFT target, so the rule without
+    deadlines has no place.
 
     Example: `--ordering laps`, `--ordering "laps(boundary_tokens=512, max_wait_s=0.01)"`
     """
