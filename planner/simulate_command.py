@@ -162,7 +162,11 @@ def _scene(settings: SimulateSettings) -> Scene:
     )
     if not cluster.decode:
         raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
-    model.require([group.parallelism for group in cluster.prefill], [group.parallelism for group in cluster.decode])
+    prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
+    if set(split_names(settings.pools)) <= {STATIC}:
+        model.require(prefill, decode)
+    else:
+        model.require([*prefill, *decode], [*prefill, *decode])  # any of them may get any role
     for kind in KINDS:
         for name in split_names(getattr(settings, kind)):
             create_named(kind, name)

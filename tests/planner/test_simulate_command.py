@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_a_pools_policy_may_make_prefill_workers_where_there_are_none(capsys: py
     assert whole["pools"] == "arrow"
     assert whole["role_flips"] > 0
     assert whole["routes"]["remote"] > 0
+
+
+def test_roles_that_change_need_the_moves_between_all_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = json.loads((files("ampd.perf") / "profiles" / "qwen3-32b-h20.json").read_text())
+    profile["kv_transfers"] = [move for move in profile["kv_transfers"] if move["tp_source"] != move["tp_target"]]
+    file = tmp_path / "perf.json"
+    file.write_text(json.dumps(profile))
+    flags = ["simulate", "tau-bench-airline", "--perf", str(file), "--prefill", "1xTP2", "--decode", "2xTP4"]
+    assert main(flags) == 0
+    assert main([*flags, "--pools", "static,arrow"]) == 2
+    assert "no KV transfer" in capsys.readouterr().err
 
 
 def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[str]) -> None:
