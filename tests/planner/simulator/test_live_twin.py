@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from ampd.policies.registry import create
+from ampd.policies.registry import create_named
 from ampd.state.memory import MemoryStore
 from ampd.state.window import SlidingWindow
 from ampd.types import Parallelism, Role, WorkerView
@@ -31,7 +31,7 @@ from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
 from workloads.trace import Round, Session, kept_tokens
 
-from .lab import MODEL, RouteBy, run, single
+from .lab import MODEL, SLO, RouteBy, run, single
 
 CAPACITY_TOKENS = 100_000
 FACTS = ModelFacts(
@@ -51,7 +51,7 @@ class Times:
 class LiveWorkers:
     """One prefill and one decode worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordering: str = "fcfs") -> None:
         clock = asyncio.get_running_loop().time
         self.peers = LocalPeers()
         self.rounds: dict[str, Rounds] = {}
@@ -59,7 +59,7 @@ class LiveWorkers:
             engine = self.peers.engines[name] = ModelledEngine(FACTS, MODEL, Parallelism(), CAPACITY_TOKENS)
             view = WorkerView(name, role)
             publisher = Publisher(MemoryStore(), lambda view=view: view, 10.0)  # type: ignore[misc]
-            queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism(), clock=clock)
+            queue = AsyncPrefillQueue(create_named("ordering", ordering), MODEL, Parallelism(), clock=clock)
             engine.kv.connect(self.peers, publisher.held)
             sessions = SessionKeeper(engine.kv, 1e9, clock)
             windows = SlidingWindow(), SlidingWindow()
@@ -97,6 +97,7 @@ class LiveWorkers:
         first_s = -1.0
         if is_remote:
             ask: Any = message(prompt, session=session, hist=hist, source="decode-0" if hist else None)
+            ask["task"] |= {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
             request: PrefillRequest = ask
             async for chunk in prefill.prefill(request):
                 out += chunk["token_ids"]
@@ -108,6 +109,7 @@ class LiveWorkers:
             source="prefill-0" if is_remote else None,
             max_tokens=output - len(out),
         )
+        ask["task"] |= {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
         more: GenerateRequest = ask
         async for chunk in decode.generate(more):
             if not out:
@@ -117,10 +119,10 @@ class LiveWorkers:
 
 
 def _live(
-    sessions: Sequence[Session], remote: Sequence[int], monkeypatch: pytest.MonkeyPatch
+    sessions: Sequence[Session], remote: Sequence[int], monkeypatch: pytest.MonkeyPatch, ordering: str
 ) -> dict[tuple[str, int], Times]:
     async def main() -> dict[tuple[str, int], Times]:
-        return await LiveWorkers().play(sessions, remote)
+        return await LiveWorkers(ordering).play(sessions, remote)
 
     return run_virtually(main(), monkeypatch, "workers.engines.modelled")
 
@@ -138,10 +140,14 @@ def _rounds(*rounds: tuple[int, int], keep: dict[int, int] | None = None) -> tup
 
 
 def _compare(
-    sessions: Sequence[Session], remote: Sequence[int], monkeypatch: pytest.MonkeyPatch, tolerance_s: float
+    sessions: Sequence[Session],
+    remote: Sequence[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tolerance_s: float,
+    ordering: str = "fcfs",
 ) -> None:
-    live = _live(sessions, remote, monkeypatch)
-    routed = RouteBy(lambda index: index in remote).policies()
+    live = _live(sessions, remote, monkeypatch, ordering)
+    routed = replace(RouteBy(lambda index: index in remote).policies(), ordering=create_named("ordering", ordering))
     how = SimulationOptions(hand_over_pass=False)
     done = run(sessions, single(1, CAPACITY_TOKENS), routed, how).rounds
     assert len(done) == len(live)
@@ -163,7 +169,18 @@ def test_rounds_one_after_the_other_take_the_same_time(
     _compare([Session(session_id="s", arrival_s=0.0, rounds=rounds)], remote, monkeypatch, 1e-5)
 
 
-def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_an_ordering_holds_back_for_company_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = _rounds((1203, 30), (217, 2), (95, 64), (256, 17))
+    sessions = [Session(session_id="s", arrival_s=0.0, rounds=rounds)]
+    _compare(sessions, (0, 1, 3), monkeypatch, 1e-5, "laps(max_wait_s=0.1)")
+
+
+@pytest.mark.parametrize(
+    "ordering", ["fcfs", "ampd", "continuum", "edf", "hrrn", "jct", "shortest-prefill-first", "laps(boundary_tokens=1)"]
+)
+def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(
+    ordering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(3)
     sessions = [
         Session(
@@ -173,4 +190,4 @@ def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(monkeypatch: py
         )
         for number in range(8)
     ]
-    _compare(sessions, (0, 1, 2), monkeypatch, 1e-5)
+    _compare(sessions, (0, 1, 2), monkeypatch, 1e-5, ordering)
