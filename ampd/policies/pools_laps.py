@@ -40,7 +40,7 @@ class LapsPools(Policy):
     their lane under pressure, though no worker would help them. A worker finishes what it has in its queue, of either
     length.
 
-    Example: `--pools laps --routing laps`
+    Example: `--pools laps`, with `--routing laps`
     """
 
     backlog_weight: float = Field(1.0, ge=0, description="Weight of the work that waits, in TTFT targets.")

@@ -73,3 +73,4 @@ class RoleKeeper:
         self._changed_s = self._loop.now_s
         self.role_flips += worker.role is not change.role or bool(worker.lane)
         worker.turn(change.role, change.lane)
+        self._views.roles_changed()

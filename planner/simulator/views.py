@@ -35,6 +35,10 @@ class Views(Protocol):
         """One worker."""
         ...
 
+    def roles_changed(self) -> None:
+        """A worker has taken another role."""
+        ...
+
     def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
         """This coordinator has just sent a prefill there."""
         ...
@@ -46,6 +50,11 @@ class FreshViews:
     def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop) -> None:
         self._loop = loop
         self._workers = workers
+        self.roles_changed()
+
+    def roles_changed(self) -> None:
+        self._prefill = [worker for worker in self._workers if worker.role is Role.PREFILL]
+        self._decode = [worker for worker in self._workers if worker.role is Role.DECODE]
 
     def workers(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
@@ -53,11 +62,11 @@ class FreshViews:
 
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
-        return [worker.view(now_s) for worker in self._workers if worker.role is Role.PREFILL]
+        return [worker.view(now_s) for worker in self._prefill]
 
     def decode(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
-        return [worker.view(now_s) for worker in self._workers if worker.role is Role.DECODE]
+        return [worker.view(now_s) for worker in self._decode]
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:  # noqa: ARG002
         return worker.view(self._loop.now_s)
@@ -84,6 +93,9 @@ class DelayedViews:
         for worker in workers:
             self._publish(worker)
             worker.on_change = partial(self._changed, worker)
+
+    def roles_changed(self) -> None:
+        pass  # they are asked for at every call
 
     def workers(self, coordinator: int) -> Sequence[WorkerView]:
         return [self.worker(coordinator, worker) for worker in self._workers]
