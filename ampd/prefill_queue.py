@@ -7,6 +7,7 @@ time, so both queue by the same object.
 from __future__ import annotations
 
 import random
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -63,6 +64,12 @@ class QueueEntry:
         if self.stage is Stage.FETCHING:
             self.stage = Stage.READY
             self._queue.advance()
+
+    def again(self, task: PrefillTask) -> None:
+        """Give the slot back with a part computed: `task` is what is left, and waits for its next turn."""
+        if self.stage is Stage.COMPUTING:
+            self.task, self.fetches, self.stage = task, False, Stage.WAITING
+            self._queue.wait_again(self)
 
     def leave(self) -> None:
         """Give the place and the slot back: the prefill is done, or nobody wants it any more."""
@@ -159,6 +166,13 @@ class PrefillQueue:
                 break
         if entry in entry.mates:
             entry.mates.remove(entry)
+        self.advance()
+
+    def wait_again(self, entry: QueueEntry) -> None:
+        """Called by an entry whose part is computed: back to its place by arrival."""
+        self._computing.remove(entry)
+        entry.mates = []
+        insort(self._waiting, entry, key=lambda one: one.task.arrival_s)
         self.advance()
 
     def _start_next(self) -> bool:

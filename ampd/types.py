@@ -53,6 +53,7 @@ class PrefillTask:
         arrival_s: when the round was handed to the system, on the clock of the `now_s` that the policy is called with.
         slo: the round's targets.
         postponements: how often a later task of the same queue was run before this one.
+        session_missed: an earlier round of the session has missed a target, so that the session has.
     """
 
     task_id: str
@@ -62,6 +63,7 @@ class PrefillTask:
     arrival_s: float
     slo: Slo
     postponements: int = 0
+    session_missed: bool = False
 
     @property
     def context_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -15,9 +16,9 @@ from planner.simulator.events import EventLoop
 from planner.simulator.links import Links, Transfer
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulatedRound, Span
-from planner.simulator.slices import SlicedPrefill
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
+from workloads.results import meets
 from workloads.trace import Round, Session, kept_tokens
 
 _UNLIMITED = 1 << 62
@@ -31,7 +32,7 @@ class ActiveSession:
         users: workers that may hold KV of it.
     """
 
-    __slots__ = ("context_tokens", "decode", "index", "rounds", "session_id", "users")
+    __slots__ = ("context_tokens", "decode", "has_missed", "index", "rounds", "session_id", "users")
 
     def __init__(self, session: Session) -> None:
         self.session_id = session.session_id
@@ -39,6 +40,7 @@ class ActiveSession:
         self.index = 0
         self.context_tokens = 0
         self.decode: SimulatedWorker | None = None
+        self.has_missed = False
         self.users: set[SimulatedWorker] = set()
 
 
@@ -49,7 +51,18 @@ class ActiveRound:
         staged_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
 
-    __slots__ = ("behind_tokens", "decode", "entry", "prefill", "prompt_tokens", "record", "session", "staged_tokens")
+    __slots__ = (
+        "behind_tokens",
+        "decode",
+        "entry",
+        "fetched",
+        "is_started",
+        "prefill",
+        "prompt_tokens",
+        "record",
+        "session",
+        "staged_tokens",
+    )
 
     def __init__(self, session: ActiveSession, record: SimulatedRound, decode: SimulatedWorker) -> None:
         self.session = session
@@ -60,6 +73,8 @@ class ActiveRound:
         self.behind_tokens = 0
         self.staged_tokens = 0
         self.entry: QueueEntry | None = None
+        self.is_started = False
+        self.fetched = False
 
     def usable_staged_tokens(self, held_tokens: int) -> int:
         """What of the staged KV continues the `held_tokens` that are there now."""
@@ -206,6 +221,7 @@ class RoundRunner:
             incr_tokens,
             self._loop.now_s,
             self._slo,
+            session_missed=session.has_missed,
         )
 
     def _enter(self, one: ActiveRound, task: PrefillTask, decision: RouteDecision, coordinator: int) -> None:
@@ -238,6 +254,7 @@ class RoundRunner:
         missing = max(available - held, 0)
         one.behind_tokens, one.staged_tokens = held, missing
         one.record.kv_history_tokens = missing
+        one.fetched = True
         # What is here already goes with what is read: neither may be evicted before the other is used.
         target.memory.keep(session_id)
         source.memory.keep(session_id)
@@ -251,19 +268,48 @@ class RoundRunner:
     def _compute(self, one: ActiveRound, entry: QueueEntry) -> None:
         """The engine takes the prefill."""
         record, worker = one.record, one.prefill
-        record.queued_s = self._loop.now_s - entry.task.arrival_s
-        record.postponements = entry.task.postponements
         is_local = worker is one.decode
-        if is_local and self._slices:
-            SlicedPrefill(
-                entry.task, worker, self._policies.slicing, self._model, self._loop, lambda: self._submit(one, is_local)
-            )
+        if not one.is_started:
+            one.is_started = True
+            record.queued_s = self._loop.now_s - entry.task.arrival_s
+            # Between slices nothing else protects what is there.
+            worker.memory.keep(record.session_id)
+        is_alone = len(entry.mates) == 1
+        if self._slices and is_alone and self._slice(one, entry):
             return
-        self._submit(one, is_local, is_alone=len(entry.mates) == 1)
-        if entry.fetches:
+        self._submit(one, is_local, is_alone)
+        record.postponements = entry.task.postponements
+        worker.memory.unkeep(record.session_id)
+        if one.fetched:
             worker.memory.unkeep(record.session_id)
 
-    def _submit(self, one: ActiveRound, is_local: bool, is_alone: bool = True) -> None:
+    def _slice(self, one: ActiveRound, entry: QueueEntry) -> bool:
+        """Compute a part of what is left, or wait, as the slicing policy says; False: all of it now."""
+        worker, task, now_s = one.prefill, entry.task, self._loop.now_s
+        running = worker.engine.running(now_s, task.slo.itl_s)
+        chosen = self._policies.slicing.slice(task, 0, running, worker.parallelism, self._model, now_s)
+        if chosen.wait_s > 0.0:
+            self._loop.at(now_s + chosen.wait_s, self._compute_later, (one, entry))
+            return True
+        held = worker.memory.held.get(task.session_id, 0)
+        staged = one.usable_staged_tokens(held)
+        end = max((task.hist_tokens + chosen.tokens) // self._page, (held + staged) // self._page + 1) * self._page
+        if chosen.tokens >= task.incr_tokens or end >= one.prompt_tokens:
+            return False
+
+        def done(_: object, __: float) -> None:
+            left = replace(entry.task, hist_tokens=end, incr_tokens=one.prompt_tokens - end)
+            entry.again(left)
+
+        worker.submit(
+            EngineSequence(task.session_id, end, held // self._page * self._page, 0, None, done, staged), is_alone=True
+        )
+        return True
+
+    def _compute_later(self, waited: tuple[ActiveRound, QueueEntry]) -> None:
+        self._compute(*waited)
+
+    def _submit(self, one: ActiveRound, is_local: bool, is_alone: bool) -> None:
         """The whole prompt to the engine, which computes what is not there yet."""
         record, worker = one.record, one.prefill
         held = worker.memory.held.get(record.session_id, 0)
@@ -363,6 +409,7 @@ class RoundRunner:
         if record.output_tokens > 1 and record.ttft_s is not None:
             record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
         session.context_tokens = one.prompt_tokens + record.output_tokens
+        session.has_missed = session.has_missed or not meets(record, self._slo)
         session.index += 1
         if session.index == len(session.rounds):
             self._end_session(session, record)

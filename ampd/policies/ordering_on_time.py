@@ -1,0 +1,83 @@
+"""Our ordering: the earliest due of the prefills that can still be on time, the hopeless ones in what is left over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import Pick
+from ampd.policies.keeping import Job, job_of, keep
+from ampd.policies.registry import Policy, register
+from ampd.types import Parallelism, PrefillTask
+
+
+@register("ordering", "on-time")
+class OnTimeOrdering(Policy):
+    """Run the earliest due of a largest set of prefills that can all be on time; what cannot waits for a quiet moment.
+
+    Reads: history, increment, arrival, TTFT target and `session_missed` of the first `window` tasks; prefill times of
+    the performance model, one call for each.
+
+    Rule:
+
+    1. A task that would be late even if it ran alone and at once is hopeless. The others are put in order of their
+       deadlines; whenever one would be late, the task that frees the most time for the least weight is given up for
+       now (Moore-Hodgson, exact for equal weights). Of what is kept, the earliest due runs.
+    2. A task of a session that has missed a target before weighs `missed_weight`: a session counts only if all of its
+       rounds are on time, so misses are better put where one has happened already.
+    3. Hopeless tasks run when nothing else is there, the shortest first. So that they end under a steady load too, one
+       pick in `1 / late_share` takes the oldest of them.
+
+    Together with a slicing policy a prefill is asked about again after each slice, so a long one is overtaken by what
+    is urgent, and a hopeless one does not stand in anybody's way.
+
+    Limits: in a lasting overload hopeless rounds wait long, `late_share` of the picks is all they get. Times are as
+    good as the model; `headroom` keeps a part of the target for its error. It does not know how much of a decode
+    worker's time the decode batch will take.
+
+    Example: `--ordering on-time`
+    """
+
+    window: int = Field(128, ge=1, le=4096, description="Tasks looked at, from the head of the queue.")
+    headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
+    missed_weight: float = Field(
+        0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
+    )
+    late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
+
+    def pick(
+        self,
+        queue: Sequence[PrefillTask],
+        parallelism: Parallelism,
+        model: PerformanceModel,
+        now_s: float,
+        rng: random.Random,
+    ) -> Pick:
+        """The task to run and the positions that it overtakes."""
+        if len(queue) == 1:
+            return Pick(0)
+        jobs, hopeless = self._jobs(queue, parallelism, model, now_s)
+        if not jobs:
+            index = min((time_s, position) for _, time_s, _, position in hopeless)[1]
+        elif hopeless and self.late_share and rng.random() < self.late_share:
+            index = hopeless[0][3]
+        else:
+            kept, _ = keep(jobs)
+            index = min((due_s, position) for due_s, _, _, position in kept)[1]
+        return Pick(index, tuple(range(index)))
+
+    def _jobs(
+        self, queue: Sequence[PrefillTask], parallelism: Parallelism, model: PerformanceModel, now_s: float
+    ) -> tuple[list[Job], list[Job]]:
+        """(those that can be on time, those that cannot), in order of the queue."""
+        prefill_s = model.prefill_s
+        jobs: list[Job] = []
+        hopeless: list[Job] = []
+        for position, task in enumerate(queue[: self.window]):
+            time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+            job = job_of(task, position, time_s, now_s, self.headroom, self.missed_weight)
+            (jobs if time_s <= job[0] else hopeless).append(job)
+        return jobs, hopeless
