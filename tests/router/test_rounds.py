@@ -204,6 +204,19 @@ async def test_the_loser_of_a_race_follows_the_winner() -> None:
         assert other.workers.asked("generate") == ["d1"]
 
 
+async def test_a_session_stays_at_a_worker_that_becomes_a_prefill_worker() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as one:
+        await one.round("s")
+        await one.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
+        await asyncio.sleep(0)
+        _, record = await one.round("s")
+        # The only prefill worker is its own decode worker: that is not remote.
+        assert (record["decode_worker"], record["epoch"], record["reason"]) == ("d1", 1, "no-prefill-worker")
+        _, record = await one.round("new")
+        assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
+
+
 async def test_a_dead_worker_s_session_moves_with_the_next_epoch() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     async with Replica(state) as one:
