@@ -70,7 +70,7 @@ class GenerateRequest(TypedDict):
 class RoundReport(TypedDict):
     """What a worker measured of its part of a round; travels in the last chunk under the key `ampd`.
 
-    `slices`: calls of the engine that a local prefill was cut into; left out if it ran whole.
+    `slices`: calls of the engine that the prefill was cut into; left out if it ran whole.
     """
 
     held_tokens: int

@@ -21,7 +21,7 @@ class DecisionRecord:
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
         kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
         cached_tokens: prompt tokens that the prefill did not compute.
-        slices: parts in which a local prefill ran, between the decode steps of others.
+        slices: parts in which the prefill ran, with the work of others between them.
         rewritten: the prompt departs from the session's last context.
         retries: workers that failed this round.
     """

@@ -31,6 +31,18 @@ class QueuePlace:
         self._entry.fetched()
         await self._turn.wait()
 
+    async def again(self, task: PrefillTask) -> None:
+        """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`)."""
+        self._turn.clear()
+        self._entry.again(task)
+        await self.picked()
+        await self.slot()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the policy picked no other prefill for the same pass; known from `picked` on."""
+        return len(self._entry.mates) <= 1
+
     def leave(self) -> None:
         """Give the place and the slot back; any number of times."""
         self._entry.leave()

@@ -44,7 +44,6 @@ async def hear_roles(store: StateStore, worker_id: str, rouse: Callable[[], None
         watcher = store.watch_roles()
         try:
             await watcher.start()
-            rouse()
             async for event in watcher:
                 if isinstance(event, RoleAssigned) and event.worker_id == worker_id:
                     rouse()

@@ -22,7 +22,7 @@ from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
 from workers.sessions import SessionKeeper
-from workers.slices import LocalSlicer, Sliced
+from workers.slices import Sliced, Slicer
 
 Chunk = dict[str, Any]
 Chunks = AsyncGenerator[Chunk, None]
@@ -43,7 +43,7 @@ class _Progress:
     handed_over_s: float | None = None
     prefill_s: float = 0.0
     cached_tokens: int = 0
-    sliced: Sliced = field(default_factory=Sliced)
+    sliced: Sliced | None = None
     fetched: KvFetch = field(default_factory=KvFetch)
 
 
@@ -52,8 +52,8 @@ class Rounds:
 
     Args:
         worker_id: this worker, so that it never reads from itself.
-        slicing: how a local prefill shares the worker with the decode batch, and the model that it predicts with;
-            None: it runs whole.
+        slicing: how a prefill shares the worker with the decode batch and those that wait, and the model that it
+            predicts with; None: it runs whole.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rounds:
         self._kv_timeout_s = kv_timeout_s
         self._clock = clock
         self._decoding = DecodingRounds(clock)
-        self._slicer = LocalSlicer(*slicing, engine, self._decoding, clock) if slicing else None
+        self._slicer = Slicer(*slicing, engine, self._decoding, clock) if slicing else None
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -104,6 +104,7 @@ class Rounds:
                     await self._fetch(progress, request["token_ids"], source)
                     await place.slot()
                     progress.started_s = self._clock()
+                    await self._slices(request, task, progress, place)
                     chunk = await self._first_token(request, progress)
                     self._saw_first_token(task, progress)
             yield await self._with_report(chunk, progress)
@@ -135,8 +136,7 @@ class Rounds:
             await place.picked()
             await place.slot()
             progress.started_s = self._clock()
-            if self._slicer:
-                progress.sliced = await self._slicer.prepare(task, request["token_ids"], request["request"])
+            await self._slices(request, task, progress, place)
             async with aclosing(self._stream(request, task, progress, place)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -170,9 +170,7 @@ class Rounds:
                     place.leave()
                     place = None
                 self._saw_tokens(output, last_s, progress, task.slo.itl_s, len(request["token_ids"]))
-                if progress.sliced.slices:
-                    # The last slice found the others in the cache; the round as a whole did not.
-                    output.cached_tokens = progress.sliced.cached_tokens
+                output.cached_tokens = _cached_tokens(output, progress)
                 if last is not None:
                     yield last
                 last = None
@@ -192,7 +190,7 @@ class Rounds:
         async with aclosing(outputs) as stream:
             async for output in stream:
                 _append(whole, output)
-        progress.cached_tokens = whole.cached_tokens
+        progress.cached_tokens = whole.cached_tokens = _cached_tokens(whole, progress)
         reason, whole.finish_reason = whole.finish_reason, None
         if reason not in (None, "length"):
             # One token was asked for, so reaching that length ends nothing; anything else ends the round.
@@ -227,6 +225,16 @@ class Rounds:
                 progress.rid, progress.session_id, token_ids, source, self._kv_timeout_s
             )
 
+    async def _slices(
+        self, request: PrefillRequest | GenerateRequest, task: PrefillTask, progress: _Progress, place: QueuePlace
+    ) -> None:
+        """Compute ahead of the round's own call what the slicing policy wants apart."""
+        if self._slicer:
+            progress.sliced = await self._slicer.prepare(
+                place, task, request["token_ids"], request["request"], progress.rid, progress.fetched.tokens
+            )
+            progress.rid = progress.sliced.rid
+
     def _saw_first_token(self, task: PrefillTask, progress: _Progress) -> None:
         now_s = self._clock()
         progress.prefill_s = now_s - progress.started_s
@@ -258,7 +266,7 @@ class Rounds:
         )
         if progress.fetched.error:
             report["kv_read_error"] = progress.fetched.error
-        if progress.sliced.slices:
+        if progress.sliced and progress.sliced.slices:
             # The round's own call is the last one.
             report["slices"] = progress.sliced.slices + 1
         return {**chunk, "ampd": report}
@@ -278,6 +286,12 @@ class Rounds:
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))
+
+
+def _cached_tokens(output: EngineOutput, progress: _Progress) -> int:
+    """What the prefill did not compute: the last slice found the others in the cache, the round as a whole did not."""
+    sliced = progress.sliced
+    return sliced.cached_tokens if sliced and sliced.slices else output.cached_tokens
 
 
 def _max_tokens(request: GenerateRequest) -> int | None:

@@ -28,7 +28,7 @@ class WorkerSettings(GraphSettings):
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     ordering: str = Field("ampd", description="Policy that orders the prefill queue.")
     slicing: str = Field(
-        "whole", description="Policy that cuts a local prefill so that it shares the worker with the decode batch."
+        "whole", description="Policy that cuts prefills, so that they share the worker with the decode batch."
     )
     prefill_concurrency: int = Field(1, ge=1, description="Prefills that the engine computes at the same time.")
     prefetch: int = Field(

@@ -36,9 +36,7 @@ class ServeSettings(GraphSettings):
     routing: str = Field("ampd", description="Routing policy, as ampd or ampd(alpha=0.8); see docs/policies.md.")
     binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
     ordering: str = Field("ampd", description="Order of the prefill queues.")
-    slicing: str = Field(
-        "whole", description="How a local prefill shares its worker with the batch that decodes there."
-    )
+    slicing: str = Field("whole", description="How a prefill shares its worker with the batch that decodes there.")
     pools: str = Field(STATIC_POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field("127.0.0.1", description="Address that the frontend listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")

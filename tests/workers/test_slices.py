@@ -14,7 +14,7 @@ from ampd.policies.registry import create
 from ampd.state.memory import MemoryStore
 from ampd.state.window import SlidingWindow
 from ampd.types import Parallelism, Role, RunningRound, WorkerView
-from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.slices_lab import Recorded, message, out, script
 from workers.decoding import DecodingRounds
 from workers.engines.base import EngineError
@@ -46,12 +46,12 @@ class Station:
 @pytest.fixture
 def station(model_folder: Path) -> Callable[..., Any]:
     @asynccontextmanager
-    async def open_station(policy: Any) -> AsyncIterator[Station]:
+    async def open_station(policy: Any, ordering: str = "fcfs") -> AsyncIterator[Station]:
         lab = Lab(model_folder, Times())
         async with lab.engine("D") as modelled:
             engine = Recorded(modelled)
             publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
-            queue = AsyncPrefillQueue(create("ordering", "fcfs"), lab.times, Parallelism())
+            queue = AsyncPrefillQueue(create("ordering", ordering), lab.times, Parallelism())
             sessions = SessionKeeper(modelled.kv, 60.0)
             windows = SlidingWindow(), SlidingWindow()
             rounds = Rounds("D", engine, queue, sessions, publisher, *windows, 5.0, slicing=(policy, lab.times))
@@ -89,7 +89,7 @@ async def test_slices_are_whole_pages_and_nothing_is_computed_twice(station: Any
         assert one.times.prefills == [(0, 240), (240, 240), (480, 220)]
         assert out(chunks) == expected
         # The first answer was for the numbers of the coordinator, the second for what is really held.
-        assert policy.asked == [(0, 700, 0), (0, 700, 0), (0, 700, 240), (0, 700, 480)]
+        assert policy.asked == [(0, 700, 0), (0, 700, 0), (240, 460, 0), (480, 220, 0)]
         report = chunks[-1]["ampd"]
         assert (report["slices"], report["cached_tokens"], report["held_tokens"]) == (3, 0, 704)
         usage = chunks[-1]["completion_usage"]
@@ -113,7 +113,7 @@ async def test_slices_begin_behind_what_is_really_held(station: Any) -> None:
             policy.asked.clear()
             policy.answers = iter([Slice(64), Slice(64)])
             chunks = await one.round(prompt + prompt_of(180, seed=2), 2, hist=claimed)
-            assert policy.asked[1:] == [(320, 180, 0), (320, 180, 64)]
+            assert policy.asked[1:] == [(320, 180, 0), (384, 116, 0)]
             assert one.times.prefills == [(0, 320), (320, 64), (384, 116)]
             assert chunks[-1]["ampd"]["cached_tokens"] == 320
 
@@ -145,6 +145,38 @@ async def test_what_the_engine_refuses_is_refused_at_once(station: Any) -> None:
         with pytest.raises(EngineError, match="context takes"):
             await one.round(prompt_of(5000), 2)
         assert [call[:2] for call in one.engine.calls] == [(5000, 2)]
+
+
+async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(station: Any) -> None:
+    """The history comes from its holder under the id of the first slice: read once, computed never."""
+    policy = script(Slice(64), Slice(64), Slice(64))
+    async with station(policy) as one, one.lab.engine("H") as holder:
+        history = prompt_of(320)
+        await run(holder, history, 1)
+        prompt = history + prompt_of(180, seed=2)
+        one.times.prefills.clear()
+        request: Any = message(prompt, 5, "s", hist=320, source="H")
+        async with aclosing(one.rounds.prefill(request)) as chunks:
+            (chunk,) = [chunk async for chunk in chunks]
+        assert one.engine.calls == [(384, 0, 320), (448, 0, 384), (500, 1, 448)]
+        assert one.times.prefills == [(320, 64), (384, 64), (448, 52)]
+        assert policy.asked == [(320, 180, 0), (320, 180, 0), (384, 116, 0), (448, 52, 0)]
+        report = chunk["ampd"]
+        assert (report["kv_read_tokens"], report["cached_tokens"], report["slices"]) == (320, 320, 3)
+        assert one.engine.kv.staged_requests == 0
+        assert chunk["token_ids"] == tokens(await run(holder, prompt, 1))
+
+
+async def test_the_ordering_chooses_again_between_two_slices(station: Any) -> None:
+    policy = script(Slice(400), Slice(400))
+    async with station(policy, "shortest-prefill-first") as one:
+        one.times.per_token_s = 0.0001
+        long = asyncio.create_task(one.round(prompt_of(800), 2, session="long"))
+        await until(lambda: one.engine.calls)
+        short = asyncio.create_task(one.round(prompt_of(100, seed=2), 2, session="short"))
+        await asyncio.wait({long, short})
+        assert one.engine.calls == [(400, 0, 0), (100, 2, 0), (800, 2, 400)]
+        assert one.queue.tasks() == ()
 
 
 # -- beside a batch
@@ -205,8 +237,8 @@ async def test_the_policy_sees_the_rounds_that_decode(station: Any) -> None:
 async def test_choices_of_a_round_are_one_round() -> None:
     now_s = 1.0
     rounds = DecodingRounds(lambda: now_s)
-    for index, tokens in ((0, 1), (1, 1), (0, 1), (1, 1), (1, 1)):
-        rounds.saw("r", 0.1, 40, index, tokens)
+    for index in (0, 1, 0, 1, 1):
+        rounds.saw("r", 0.1, 40, index, 1)
     assert rounds.running(1.5) == (RunningRound(3, 0.5, 0.1, 43),)
     rounds.ended("r")
     rounds.ended("r")
