@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import Generic, TypeVar
 
-from workloads.results import Attainment
+Shares = TypeVar("Shares")
 
 
 @dataclass
-class RateSearch:
+class RateSearch(Generic[Shares]):
     """Looks for the highest rate by doubling, halving and bisection; what was tried is shared by all criteria.
 
     Args:
-        attained: shares at a rate, as (rounds, sessions); asked once a rate.
+        attained: what is attained at a rate, an attribute for each criterion; asked once a rate.
         precision: the rate that is found and the next one that fails are at most this factor apart.
         lowest_rate: below this the search gives up and says 0.
+        highest_rate: from here on it stops and says what it has.
+        first_step: factor of the first step away from the start; smaller where the start is nearly right.
     """
 
-    attained: Callable[[float], Attainment]
+    attained: Callable[[float], Shares]
     precision: float = 1.05
     lowest_rate: float = 0.01
-    tried: dict[float, Attainment] = field(default_factory=dict)
+    highest_rate: float = 10_000.0
+    first_step: float = 1.25
+    tried: dict[float, Shares] = field(default_factory=dict)
 
     def highest(self, target: float, criterion: str, start_rate: float) -> float:
-        """The rate in sessions per second; `criterion`: `rounds` or `sessions`. 0: none, however low."""
+        """Sessions per second; 0: none, however low. `criterion`: an attribute of what is attained, as `rounds`."""
         low, high = self._bracket(target, criterion, start_rate)
         while low and high / low > self.precision:
             middle = sqrt(low * high)
@@ -44,11 +49,13 @@ class RateSearch:
         low = max((rate for rate in holding if not high or rate < high), default=0.0)
         if not low and not high:
             low, high = (start_rate, 0.0) if self._holds(start_rate, target, criterion) else (0.0, start_rate)
-        step = 1.25
+        step = self.first_step
         while not high:
+            if low >= self.highest_rate:
+                return low, low
             rate, step = low * step, step * step
             low, high = (rate, 0.0) if self._holds(rate, target, criterion) else (low, rate)
-        step = 1.25
+        step = self.first_step
         while not low and high > self.lowest_rate:
             rate, step = high / step, step * step
             low, high = (rate, high) if self._holds(rate, target, criterion) else (0.0, rate)

@@ -95,6 +95,7 @@ class RoundRunner:
         spans: where to note KV moves; None: nowhere.
         on_round: called after each round.
         max_context_tokens: longest context of the model; 0: unlimited.
+        belief: the times that the policies count on; default: `model`.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class RoundRunner:
         spans: list[Span] | None,
         on_round: Callable[[], None],
         max_context_tokens: int,
+        belief: PerformanceModel | None = None,
     ) -> None:
         self.finished: list[SimulatedRound] = []
         self.sessions_over = 0
@@ -119,6 +121,7 @@ class RoundRunner:
         self._links = links
         self._loop = loop
         self._model = model
+        self._belief = belief or model
         self._policies = policies
         self._slo = slo
         self._options = options
@@ -184,7 +187,7 @@ class RoundRunner:
             if not 0 < view.kv_capacity_tokens < needed  # as live: a worker that can never take the prompt is no choice
         ]
         task = self._task(session, 0, record.incr_tokens)
-        chosen = self._policies.binding.bind(task, views, self._model, self._loop.now_s, self._rng)
+        chosen = self._policies.binding.bind(task, views, self._belief, self._loop.now_s, self._rng)
         session.decode = self._workers[chosen]
         session.users.add(session.decode)
         return session.decode
@@ -204,7 +207,7 @@ class RoundRunner:
             task,
             self._views.worker(coordinator, decode),
             prefill,
-            self._model,
+            self._belief,
             now_s,
             self._rng,
         )
@@ -287,7 +290,7 @@ class RoundRunner:
         """Compute a part of what is left, or wait, as the slicing policy says; False: all of it now."""
         worker, task, now_s = one.prefill, entry.task, self._loop.now_s
         running = worker.engine.running(now_s, task.slo.itl_s)
-        chosen = self._policies.slicing.slice(task, 0, running, worker.parallelism, self._model, now_s)
+        chosen = self._policies.slicing.slice(task, 0, running, worker.parallelism, self._belief, now_s)
         if chosen.wait_s > 0.0:
             self._loop.at(now_s + chosen.wait_s, self._compute_later, (one, entry))
             return True

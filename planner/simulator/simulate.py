@@ -28,16 +28,19 @@ def simulate(
     slo: Slo,
     options: SimulationOptions = _DEFAULTS,
     on_round: Callable[[], None] = lambda: None,
+    belief: PerformanceModel | None = None,
 ) -> SimulationRun:
     """Serve all sessions on a cluster in virtual time.
 
-    `on_round` is called after each finished round, for progress.
+    `on_round` is called after each finished round, for progress. `belief`: what the policies take for the truth;
+    default: `model`, by which everything happens.
     """
+    belief = belief or model
     loop = EventLoop()
     gaps: list[GapRun] = []
     spans: list[Span] | None = [] if options.keeps_timeline else None
     workers = [
-        SimulatedWorker(f"{role}-{number}", role, group, model, policies.ordering, loop, options, gaps, spans)
+        SimulatedWorker(f"{role}-{number}", role, group, model, policies.ordering, loop, options, gaps, spans, belief)
         for role, groups in ((Role.PREFILL, cluster.prefill), (Role.DECODE, cluster.decode))
         for number, group in enumerate(group for group in groups for _ in range(group.replicas))
     ]
@@ -56,10 +59,11 @@ def simulate(
         spans,
         on_round,
         cluster.max_context_tokens,
+        belief,
     )
     roles = {worker.worker_id: worker.role.value for worker in workers}
     keeper = RoleKeeper(
-        workers, views, policies.pools, model, slo, loop, options, lambda: runner.sessions_over == len(sessions)
+        workers, views, policies.pools, belief, slo, loop, options, lambda: runner.sessions_over == len(sessions)
     )
     keeper.start()
     for session in sessions:

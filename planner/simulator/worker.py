@@ -27,6 +27,9 @@ class SimulatedWorker:
         role, lane: as in its view; a pools policy may change them.
         has_decoded: whether it is, or once was, a decode worker.
         on_change: called when the queue, the batch or the sessions here have changed.
+
+    Args:
+        belief: the times that the ordering counts on; default: `model`, the engine's.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class SimulatedWorker:
         options: SimulationOptions,
         gaps: list[GapRun],
         spans: list[Span] | None,
+        belief: PerformanceModel | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.role = role
@@ -64,7 +68,7 @@ class SimulatedWorker:
         )
         self.queue = PrefillQueue(
             ordering,
-            model,
+            belief or model,
             group.parallelism,
             clock=loop.clock,
             call_later=loop.call_later,

@@ -6,6 +6,9 @@
     ampd trace convert kv-cache-tester traces/ agents.jsonl
     python -m workloads.traces.select agents.jsonl coding-agents.jsonl --sessions 16 --max-context 40000 \
         --max-gap 600 --rate 0.02
+
+    ampd trace convert toolbench data_example/answer answers.jsonl --tokenizer qwen.tiktoken
+    python -m workloads.traces.select answers.jsonl toolbench-answers.jsonl --sessions 13 --max-context 8192 --rate 0.1
 """
 
 from __future__ import annotations
