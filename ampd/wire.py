@@ -42,6 +42,7 @@ class TaskMessage(TypedDict):
     waited_s: float
     ttft_s: float
     itl_s: float
+    session_missed: NotRequired[bool]
 
 
 class PrefillRequest(TypedDict):

@@ -34,6 +34,7 @@ class Ask:
         local_only: why the prefill must be local, if it must.
         binding: the binding that is thought to hold.
         lost: workers that failed this round already.
+        session_missed: an earlier round of the session missed a target.
     """
 
     session_id: str
@@ -44,6 +45,7 @@ class Ask:
     local_only: str | None
     binding: Binding | None
     lost: Collection[str] = ()
+    session_missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ class Placer:
             incr_tokens=ask.prompt_tokens - hist_tokens,
             arrival_s=ask.arrival_s,
             slo=ask.slo,
+            session_missed=ask.session_missed,
         )
 
     # -- the write

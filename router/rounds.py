@@ -66,6 +66,7 @@ class RoundRun:
         self._entered: Placement | None = None
         self._emitted: list[int] = []
         self._finished = 0
+        self._last_s = self._arrival_s
         self._lost: set[str] = set()
         self._forced_local: str | None = None
         self._source: str | None = None
@@ -114,6 +115,7 @@ class RoundRun:
                 local_only=local_only,
                 binding=held.binding if held else self._services.sessions.binding(one.session_id),
                 lost=self._lost,
+                session_missed=self._services.sessions.has_missed(one.session_id),
             )
         )
         self._placement = placement
@@ -303,10 +305,12 @@ class RoundRun:
         token_ids = chunk.get("token_ids")
         if not token_ids:
             return
+        now_s = self._clock()
         if not chunk.get("index"):
             self._emitted += token_ids
+            self._last_s = now_s
         if self._record.ttft_s is None:
-            self._record.ttft_s = self._clock() - self._arrival_s
+            self._record.ttft_s = now_s - self._arrival_s
             if self._one.wants_record:
                 self._attach(chunk)
 
@@ -341,6 +345,7 @@ class RoundRun:
             "waited_s": self._clock() - task.arrival_s,
             "ttft_s": task.slo.ttft_s,
             "itl_s": task.slo.itl_s,
+            "session_missed": task.session_missed,
         }
 
     def _generate_request(self, placement: Placement, engine_request: dict[str, Any]) -> GenerateRequest:
@@ -380,7 +385,15 @@ class RoundRun:
         if one.ends_session:
             self._services.spawn(self._release(placement))
         else:
-            self._services.sessions.remember(placement.binding, self._prompt + pack_tokens(self._emitted))
+            context = self._prompt + pack_tokens(self._emitted)
+            self._services.sessions.remember(placement.binding, context, missed=self._missed())
+
+    def _missed(self) -> bool:
+        """Whether the round, as far as it came, missed its TTFT or the mean ITL of its first choice."""
+        ttft_s, slo, gaps = self._record.ttft_s, self._one.slo, len(self._emitted) - 1
+        if ttft_s is None or gaps < 0:
+            return False
+        return ttft_s > slo.ttft_s or self._last_s - self._arrival_s - ttft_s > gaps * slo.itl_s
 
     async def _release(self, placement: Placement) -> None:
         extra = {placement.binding.worker_id, placement.decision.worker_id, self._source} - {None}

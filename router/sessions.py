@@ -59,6 +59,7 @@ class Overlap:
 class _Entry:
     binding: Binding
     context: bytes
+    has_missed: bool = False
 
 
 class SessionMemory:
@@ -86,6 +87,11 @@ class SessionMemory:
         entry = self._entries.get(session_id)
         return entry.binding if entry else None
 
+    def has_missed(self, session_id: str) -> bool:
+        """Whether a round that was served here missed a target of its own."""
+        entry = self._entries.get(session_id)
+        return entry is not None and entry.has_missed
+
     def overlap(self, session_id: str, prompt: bytes) -> Overlap:
         """Compare a packed prompt with the session's last context."""
         entry = self._entries.get(session_id)
@@ -98,9 +104,9 @@ class SessionMemory:
         entry = self._entries.get(binding.session_id)
         self._put(binding, entry.context if entry else b"")
 
-    def remember(self, binding: Binding, context: bytes) -> None:
-        """Keep a session's binding and its packed context after a round."""
-        self._put(binding, context)
+    def remember(self, binding: Binding, context: bytes, *, missed: bool = False) -> None:
+        """Keep a session's binding and its packed context after a round, and whether that `missed` a target."""
+        self._put(binding, context, missed)
 
     def forget(self, session_id: str) -> None:
         """Drop a session that ended."""
@@ -108,9 +114,10 @@ class SessionMemory:
         if entry is not None:
             self._bytes -= len(entry.context) + _ENTRY_BYTES
 
-    def _put(self, binding: Binding, context: bytes) -> None:
+    def _put(self, binding: Binding, context: bytes, missed: bool = False) -> None:
+        missed = missed or self.has_missed(binding.session_id)
         self.forget(binding.session_id)
-        self._entries[binding.session_id] = _Entry(binding, context)
+        self._entries[binding.session_id] = _Entry(binding, context, missed)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))

@@ -18,6 +18,7 @@ def task_from_wire(message: TaskMessage, now_s: float) -> PrefillTask:
         incr_tokens=message["incr_tokens"],
         arrival_s=now_s - message["waited_s"],
         slo=Slo(ttft_s=message["ttft_s"], itl_s=message["itl_s"]),
+        session_missed=message.get("session_missed", False),
     )
 
 

@@ -149,6 +149,7 @@ def _task_fields(task: PrefillTask, now_s: float) -> dict[str, Any]:
         "ttft_s": task.slo.ttft_s,
         "itl_s": task.slo.itl_s,
         "postponements": task.postponements,
+        "session_missed": task.session_missed,
     }
 
 
@@ -161,6 +162,7 @@ def _task(fields: dict[str, Any], written_s: float) -> PrefillTask:
         arrival_s=written_s - fields["waited_s"],
         slo=Slo(ttft_s=fields["ttft_s"], itl_s=fields["itl_s"]),
         postponements=fields.get("postponements", 0),
+        session_missed=fields.get("session_missed", False),
     )
 
 

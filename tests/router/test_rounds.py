@@ -217,6 +217,20 @@ async def test_a_session_stays_at_a_worker_that_becomes_a_prefill_worker() -> No
         assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
 
 
+@pytest.mark.parametrize(
+    ("targets", "missed"), [({}, False), ({"ttft_target": 1e-6}, True), ({"itl_target": 1e-6}, True)]
+)
+async def test_a_session_that_missed_a_target_is_known_for_it(targets: dict[str, float], missed: bool) -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as one:
+        await one.round("s", router=targets)
+        await one.round("s")
+        await one.round("s")
+        await one.round("other")
+        tasks = [request["task"] for _, _, request in one.workers.calls if "task" in request]
+        assert [task["session_missed"] for task in tasks] == [False, missed, missed, False]
+
+
 async def test_a_dead_worker_s_session_moves_with_the_next_epoch() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     async with Replica(state) as one:

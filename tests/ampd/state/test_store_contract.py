@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -296,6 +297,15 @@ class TestQueues:
             await store.route(make.write(task_id, task_id=task_id, at="p1"), LONG_S)
             await asyncio.sleep(0.002)  # the order of entry is kept to the millisecond
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["own-b", "own-a", "t1", "t2", "t3"]
+
+    async def test_a_task_keeps_what_it_says_of_its_session(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        listed = replace(make.task("listed"), session_missed=True, postponements=2)
+        await store.publish_worker(make.view("p1", Role.PREFILL, queue=(listed,)), LONG_S)
+        write = make.write(at="p1")
+        await store.route(replace(write, task=replace(write.task, session_missed=True)), LONG_S)
+        queue = (await view_of(store, "p1")).queue
+        assert [(task.session_missed, task.postponements) for task in queue] == [(True, 2), (True, 0)]
 
     async def test_a_listed_task_shows_once_in_the_workers_order(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()

@@ -94,12 +94,13 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
 
 
 def task(task_id: str) -> PrefillTask:
-    return PrefillTask(task_id, "s", 1, 2, 0.0, Slo(1.0, 0.1))
+    return PrefillTask(task_id, "s", 1, 2, 0.0, Slo(1.0, 0.1), session_missed=task_id == "t1")
 
 
 def timeless(view: WorkerView) -> tuple[Any, ...]:
     # several tasks entered within a millisecond have no order in Redis
-    return view.worker_id, sorted(task.task_id for task in view.queue), sorted(view.held_tokens.items())
+    queue = sorted((task.task_id, task.session_missed) for task in view.queue)
+    return view.worker_id, queue, sorted(view.held_tokens.items())
 
 
 def described(event: StateEvent) -> Any:

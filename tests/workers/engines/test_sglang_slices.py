@@ -1,0 +1,146 @@
+"""A local prefill in slices on a real SGLang engine: the same tokens, nothing computed twice, a batch that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import Slice, SlicingPolicy
+from ampd.policies.registry import create
+from ampd.state.memory import MemoryStore
+from ampd.state.window import SlidingWindow
+from ampd.tiny_model import make_tiny_model
+from ampd.types import Parallelism, Role, WorkerView
+
+pytest.importorskip("sglang", exc_type=ImportError)
+pytest.importorskip("nixl")
+
+from tests.workers.engines.sglang_pair import GREEDY, LocalPeers, eventually, text
+from tests.workers.slices_lab import Recorded, message, out, script
+from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.publisher import Publisher
+from workers.rounds import Rounds
+from workers.sessions import SessionKeeper
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+MODEL = load_performance_model("tiny-cpu")
+PROMPT = text(5, 700)
+OUTPUT_TOKENS = 24
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangEngine]:
+    model: Path = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    engine = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=24_000))
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+class Worker:
+    """A decode worker on the engine, without Dynamo; `seen` notes how far the other round was at each call's end."""
+
+    def __init__(self, engine: SglangEngine, policy: SlicingPolicy) -> None:
+        self.engine = Recorded(engine, lambda *_: self.seen.append(len(self.other)))
+        self.held: dict[str, int] = {}
+        engine.kv.connect(LocalPeers(), self.held.__setitem__)
+        publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
+        self.queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism())
+        windows = SlidingWindow(), SlidingWindow()
+        sessions = SessionKeeper(engine.kv, 60.0)
+        self.rounds = Rounds("D", self.engine, self.queue, sessions, publisher, *windows, 5.0, slicing=(policy, MODEL))
+        self.other: list[int] = []
+        self.seen: list[int] = []
+
+    async def round(self, prompt: list[int], new: int, session: str) -> list[dict[str, Any]]:
+        request = message(prompt, new, session, sampling_options=GREEDY["sampling_options"])
+        request["request"]["stop_conditions"]["ignore_eos"] = True
+        async with aclosing(self.rounds.generate(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+    async def decode_beside(self, prompt: list[int], new: int) -> None:
+        """Another session's round, token by token into `other`."""
+        request = message(prompt, new, "other", sampling_options=GREEDY["sampling_options"])
+        request["request"]["stop_conditions"]["ignore_eos"] = True
+        async with aclosing(self.rounds.generate(request)) as chunks:
+            async for chunk in chunks:
+                self.other += chunk["token_ids"]
+
+
+async def empty(engine: SglangEngine) -> None:
+    for session in (await engine.kv.stats())["sessions"]:
+        await engine.kv.release_session(session)
+    manager: Any = engine._engine.tokenizer_manager
+    assert (await manager.flush_cache()).success
+
+
+async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(engine: SglangEngine) -> None:
+    whole = Worker(engine, create("slicing", "whole"))
+    expected = out(await whole.round(PROMPT, OUTPUT_TOKENS, "whole"))
+    assert [call[:2] for call in whole.engine.calls] == [(700, OUTPUT_TOKENS)]
+    alone = Worker(engine, create("slicing", "whole"))
+    await alone.decode_beside(text(6, 64), 300)
+    await empty(engine)
+
+    policy = script()
+    worker = Worker(engine, policy)
+    decoding = asyncio.create_task(worker.decode_beside(text(6, 64), 300))
+    await eventually(lambda: len(worker.other) > 5)
+    worker.engine.calls.clear()
+    worker.seen.clear()
+    policy.answers = iter([Slice(250), Slice(250), Slice(250)])
+    chunks = await worker.round(PROMPT, OUTPUT_TOKENS, "sliced")
+    assert out(chunks) == expected
+    assert worker.engine.calls == [(240, 0, 0), (480, 0, 240), (700, OUTPUT_TOKENS, 480)]
+    assert chunks[-1]["ampd"]["slices"] == 3
+    assert chunks[-1]["ampd"]["held_tokens"] == worker.held["sliced"] == (700 + OUTPUT_TOKENS - 1) // 16 * 16
+    # The other round got a token between each two slices, and its own tokens are what they would have been.
+    first, second, third = worker.seen
+    assert 5 < first < second < third
+    assert policy.running[-1][0].context_tokens > 64 + 5
+    await decoding
+    assert worker.other == alone.other
+    await empty(engine)
+
+
+async def test_a_client_that_goes_between_slices_leaves_nothing(engine: SglangEngine) -> None:
+    policy = script()
+    worker = Worker(engine, policy)
+    decoding = asyncio.create_task(worker.decode_beside(text(7, 64), 2000))
+    await eventually(lambda: len(worker.other) > 5)
+    policy.answers = iter([Slice(250), Slice(250), Slice(1, wait_s=100.0)])
+    leaver = asyncio.create_task(worker.round(PROMPT, OUTPUT_TOKENS, "leaver"))
+    await eventually(lambda: worker.held.get("leaver") == 240 and len(policy.asked) == 4)
+    leaver.cancel()
+    await asyncio.wait({leaver})
+    assert worker.queue.tasks() == ()
+    assert len(out(await worker.round(text(8, 100), 4, "next"))) == 4
+    decoding.cancel()
+    await asyncio.wait({decoding})
+    assert worker.rounds.running == 0
+    assert engine.load().running_requests == 0
+    assert await engine.kv.release_session("leaver") == 240
+    await eventually(lambda: idle(engine))
+    await empty(engine)
+
+
+async def idle(engine: SglangEngine) -> bool:
+    """Nothing runs in SGLang any more, so that its cache can be emptied."""
+    manager: Any = engine._engine.tokenizer_manager
+    return bool((await manager.flush_cache()).success)
