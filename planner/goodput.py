@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 Shares = TypeVar("Shares")
 
+_LONGEST_STEP = 1.6
+"""Upwards: a rate far too high is the slowest one to try."""
+
 
 @dataclass
 class RateSearch(Generic[Shares]):
@@ -53,7 +56,7 @@ class RateSearch(Generic[Shares]):
         while not high:
             if low >= self.highest_rate:
                 return low, low
-            rate, step = low * step, step * step
+            rate, step = low * step, min(step * step, _LONGEST_STEP)
             low, high = (rate, 0.0) if self._holds(rate, target, criterion) else (low, rate)
         step = self.first_step
         while not low and high > self.lowest_rate:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from ampd.policies.registry import create_named
+from ampd.perf.model import PerformanceModel
+from ampd.policies.naming import parse_named
+from ampd.policies.registry import create, create_named
+from ampd.types import Slo
+from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
+from benchmarks.policies.wrong_model import WrongModel
 from planner.goodput import RateSearch
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun
+from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
-from workloads.results import Attainment
+from workloads.results import meets
+from workloads.trace import Session
+
+TARGET = 0.9
+"""Share of the rounds, or of the sessions, that goodput asks for."""
+PATIENCE = 1.5
+IN_TIME = 0.99
+"""A rate is sustained if this share of the sessions ends within so many times their time at the targets."""
+CRITERIA = ("rounds", "sessions", "sustained_rounds", "sustained_sessions")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Policies by name, with parameters in parentheses."""
+    """Policies by name, with parameters in parentheses.
+
+    Attributes:
+        is_fitted: its routing is a table that is fitted for every setting.
+    """
 
     label: str
     routing: str
@@ -24,46 +44,172 @@ class Contestant:
     pools: str = "static"
     binding: str = "least-kv"
     is_colocated: bool = False
+    is_fitted: bool = False
 
-    def policies(self) -> Policies:
+    def policies(self, table: str | None = None) -> Policies:
+        """The policy objects; `table`: the file of a fitted one."""
+        name, written = parse_named(self.routing)
         return Policies(
             create_named("binding", self.binding),
-            create_named("routing", self.routing),
+            create("routing", name, **written, **({"table": table} if self.is_fitted else {})),
             create_named("ordering", self.ordering),
             create_named("slicing", self.slicing),
             create_named("pools", self.pools),
         )
 
+    @property
+    def spec(self) -> str:
+        """All that it is made of, whatever it is called."""
+        parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
+        return "/".join(parts) + ("/co-located" if self.is_colocated else "") + ("/fitted" if self.is_fitted else "")
+
 
 @dataclass(frozen=True)
-class Goodput:
-    """Highest rates in sessions per second with the target share of rounds, and of sessions, attained."""
+class Condition:
+    """What is unusual in a run.
+
+    Attributes:
+        arrivals: `poisson`, or a kind of recorded ones.
+        belief: what the policies take the model's times for: a factor, or `random` for one in 0.7 .. 1.3 of its own
+            for prefill, decode and transfer, by the seed.
+    """
+
+    name: str = "usual"
+    arrivals: str = POISSON
+    belief: str = "1"
+    state_delay_s: float = 0.0
+    coordinators: int = 1
+
+    def options(self, seed: int) -> SimulationOptions:
+        return SimulationOptions(seed=seed, state_delay_s=self.state_delay_s, coordinators=self.coordinators)
+
+    def believed(self, model: PerformanceModel, seed: int) -> PerformanceModel:
+        """What the policies decide with."""
+        if self.belief == "1":
+            return model
+        if self.belief == "random":
+            rng = random.Random(f"{seed}/belief")
+            return WrongModel(model, *(rng.uniform(0.7, 1.3) for _ in range(3)))
+        return WrongModel(model, *(float(self.belief),) * 3)
+
+
+USUAL = Condition()
+
+
+@dataclass(frozen=True)
+class Point:
+    """What came of one simulation.
+
+    Attributes:
+        rounds, sessions: shares attained.
+        in_time: share of the sessions that ended within `PATIENCE` times their time at the targets.
+        completed: rounds per second that ended between the first and the last arrival.
+        attained: rounds per second of these that met their targets.
+        local: share of the prefills that ran on decode workers.
+    """
 
     rounds: float
     sessions: float
+    in_time: float
+    completed: float
+    attained: float
+    local: float
+
+    @property
+    def sustained_rounds(self) -> float:
+        """`rounds`, or 0 where sessions are left behind: starving some of them is no way to serve the others."""
+        return self.rounds if self.in_time >= IN_TIME else 0.0
+
+    @property
+    def sustained_sessions(self) -> float:
+        """`sessions`, or 0 likewise."""
+        return self.sessions if self.in_time >= IN_TIME else 0.0
+
+
+@dataclass
+class Found:
+    """Goodput by criterion in sessions per second, and all rates tried on the way."""
+
+    goodput: dict[str, float] = field(default_factory=dict)
+    points: dict[float, Point] = field(default_factory=dict)
 
 
 def run(
-    setting: Setting, contestant: Contestant, rate: float, seed: int, options: SimulationOptions | None = None
-) -> SimulationRun:
-    """One simulation."""
-    cluster = setting.cluster()
-    return simulate(
-        setting.sessions(rate, seed),
+    setting: Setting,
+    contestant: Contestant,
+    rate: float,
+    seed: int,
+    condition: Condition = USUAL,
+    table: str | None = None,
+) -> tuple[Sequence[Session], SimulationRun]:
+    """One simulation, and what was asked of it."""
+    cluster, model = setting.cluster(), setting.performance_model()
+    sessions = rearranged(setting.sessions(rate, seed), condition.arrivals, rate, seed)
+    return sessions, simulate(
+        sessions,
         cluster.colocated() if contestant.is_colocated else cluster,
-        setting.performance_model(),
-        contestant.policies(),
+        model,
+        contestant.policies(table),
         setting.slo,
-        options or SimulationOptions(seed=seed),
+        condition.options(seed),
+        belief=condition.believed(model, seed),
     )
 
 
-def goodput(setting: Setting, contestant: Contestant, seed: int, start_rate: float, target: float = 0.9) -> Goodput:
-    """Search both criteria with shared simulations."""
+def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) -> Point:
+    """The figures of a run."""
+    slo, reached = setting.slo, done.attainment(setting.slo)
+    ends: dict[str, float] = {}
+    for one in done.rounds:
+        ends[one.session_id] = max(ends.get(one.session_id, 0.0), _end_s(one))
+    in_time = sum(
+        ends[session.session_id] - session.arrival_s <= PATIENCE * time_at_targets_s(session, slo)
+        for session in sessions
+    )
+    until_s = sessions[-1].arrival_s
+    ended = [one for one in done.rounds if one.error is None and _end_s(one) <= until_s]
+    routed = [one.route for one in done.rounds if one.route is not None]
+    return Point(
+        rounds=reached.rounds,
+        sessions=reached.sessions,
+        in_time=in_time / len(sessions),
+        completed=len(ended) / until_s,
+        attained=sum(meets(one, slo) for one in ended) / until_s,
+        local=sum(route == "local" for route in routed) / len(routed) if routed else 0.0,
+    )
 
-    def attained(rate: float) -> Attainment:
-        return run(setting, contestant, rate, seed).attainment(setting.slo)
 
-    search = RateSearch(attained)
-    rounds = search.highest(target, "rounds", start_rate)
-    return Goodput(rounds, search.highest(target, "sessions", rounds or start_rate))
+def time_at_targets_s(session: Session, slo: Slo) -> float:
+    """How long a session takes whose rounds all meet their targets by just so, tools included."""
+    return sum(item.tool_s + slo.ttft_s + slo.itl_s * (item.output_tokens - 1) for item in session.rounds)
+
+
+def find(
+    setting: Setting,
+    contestant: Contestant,
+    seed: int,
+    start: Mapping[str, float],
+    first_step: float,
+    condition: Condition = USUAL,
+    table: str | None = None,
+    criteria: Sequence[str] = CRITERIA,
+) -> Found:
+    """Search all criteria with shared simulations; `start`: by criterion, where to begin."""
+
+    def attained(rate: float) -> Point:
+        return measure(setting, *run(setting, contestant, rate, seed, condition, table))
+
+    search = RateSearch(attained, first_step=first_step)
+    goodput: dict[str, float] = {}
+    for criterion in criteria:
+        goodput[criterion] = search.highest(TARGET, criterion, start[criterion])
+    return Found(goodput, search.tried)
+
+
+def _end_s(one: SimulatedRound) -> float:
+    return one.sent_s + (one.e2e_s or 0.0)
+
+
+def fields_of(point: Point) -> dict[str, Any]:
+    """For a JSON object, rounded."""
+    return {name: round(value, 5) for name, value in vars(point).items()}

@@ -47,6 +47,11 @@ class Setting:
         return f"{self.model} {self.trace} {self.prefill}+{self.decode}"
 
     @property
+    def gpus(self) -> int:
+        """GPUs of both phases."""
+        return self.cluster().gpus
+
+    @property
     def slo(self) -> Slo:
         return Slo(self.ttft_s, self.itl_s)
 
@@ -63,6 +68,12 @@ class Setting:
             for text in (self.prefill, self.decode)
         )
         return Cluster(decode=decode, prefill=prefill)
+
+    def workload(self, count: int, seed: int) -> tuple[Session, ...]:
+        """Sessions of different names, to plan and to fit with: `count` generated ones, or the trace once."""
+        if self.trace in WORKLOADS:
+            return tuple(generate(self.trace, count, 1.0, seed, Lengths.PER_SESSION))
+        return _trace(self.trace)
 
     def sessions(self, rate: float, seed: int) -> list[Session]:
         """Poisson arrivals over `duration_s`, at least 100 sessions."""
@@ -81,10 +92,11 @@ def paper_settings() -> Iterator[Setting]:
 
 
 def real_settings() -> Iterator[Setting]:
-    """Real sessions: coding agents with their own pauses, tau-bench."""
+    """Real sessions: coding agents with their own pauses, tau-bench, ToolBench's answers."""
     for model, ttft_s, itl_s in (("qwen3-32b", 4.0, 0.05), ("llama-3.1-70b", 8.0, 0.06)):
         yield Setting(model, "h20", "coding-agents", "2xTP4", "2xTP4", ttft_s, itl_s, duration_s=600.0)
         yield Setting(model, "h20", "tau-bench-airline", "1xTP4", "1xTP4", ttft_s / 4, itl_s)
+        yield Setting(model, "h20", "toolbench-answers", "1xTP4", "1xTP4", ttft_s / 4, itl_s)
     yield Setting("qwen3-32b", "h100", "coding-agents", "2xTP2", "2xTP2", 3.0, 0.04, duration_s=600.0)
     yield Setting("llama-3.1-8b", "h100", "tau-bench-airline", "1xTP1", "1xTP1", 0.3, 0.02)
 

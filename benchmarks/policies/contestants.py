@@ -1,0 +1,79 @@
+"""Who takes part: our policies, the rivals with their best companions, references, and ours without one term each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampd.errors import UserError
+from benchmarks.policies.contest import Contestant
+
+OURS = Contestant("ours", "predictive", "on-time", "slack")
+
+_WIDE = "ampd(window=32)"
+AMPD = Contestant("ampd", "ampd", "ampd")
+ALWAYS_REMOTE = Contestant("always-remote", "always-remote")
+
+RIVALS = (
+    AMPD,
+    Contestant("ampd, window 32", "ampd", _WIDE),
+    ALWAYS_REMOTE,
+    Contestant("remote, window 32", "always-remote", _WIDE),
+    Contestant("remote, hrrn", "always-remote", "hrrn"),
+    Contestant("remote, shortest first", "always-remote", "shortest-prefill-first"),
+    Contestant("remote, jct", "always-remote", "jct"),
+    Contestant("remote, continuum", "always-remote", "continuum"),
+    Contestant("remote, laps order", "always-remote", "laps"),
+    Contestant("random remote", "always-remote(choice=random)"),
+    Contestant("always-local", "always-local"),
+    Contestant("threshold", "threshold"),
+    Contestant("first-remote", "first-remote"),
+    Contestant("table", "table", is_fitted=True),
+    Contestant("deflection", "deflection", slicing="itl-chunks"),
+    Contestant("arrow", "arrow", pools="arrow", binding="arrow"),
+    Contestant("laps", "laps", "laps", pools="laps"),
+)
+"""On the same split of the machines as ours. Earliest deadline first is left out: with one TTFT target it is first come
+first served."""
+
+COLOCATED = Contestant("co-located", "always-local", is_colocated=True)
+REFERENCES = (
+    COLOCATED,
+    Contestant("co-located, window 32", "always-local", _WIDE, is_colocated=True),
+    Contestant("co-located, continuum", "always-local", "continuum", is_colocated=True),
+)
+"""Every machine does both phases."""
+
+ALL = (OURS, *RIVALS, *REFERENCES)
+
+ABLATION = (
+    replace(OURS, label="slicing whole", slicing="whole"),
+    replace(OURS, label="ordering fcfs", ordering="fcfs"),
+    replace(OURS, label="ordering ampd, window 32", ordering=_WIDE),
+    replace(OURS, label="routing always-remote", routing="always-remote"),
+    replace(
+        OURS,
+        label="misses of a session weigh alike",
+        routing="predictive(missed_weight=1)",
+        ordering="on-time(missed_weight=1)",
+    ),
+    replace(OURS, label="no share for the late", ordering="on-time(late_share=0)"),
+    replace(OURS, label="slices as long as the batch allows", slicing="slack(quantum=1000)"),
+    replace(OURS, label="never local while decoding", routing="predictive(least_share=1)"),
+    replace(OURS, label="no spread", routing="predictive(spread=0)"),
+    replace(OURS, label="no headroom", routing="predictive(headroom=1)", ordering="on-time(headroom=1)"),
+)
+"""Ours with one term less."""
+
+
+def named(labels: Sequence[str]) -> list[Contestant]:
+    """Contestants by their labels.
+
+    Raises:
+        UserError: an unknown one; the known ones are listed.
+    """
+    known = {one.label: one for one in ALL}
+    for label in labels:
+        if label not in known:
+            raise UserError(f"--contestants: unknown contestant {label!r}; known: {'; '.join(known)}")
+    return [known[label] for label in labels]
