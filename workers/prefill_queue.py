@@ -39,6 +39,11 @@ class QueuePlace:
         await self.slot()
 
     @property
+    def pass_tasks(self) -> list[PrefillTask]:
+        """The tasks of all prefills that compute with this one, itself included."""
+        return [entry.task for entry in self._entry.mates] or [self._entry.task]
+
+    @property
     def is_alone(self) -> bool:
         """Whether the policy picked no other prefill for the same pass; known from `picked` on."""
         return len(self._entry.mates) <= 1

@@ -11,6 +11,7 @@ from uuid import uuid4
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import Slice, SlicingPolicy
+from ampd.policies.passes import as_one
 from ampd.types import PrefillTask
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
@@ -74,7 +75,11 @@ class Slicer:
             EngineError: the engine refused or failed a slice.
         """
         sliced = Sliced(rid)
-        if not place.is_alone or _is_rest(self._ask(task), task) or not self._can_slice(token_ids, request):
+        if not place.is_alone:
+            # Passes of several are short, and are not cut.
+            await self._until_affordable(as_one(place.pass_tasks))
+            return sliced
+        if _is_rest(self._ask(task), task) or not self._can_slice(token_ids, request):
             return sliced
         task = await self._as_held(task, token_ids, staged_tokens)
         while place.is_alone:
@@ -95,11 +100,16 @@ class Slicer:
             await place.again(task)
         return sliced
 
+    async def _until_affordable(self, task: PrefillTask) -> None:
+        """Leave the worker to the rounds that decode for as long as the policy wants that."""
+        while (wait_s := self._ask(task).wait_s) > 0 and self._decoding.running(self._clock()):
+            await self._decoding.until_one_ends(wait_s)
+
     def _ask(self, task: PrefillTask) -> Slice:
         """What the policy says of what is left: slices that are done are history."""
         now_s = self._clock()
         running = self._decoding.running(now_s)
-        return self._policy.slice(task, 0, running, self._engine.info.parallelism, self._model, now_s)
+        return self._policy.slice(task, running, self._engine.info.parallelism, self._model, now_s)
 
     def _can_slice(self, token_ids: list[int], request: dict[str, Any]) -> bool:
         """Not what the engine will refuse, nor what its cache cannot help: prompt log-probabilities compute it all."""

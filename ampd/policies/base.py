@@ -88,13 +88,12 @@ class SlicingPolicy(Protocol):
     def slice(
         self,
         task: PrefillTask,
-        done_tokens: int,
         running: Sequence[RunningRound],
         parallelism: Parallelism,
         model: PerformanceModel,
         now_s: float,
     ) -> Slice:
-        """The next slice of a prefill of which `done_tokens` new tokens are computed. `running` may be empty."""
+        """The next slice of what is left of a prefill: slices that are done are history. `running` may be empty."""
         ...
 
 

@@ -28,7 +28,9 @@ class OnTimeOrdering(Policy):
        now (Moore-Hodgson, exact for equal weights). Of what is kept, the earliest due runs.
     2. A task of a session that has missed a target before weighs `missed_weight`: a session counts only if all of its
        rounds are on time, so misses are better put where one has happened already.
-    3. Hopeless tasks run when nothing else is there, the shortest first. So that they end under a steady load too, one
+    3. The tasks that are due next go along in the same pass as long as it takes no longer than `together_passes` of the
+       shortest: a short pass spends most of its time on reading the model's weights, which then happens once.
+    4. Hopeless tasks run when nothing else is there, the shortest first. So that they end under a steady load too, one
        pick in `1 / late_share` takes the oldest of them.
 
     Together with a slicing policy a prefill is asked about again after each slice, so a long one is overtaken by what
@@ -45,6 +47,9 @@ class OnTimeOrdering(Policy):
     headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
     missed_weight: float = Field(
         0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
+    )
+    together_passes: float = Field(
+        2.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
     )
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
 
@@ -66,8 +71,27 @@ class OnTimeOrdering(Policy):
             index = hopeless[0][3]
         else:
             kept, _ = keep(jobs)
-            index = min((due_s, position) for due_s, _, _, position in kept)[1]
+            kept.sort(key=lambda job: (job[0], job[3]))
+            return self._pass(queue, kept, parallelism, model)
         return Pick(index, tuple(range(index)))
+
+    def _pass(
+        self, queue: Sequence[PrefillTask], kept: Sequence[Job], parallelism: Parallelism, model: PerformanceModel
+    ) -> Pick:
+        """The earliest due, and those after it that a short pass can take along."""
+        index = kept[0][3]
+        incr_tokens = queue[index].incr_tokens
+        weighted = queue[index].hist_tokens * incr_tokens
+        limit_s = self.together_passes * model.prefill_s(queue[index].hist_tokens, 1, parallelism)
+        together: list[int] = []
+        for _, _, _, position in kept[1:] if kept[0][1] < limit_s else ():
+            task = queue[position]
+            incr_tokens += task.incr_tokens
+            weighted += task.hist_tokens * task.incr_tokens
+            if model.prefill_s(weighted // incr_tokens, incr_tokens, parallelism) > limit_s:
+                break
+            together.append(position)
+        return Pick(index, tuple(range(index)), tuple(together))
 
     def _jobs(
         self, queue: Sequence[PrefillTask], parallelism: Parallelism, model: PerformanceModel, now_s: float

@@ -51,6 +51,7 @@ _BUILT_IN = (
     "ampd.policies.pools",
     "ampd.policies.pools_arrow",
     "ampd.policies.pools_laps",
+    "ampd.policies.pools_predictive",
 )
 
 

@@ -32,16 +32,18 @@ class Offer:
 class PredictiveRouting(Policy):
     """Prefill where the round is predicted to end first, among the places where nobody becomes late by it.
 
-    Reads: queue, held prefix and longest context of every prefill worker; queue, decode batch and its context of the
-    session's decode worker; the round's SLO; all times of the performance model. No windows: what has completed says
-    little in a burst, what is queued says it now.
+    Reads: queue, held prefix and longest context of every prefill worker; queue, decode batch and its context, windowed
+    ITL of the session's decode worker; the round's SLO; all times of the performance model. No windowed TTFT: what has
+    completed says little in a burst, what is queued says it now.
 
     Rule:
 
     1. Every prefill worker offers: work in its queue + reading the history that it lacks + the prefill.
     2. The decode worker offers what its batch leaves over. A step that takes `step` of a target of `itl` leaves
        `1 - step / (itl_share * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
-       Below `least_share` it offers nothing.
+       What the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the measured
+       ITL: from `1 - fade` of the target on, the share shrinks in proportion, to nothing at the target. Below
+       `least_share` the worker offers nothing.
     3. For the `tries` earliest offers it is checked, by the rule of the ordering `on-time`, how many of the rounds
        there that are still on time, this one included, would have to be given up. The earliest offer without a loss
        takes the round (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in
@@ -61,6 +63,9 @@ class PredictiveRouting(Policy):
     itl_share: float = Field(0.92, gt=0, le=1, description="Share of the ITL target that local prefills may use up.")
     least_share: float = Field(
         0.25, gt=0, le=1, description="Least part of a decode worker's time that is worth a local prefill."
+    )
+    fade: float = Field(
+        0.7, ge=0, le=1, description="Last part of the ITL target in which a measured ITL makes local prefills rarer."
     )
     missed_weight: float = Field(
         0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
@@ -100,6 +105,7 @@ class PredictiveRouting(Policy):
             context_tokens = decode.decode_context_tokens + task.context_tokens
             step_s = model.decode_step_s(decode.decode_batch + 1, context_tokens, decode.parallelism)
             share = 1.0 - step_s / (self.itl_share * task.slo.itl_s)
+            share *= self._unspent(decode, task.slo.itl_s)
             if share < self.least_share:
                 return None
             stretch = 1.0 / share
@@ -107,6 +113,12 @@ class PredictiveRouting(Policy):
         queue_s = _queue_s(decode, model) * stretch
         estimate = RouteEstimate(Route.LOCAL, decode.worker_id, prefill_s + queue_s, prefill_s, queue_s, 0.0)
         return Offer(decode, estimate, stretch)
+
+    def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
+        """1 while the measured ITL is far from its target, 0 at the target."""
+        if not self.fade or not decode.itl.count:
+            return 1.0
+        return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.fade, 0.0), 1.0)
 
     def _choose(
         self, task: PrefillTask, offers: Sequence[Offer], model: PerformanceModel, now_s: float
@@ -154,10 +166,19 @@ def _remote(task: PrefillTask, decode: WorkerView, worker: WorkerView, model: Pe
 
 
 def _queue_s(worker: WorkerView, model: PerformanceModel) -> float:
+    """Work queued at a worker; short prefills share passes, so that only one of them pays a pass's fixed time."""
+    if not worker.queue:
+        return 0.0
     prefill_s, parallelism = model.prefill_s, worker.parallelism
+    fixed_s = prefill_s(0, 1, parallelism)
     total_s = 0.0
+    is_shared = False
     for task in worker.queue:
-        total_s += prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+        time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+        if time_s < 2.0 * fixed_s:
+            time_s = max(time_s - fixed_s, 0.0) if is_shared else time_s
+            is_shared = True
+        total_s += time_s
     return total_s
 
 

@@ -24,11 +24,10 @@ class WholeSlicing(Policy):
     def slice(
         self,
         task: PrefillTask,
-        done_tokens: int,
         running: Sequence[RunningRound],  # noqa: ARG002
         parallelism: Parallelism,  # noqa: ARG002
         model: PerformanceModel,  # noqa: ARG002
         now_s: float,  # noqa: ARG002
     ) -> Slice:
         """All of it."""
-        return Slice(task.incr_tokens - done_tokens)
+        return Slice(task.incr_tokens)

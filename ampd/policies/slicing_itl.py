@@ -35,17 +35,16 @@ class ItlChunks(Policy):
     def slice(
         self,
         task: PrefillTask,
-        done_tokens: int,
         running: Sequence[RunningRound],
         parallelism: Parallelism,
         model: PerformanceModel,
         now_s: float,  # noqa: ARG002
     ) -> Slice:
         """What fits between two steps."""
-        left_tokens = task.incr_tokens - done_tokens
+        left_tokens = task.incr_tokens
         if not running:
             return Slice(left_tokens)
         context_tokens = sum(one.context_tokens for one in running)
         room_s = min(one.itl_slo_s for one in running) - model.decode_step_s(len(running), context_tokens, parallelism)
-        tokens = largest_chunk_tokens(task.hist_tokens + done_tokens, left_tokens, room_s, parallelism, model)
+        tokens = largest_chunk_tokens(task.hist_tokens, left_tokens, room_s, parallelism, model)
         return Slice(min(max(tokens, self.floor_tokens), left_tokens))

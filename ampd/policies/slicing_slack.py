@@ -25,8 +25,9 @@ class SlackSlicing(Policy):
     Rule:
 
     1. A running round with n tokens out, the first of them e seconds ago, can be paused for
-       `itl_share * itl * n - e - step` seconds and still have its mean ITL at its next token. The least of these is
-       what the batch can pay now. A slice is the most tokens whose prefill fits in.
+       `itl_share * itl * n - e - step` seconds and still have its mean ITL at its next token, and for what a step
+       leaves of the target more with every further token that it is expected to have (`ahead_tokens`). The least of
+       these is what the batch can pay now. A slice is the most tokens whose prefill fits in.
     2. A slice takes at least `least_passes` times the shortest pass, for shorter ones spend their time on reading the
        model's weights. If the batch cannot pay that much yet, it decodes until it can.
     3. A round that could make up for what it has lost only in `lost_tokens` further tokens, or in none because a step
@@ -34,9 +35,9 @@ class SlackSlicing(Policy):
     4. With or without a batch no slice takes longer than `quantum` of the TTFT target: between two slices the ordering
        chooses again, so a round that has just come waits that long at most.
 
-    Limits: one slice costs a pass's fixed time more than none. A round's length is not known, so the next token is all
-    that is counted on: a round that ends soon is protected, one that could make up for a longer pause later does not
-    pay for it.
+    Limits: one slice costs a pass's fixed time more than none. A round's length is not known, so hardly more than the
+    next token is counted on: a round that ends soon is protected, one that could make up for a longer pause later does
+    not pay for it.
 
     Example: `--slicing slack`
     """
@@ -44,19 +45,19 @@ class SlackSlicing(Policy):
     itl_share: float = Field(0.92, gt=0, le=1, description="Share of the ITL target that is used up.")
     quantum: float = Field(0.15, gt=0, description="Longest slice, as a share of the TTFT target.")
     least_passes: float = Field(2.0, ge=1, description="Least time of a slice, in shortest passes.")
+    ahead_tokens: float = Field(1.0, ge=0, description="Further tokens that a running round is expected to have.")
     lost_tokens: int = Field(64, ge=1, description="Tokens within which a round must be able to make up for a pause.")
 
     def slice(
         self,
         task: PrefillTask,
-        done_tokens: int,
         running: Sequence[RunningRound],
         parallelism: Parallelism,
         model: PerformanceModel,
         now_s: float,  # noqa: ARG002
     ) -> Slice:
         """The next slice, or how long to wait for it."""
-        hist_tokens, left_tokens = task.hist_tokens + done_tokens, task.incr_tokens - done_tokens
+        hist_tokens, left_tokens = task.hist_tokens, task.incr_tokens
         quantum_s = self.quantum * task.slo.ttft_s
         least_s = self.least_passes * model.prefill_s(hist_tokens, 1, parallelism)
         whole_s = model.prefill_s(hist_tokens, left_tokens, parallelism)
@@ -84,7 +85,7 @@ class SlackSlicing(Policy):
             pause_s = target_s * one.tokens - one.elapsed_s - step_s
             if spare_s <= 0.0 or pause_s < -self.lost_tokens * spare_s:
                 continue
-            budget_s = min(budget_s, pause_s)
+            budget_s = min(budget_s, pause_s + self.ahead_tokens * spare_s)
             gain_s = min(gain_s, spare_s)
         return budget_s, gain_s, step_s
 

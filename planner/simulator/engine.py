@@ -180,13 +180,14 @@ class SimulatedEngine:
 
     # -- requests
 
-    def submit(self, sequence: Sequence) -> None:
-        """Take a request in; it runs as soon as the memory has room and a pass begins."""
-        self._memory.keep(sequence.session_id)
+    def submit(self, *sequences: Sequence) -> None:
+        """Take requests in at once; they run as soon as the memory has room and a pass begins."""
+        for sequence in sequences:
+            self._memory.keep(sequence.session_id)
         if self._is_ending_pass:
-            self._late.append(sequence)
+            self._late.extend(sequences)
             return
-        self._waiting.append(sequence)
+        self._waiting.extend(sequences)
         if not self._busy:
             self._next()
         elif self._run_steps:

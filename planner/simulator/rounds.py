@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies.passes import as_one
 from ampd.policies.slicing import WholeSlicing
 from ampd.prefill_queue import QueueEntry, Stage
 from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo
@@ -76,6 +77,12 @@ class ActiveRound:
         self.is_started = False
         self.fetched = False
 
+    @property
+    def task(self) -> PrefillTask:
+        """What is left of its prefill."""
+        assert self.entry is not None
+        return self.entry.task
+
     def usable_staged_tokens(self, held_tokens: int) -> int:
         """What of the staged KV continues the `held_tokens` that are there now."""
         if held_tokens < self.behind_tokens:
@@ -129,6 +136,7 @@ class RoundRunner:
         self._on_round = on_round
         self._rng = random.Random(f"{options.seed}/coordinators")
         self._page = options.page_size_tokens
+        self._passes: dict[int, list[ActiveRound]] = {}
         # With chunked prefill the engine itself shares out its passes.
         self._slices = not options.chunk_tokens and not isinstance(policies.slicing, WholeSlicing)
 
@@ -271,26 +279,41 @@ class RoundRunner:
     def _compute(self, one: ActiveRound, entry: QueueEntry) -> None:
         """The engine takes the prefill."""
         record, worker = one.record, one.prefill
-        is_local = worker is one.decode
         if not one.is_started:
             one.is_started = True
             record.queued_s = self._loop.now_s - entry.task.arrival_s
             # Between slices nothing else protects what is there.
             worker.memory.keep(record.session_id)
-        is_alone = len(entry.mates) == 1
-        if self._slices and is_alone and self._slice(one, entry):
-            return
-        self._submit(one, is_local, is_alone)
-        record.postponements = entry.task.postponements
-        worker.memory.unkeep(record.session_id)
-        if one.fetched:
-            worker.memory.unkeep(record.session_id)
+        if len(entry.mates) > 1:
+            self._join_pass(one, entry)
+        elif not self._slices or not self._slice(one, entry):
+            self._submit([one])
+
+    def _join_pass(self, one: ActiveRound, entry: QueueEntry) -> None:
+        """Wait for those whose turn it is too; the last of them starts the pass."""
+        members = self._passes.setdefault(id(entry.mates), [])
+        members.append(one)
+        if len(members) == len(entry.mates):
+            del self._passes[id(entry.mates)]
+            self._start_pass(members)
+
+    def _start_pass(self, members: list[ActiveRound]) -> None:
+        """Several prefills in one pass, once the slicing policy has no objection; they are not cut."""
+        if self._slices:
+            worker, now_s = members[0].prefill, self._loop.now_s
+            task = as_one([one.task for one in members])
+            running = worker.engine.running(now_s, task.slo.itl_s)
+            wait_s = self._policies.slicing.slice(task, running, worker.parallelism, self._belief, now_s).wait_s
+            if wait_s > 0.0:
+                self._loop.at(now_s + wait_s, self._start_pass, members)
+                return
+        self._submit(members)
 
     def _slice(self, one: ActiveRound, entry: QueueEntry) -> bool:
         """Compute a part of what is left, or wait, as the slicing policy says; False: all of it now."""
         worker, task, now_s = one.prefill, entry.task, self._loop.now_s
         running = worker.engine.running(now_s, task.slo.itl_s)
-        chosen = self._policies.slicing.slice(task, 0, running, worker.parallelism, self._belief, now_s)
+        chosen = self._policies.slicing.slice(task, running, worker.parallelism, self._belief, now_s)
         if chosen.wait_s > 0.0:
             self._loop.at(now_s + chosen.wait_s, self._compute_later, (one, entry))
             return True
@@ -304,29 +327,36 @@ class RoundRunner:
             left = replace(entry.task, hist_tokens=end, incr_tokens=one.prompt_tokens - end)
             entry.again(left)
 
-        worker.submit(
-            EngineSequence(task.session_id, end, held // self._page * self._page, 0, None, done, staged), is_alone=True
+        worker.engine.submit(
+            EngineSequence(task.session_id, end, held // self._page * self._page, 0, None, done, staged)
         )
         return True
 
     def _compute_later(self, waited: tuple[ActiveRound, QueueEntry]) -> None:
         self._compute(*waited)
 
-    def _submit(self, one: ActiveRound, is_local: bool, is_alone: bool) -> None:
-        """The whole prompt to the engine, which computes what is not there yet."""
+    def _submit(self, members: Sequence[ActiveRound]) -> None:
+        """Whole prompts to the engine, for one pass; it computes what is not there yet."""
+        worker = members[0].prefill
+        worker.engine.submit(*[self._sequence(one) for one in members])
+        for one in members:
+            one.record.postponements = one.task.postponements
+            worker.memory.unkeep(one.record.session_id)
+            if one.fetched:
+                worker.memory.unkeep(one.record.session_id)
+
+    def _sequence(self, one: ActiveRound) -> EngineSequence:
         record, worker = one.record, one.prefill
+        is_local = worker is one.decode
         held = worker.memory.held.get(record.session_id, 0)
-        worker.submit(
-            EngineSequence(
-                record.session_id,
-                one.prompt_tokens,
-                min(held, one.prompt_tokens - 1) // self._page * self._page,
-                record.output_tokens if is_local else 1,
-                lambda _, now_s: self._first_token(one, now_s),
-                (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
-                one.usable_staged_tokens(held),
-            ),
-            is_alone=is_alone,
+        return EngineSequence(
+            record.session_id,
+            one.prompt_tokens,
+            min(held, one.prompt_tokens - 1) // self._page * self._page,
+            record.output_tokens if is_local else 1,
+            lambda _, now_s: self._first_token(one, now_s),
+            (lambda _, now_s: self._last_token(one, now_s)) if is_local else (lambda _, __: self._hand_over(one)),
+            one.usable_staged_tokens(held),
         )
 
     def _first_token(self, one: ActiveRound, now_s: float) -> None:

@@ -11,7 +11,7 @@ from ampd.prefill_queue import PrefillQueue
 from ampd.state.window import SlidingWindow
 from ampd.types import Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
-from planner.simulator.engine import Sequence, SimulatedEngine
+from planner.simulator.engine import SimulatedEngine
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
@@ -75,9 +75,8 @@ class SimulatedWorker:
             rng=random.Random(f"{options.seed}/{worker_id}"),
             concurrency=options.prefill_concurrency,
             prefetch=options.prefetch,
-            on_change=self._queue_changed,
+            on_change=self.changed,
         )
-        self._pass: list[Sequence] = []
         self._view: WorkerView | None = None
         self._view_until_s = 0.0
 
@@ -85,31 +84,6 @@ class SimulatedWorker:
         """The cached view is no longer true."""
         self._view = None
         self.on_change()
-
-    def submit(self, sequence: Sequence, *, is_alone: bool) -> None:
-        """Hand a prefill whose turn has come to the engine; what shares its pass goes with it."""
-        if is_alone:
-            self.engine.submit(sequence)
-        else:
-            self.memory.keep(sequence.session_id)
-            self._pass.append(sequence)
-
-    def _queue_changed(self) -> None:
-        if self._pass:
-            members, self._pass = self._pass, []
-            self._submit_pass(members)
-        self.changed()
-
-    def _submit_pass(self, members: list[Sequence]) -> None:
-        engine = self.engine
-        # An idle engine would begin with the first one alone.
-        was_busy, engine._busy = engine._busy, True
-        for one in members[:-1]:
-            engine.submit(one)
-        engine._busy = was_busy
-        engine.submit(members[-1])
-        for one in members:
-            self.memory.unkeep(one.session_id)
 
     def turn(self, role: Role, lane: str) -> None:
         """Take another role or lane for new work; what is here goes on."""

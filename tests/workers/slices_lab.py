@@ -21,19 +21,18 @@ class Script:
     """A slicing policy that says what it is told, then takes the rest; it notes what it was asked."""
 
     answers: Iterator[Slice]
-    asked: list[tuple[int, int, int]] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
     running: list[tuple[RunningRound, ...]] = field(default_factory=list)
 
     def slice(
         self,
         task: PrefillTask,
-        done_tokens: int,
         running: Sequence[RunningRound],
         parallelism: Parallelism,  # noqa: ARG002
         model: PerformanceModel,  # noqa: ARG002
         now_s: float,  # noqa: ARG002
     ) -> Slice:
-        self.asked.append((task.hist_tokens, task.incr_tokens, done_tokens))
+        self.asked.append((task.hist_tokens, task.incr_tokens))
         self.running.append(tuple(running))
         return next(self.answers, Slice(ENOUGH))
 

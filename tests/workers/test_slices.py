@@ -89,7 +89,7 @@ async def test_slices_are_whole_pages_and_nothing_is_computed_twice(station: Any
         assert one.times.prefills == [(0, 240), (240, 240), (480, 220)]
         assert out(chunks) == expected
         # The first answer was for the numbers of the coordinator, the second for what is really held.
-        assert policy.asked == [(0, 700, 0), (0, 700, 0), (240, 460, 0), (480, 220, 0)]
+        assert policy.asked == [(0, 700), (0, 700), (240, 460), (480, 220)]
         report = chunks[-1]["ampd"]
         assert (report["slices"], report["cached_tokens"], report["held_tokens"]) == (3, 0, 704)
         usage = chunks[-1]["completion_usage"]
@@ -113,7 +113,7 @@ async def test_slices_begin_behind_what_is_really_held(station: Any) -> None:
             policy.asked.clear()
             policy.answers = iter([Slice(64), Slice(64)])
             chunks = await one.round(prompt + prompt_of(180, seed=2), 2, hist=claimed)
-            assert policy.asked[1:] == [(320, 180, 0), (384, 116, 0)]
+            assert policy.asked[1:] == [(320, 180), (384, 116)]
             assert one.times.prefills == [(0, 320), (320, 64), (384, 116)]
             assert chunks[-1]["ampd"]["cached_tokens"] == 320
 
@@ -160,7 +160,7 @@ async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(station:
             (chunk,) = [chunk async for chunk in chunks]
         assert one.engine.calls == [(384, 0, 320), (448, 0, 384), (500, 1, 448)]
         assert one.times.prefills == [(320, 64), (384, 64), (448, 52)]
-        assert policy.asked == [(320, 180, 0), (320, 180, 0), (384, 116, 0), (448, 52, 0)]
+        assert policy.asked == [(320, 180), (320, 180), (384, 116), (448, 52)]
         report = chunk["ampd"]
         assert (report["kv_read_tokens"], report["cached_tokens"], report["slices"]) == (320, 320, 3)
         assert one.engine.kv.staged_requests == 0

@@ -71,7 +71,8 @@ def slices(task: PrefillTask, running: list[RunningRound]) -> Iterator[tuple[int
     """(done before, tokens) as `itl-chunks` cuts it."""
     slicing, done = create("slicing", "itl-chunks"), 0
     while done < task.incr_tokens:
-        tokens = slicing.slice(task, done, running, TP4, MODEL, 0.0).tokens
+        left = replace(task, hist_tokens=task.hist_tokens + done, incr_tokens=task.incr_tokens - done)
+        tokens = slicing.slice(left, running, TP4, MODEL, 0.0).tokens
         yield done, tokens
         done += tokens
 

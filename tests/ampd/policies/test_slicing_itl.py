@@ -20,35 +20,35 @@ def running(count: int, itl_slo_s: float = 0.04, context_tokens: int = 1000) -> 
 
 def test_the_slice_and_the_step_after_it_fill_the_target() -> None:
     # A step of 5 sequences takes 10 ms; of 40 ms 30 are left, 10 for the pass and 1 for each of 20 tokens.
-    assert CHUNKS.slice(round_of(0, 500), 100, running(5), TP4, PLAIN, 0.0) == Slice(20)
+    assert CHUNKS.slice(round_of(100, 400), running(5), TP4, PLAIN, 0.0) == Slice(20)
 
 
 def test_the_strictest_target_of_the_batch_holds() -> None:
     batch = [*running(4, 0.1), *running(1, 0.05)]
-    assert CHUNKS.slice(round_of(0, 500), 0, batch, TP4, PLAIN, 0.0) == Slice(30)
+    assert CHUNKS.slice(round_of(0, 500), batch, TP4, PLAIN, 0.0) == Slice(30)
 
 
 def test_alone_it_runs_whole() -> None:
-    assert CHUNKS.slice(round_of(0, 500), 100, [], TP4, PLAIN, 0.0) == Slice(400)
+    assert CHUNKS.slice(round_of(100, 400), [], TP4, PLAIN, 0.0) == Slice(400)
 
 
 def test_a_late_batch_still_lets_the_floor_through_and_never_more_than_is_left() -> None:
     late = running(40)
-    assert CHUNKS.slice(round_of(0, 500), 0, late, TP4, PLAIN, 0.0) == Slice(16)
+    assert CHUNKS.slice(round_of(0, 500), late, TP4, PLAIN, 0.0) == Slice(16)
     assert create_named("slicing", "itl-chunks(floor_tokens=64)").slice(
-        round_of(0, 500), 0, late, TP4, PLAIN, 0.0
+        round_of(0, 500), late, TP4, PLAIN, 0.0
     ) == Slice(64)
-    assert CHUNKS.slice(round_of(0, 500), 495, late, TP4, PLAIN, 0.0) == Slice(5)
+    assert CHUNKS.slice(round_of(495, 5), late, TP4, PLAIN, 0.0) == Slice(5)
 
 
 @given(st.integers(0, 40_000), st.integers(1, 9000), st.integers(1, 64), st.integers(1, 20_000), st.floats(0.01, 0.2))
 def test_it_ends_and_only_the_floor_ever_makes_a_step_late(
     hist: int, incr: int, batch: int, context: int, itl_s: float
 ) -> None:
-    task, rounds, done = round_of(hist, incr), running(batch, itl_s, context), 0
+    rounds, done = running(batch, itl_s, context), 0
     step_s = MODEL.decode_step_s(batch, batch * context, TP4)
     while done < incr:
-        part = CHUNKS.slice(task, done, rounds, TP4, MODEL, 0.0)
+        part = CHUNKS.slice(round_of(hist + done, incr - done), rounds, TP4, MODEL, 0.0)
         assert part.wait_s == 0.0
         assert 1 <= part.tokens <= incr - done
         stays_within = MODEL.prefill_s(hist + done, part.tokens, TP4) <= itl_s - step_s

@@ -1,0 +1,80 @@
+"""Our pools: a worker changes sides when the other side's predicted time no longer fits its target."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import RoleChange
+from ampd.policies.estimates import one_of_least, queued_s
+from ampd.policies.registry import Policy, register
+from ampd.types import Role, Slo, WorkerView
+
+
+@register("pools", "predictive")
+class PredictivePools(Policy):
+    """Turn a prefill worker into a decode worker when decode steps come close to their target, and back when there is
+    room again.
+
+    Reads: role, queue, decode batch and its context of all workers; prefill and step times of the performance model;
+    the targets. No windows of measured ITL: our slicing spends on prefills what the target leaves over, so a measured
+    ITL near its target says nothing about the load.
+
+    Rule: at most one worker changes, and none within `cooldown_s` of the last change.
+
+    1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above `high` of the ITL
+       target: the prefill worker with the least queued work becomes a decode worker, even the last one. A decode worker
+       prefills its own sessions in slices, so nothing is lost but the separation.
+    2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
+       queued, and the decode batches would still fit on one worker less, with steps below `low` of the target: the
+       decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on.
+
+    Limits: a change helps the sessions to come, for sessions stay where they are bound. One change in `cooldown_s` is
+    slow for a burst of seconds; the routing answers those.
+
+    Example: `--pools predictive`
+    """
+
+    high: float = Field(0.6, gt=0, description="Step time, as a share of the ITL target, above which decode is short.")
+    low: float = Field(
+        0.35, gt=0, description="Step time, as a share of the ITL target, that leaves a worker to spare."
+    )
+    cooldown_s: float = Field(5.0, ge=0, description="Least time between two changes, in seconds.")
+
+    def change(
+        self,
+        workers: Sequence[WorkerView],
+        slo: Slo,
+        model: PerformanceModel,
+        now_s: float,
+        changed_s: float,
+        rng: random.Random,
+    ) -> Sequence[RoleChange]:
+        """At most one worker that changes its role."""
+        if now_s - changed_s < self.cooldown_s:
+            return ()
+        prefill = [worker for worker in workers if worker.role is Role.PREFILL]
+        decode = [worker for worker in workers if worker.role is Role.DECODE]
+        if prefill and _step_share(decode, 0, slo, model) > self.high:
+            chosen = prefill[one_of_least([queued_s(worker, model) for worker in prefill], rng)]
+            return (RoleChange(chosen.worker_id, Role.DECODE, "itl-short"),)
+        is_late = all(queued_s(worker, model) > 0.5 * slo.ttft_s for worker in prefill or decode)
+        if is_late and len(decode) > 1 and _step_share(decode, 1, slo, model) < self.low:
+            chosen = decode[one_of_least([float(worker.decode_batch) for worker in decode], rng)]
+            return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
+        return ()
+
+
+def _step_share(decode: Sequence[WorkerView], fewer: int, slo: Slo, model: PerformanceModel) -> float:
+    """Mean modelled step of the decode workers over the ITL target, with their load on `fewer` workers less."""
+    crowding = len(decode) / (len(decode) - fewer)
+    steps_s = [
+        model.decode_step_s(
+            round(worker.decode_batch * crowding), round(worker.decode_context_tokens * crowding), worker.parallelism
+        )
+        for worker in decode
+    ]
+    return sum(steps_s) / len(steps_s) / slo.itl_s
