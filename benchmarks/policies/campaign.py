@@ -64,11 +64,15 @@ class Job:
 class Ledger:
     """Results by task, kept in a file of JSON lines; None: kept here only.
 
+    Args:
+        again: labels of contestants whose results in the file no longer count, because their code has changed.
+
     Raises:
         UserError: the file holds something else.
     """
 
     path: Path | None
+    again: frozenset[str] = frozenset()
     results: dict[str, Found] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,7 +87,8 @@ class Ledger:
             try:
                 row = json.loads(line)
                 points = {float(rate): Point(**fields) for rate, fields in row["points"].items()}
-                self.results[row["key"]] = Found(row["goodput"], points)
+                if row["contestant"] not in self.again:
+                    self.results[row["key"]] = Found(row["goodput"], points)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise UserError(
                     f"{self.path}, line {number}: is no result of this benchmark; give another file"
@@ -133,7 +138,9 @@ def search_all(
     for setting, contestant, condition in pairs:
         first = ledger.found(Task(setting, contestant, 0, condition))
         assert first is not None
-        rivals = [ledger.found(Task(one, other, 0, same)) for one, other, same in pairs if (one, same) == (setting, condition)]
+        rivals = [
+            ledger.found(Task(one, other, 0, same)) for one, other, same in pairs if (one, same) == (setting, condition)
+        ]
         best = max(found.goodput["sustained_rounds"] for found in rivals if found)
         if seeds > 1 and first.goodput["sustained_rounds"] >= race * best:
             further += [

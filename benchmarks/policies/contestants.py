@@ -16,14 +16,14 @@ ALWAYS_REMOTE = Contestant("always-remote", "always-remote")
 
 RIVALS = (
     AMPD,
-    Contestant("ampd, window 32", "ampd", _WIDE),
+    Contestant("ampd window 32", "ampd", _WIDE),
     ALWAYS_REMOTE,
-    Contestant("remote, window 32", "always-remote", _WIDE),
-    Contestant("remote, hrrn", "always-remote", "hrrn"),
-    Contestant("remote, shortest first", "always-remote", "shortest-prefill-first"),
-    Contestant("remote, jct", "always-remote", "jct"),
-    Contestant("remote, continuum", "always-remote", "continuum"),
-    Contestant("remote, laps order", "always-remote", "laps"),
+    Contestant("remote window 32", "always-remote", _WIDE),
+    Contestant("remote hrrn", "always-remote", "hrrn"),
+    Contestant("remote shortest first", "always-remote", "shortest-prefill-first"),
+    Contestant("remote jct", "always-remote", "jct"),
+    Contestant("remote continuum", "always-remote", "continuum"),
+    Contestant("remote laps order", "always-remote", "laps"),
     Contestant("random remote", "always-remote(choice=random)"),
     Contestant("always-local", "always-local"),
     Contestant("threshold", "threshold"),
@@ -39,8 +39,8 @@ first served."""
 COLOCATED = Contestant("co-located", "always-local", is_colocated=True)
 REFERENCES = (
     COLOCATED,
-    Contestant("co-located, window 32", "always-local", _WIDE, is_colocated=True),
-    Contestant("co-located, continuum", "always-local", "continuum", is_colocated=True),
+    Contestant("co-located window 32", "always-local", _WIDE, is_colocated=True),
+    Contestant("co-located continuum", "always-local", "continuum", is_colocated=True),
 )
 """Every machine does both phases."""
 
@@ -49,7 +49,7 @@ ALL = (OURS, *RIVALS, *REFERENCES)
 ABLATION = (
     replace(OURS, label="slicing whole", slicing="whole"),
     replace(OURS, label="ordering fcfs", ordering="fcfs"),
-    replace(OURS, label="ordering ampd, window 32", ordering=_WIDE),
+    replace(OURS, label="ordering ampd window 32", ordering=_WIDE),
     replace(OURS, label="routing always-remote", routing="always-remote"),
     replace(
         OURS,
@@ -66,14 +66,14 @@ ABLATION = (
 """Ours with one term less."""
 
 
-def named(labels: Sequence[str]) -> list[Contestant]:
+def named(labels: Sequence[str], flag: str) -> list[Contestant]:
     """Contestants by their labels.
 
     Raises:
-        UserError: an unknown one; the known ones are listed.
+        UserError: an unknown one; the line names `flag` and lists the known ones.
     """
     known = {one.label: one for one in ALL}
     for label in labels:
         if label not in known:
-            raise UserError(f"--contestants: unknown contestant {label!r}; known: {'; '.join(known)}")
+            raise UserError(f"{flag}: unknown contestant {label!r}; known: {'; '.join(known)}")
     return [known[label] for label in labels]

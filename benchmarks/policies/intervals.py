@@ -13,11 +13,14 @@ CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean, and half the width of its 95 % confidence interval by Student's t; infinite with a single value."""
+    """A mean, and half the width of its 95 % confidence interval by Student's t; infinite with a single value.
+
+    `seeds`: how many values.
+    """
 
     mean: float
     half: float
-    count: int
+    seeds: int
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

@@ -1,0 +1,167 @@
+"""`python -m benchmarks.policies`: which policies carry the highest session rate, and how ours does under stress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from pydantic import Field
+
+from ampd.cli import guarded
+from ampd.errors import UserError
+from ampd.settings import Settings, parse_settings
+from benchmarks.policies.campaign import Ledger, search_all
+from benchmarks.policies.contest import USUAL, Contestant
+from benchmarks.policies.contestants import ABLATION, ALL, OURS, REFERENCES, named
+from benchmarks.policies.plots import write_plots
+from benchmarks.policies.prepared import Prepared
+from benchmarks.policies.report import check_markers, put_between_markers, tables
+from benchmarks.policies.settings import Setting, paper_settings, real_settings
+from benchmarks.policies.standings import Groups, Standings
+from benchmarks.policies.studies import PLACES, STUDIES, Bench, study
+from planner.layout.cache import default_cache
+from planner.parallel import in_parallel
+from planner.settings import check_writable
+
+PROG = "python -m benchmarks.policies"
+_GROUPS = ("paper", "planned", "real")
+
+
+class ContestSettings(Settings):
+    """Search the highest session rate that every contestant carries in every setting, and compare."""
+
+    settings: str = Field("paper,planned,real", description="Groups of settings, comma-separated.")
+    only: str | None = Field(None, description="Only settings whose names contain one of these, comma-separated.")
+    contestants: str | None = Field(None, description="Labels, comma-separated, ours always included; default: all.")
+    study: str | None = Field(
+        None, description=f"Instead of the contest, comma-separated: {', '.join(STUDIES)}; or `all`."
+    )
+    seeds: int = Field(5, ge=1, le=100, description="Seeds of arrivals and lengths.")
+    race: float = Field(
+        0.0, ge=0, le=1, description="No further seeds for who has less than this share of the best in the first one."
+    )
+    duration: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds of arrivals, for a short try.")
+    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    data: Path | None = Field(None, description="JSON lines of results; what it has already is not made again.")
+    again: str | None = Field(
+        None, description="Contestants, comma-separated, whose results in --data are made again; `ours` with ablation."
+    )
+    cache: Path | None = Field(None, description="Folder for layouts and fitted tables; default: in the user's cache.")
+    write: Path | None = Field(
+        None, description="Document whose marked parts are replaced; default: tables are printed."
+    )
+    page: Path | None = Field(None, description="Write the page of plots to this HTML file.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Compare and report.
+
+    Raises:
+        UserError: wrong flags, an unknown name, a document without markers, a data file of something else.
+    """
+    options = parse_settings(ContestSettings, argv, PROG)
+    contestants = _contestants(options.contestants)
+    studies = _studies(options.study)
+    check_writable(options.data, options.write, options.page)
+    if options.write:
+        check_markers(options.write, [f"study {name}" for name in studies] or ["tables"])
+    prepared = Prepared(options.cache or default_cache().parent / "policies")
+    jobs = options.jobs or os.cpu_count() or 1
+    ledger = Ledger(options.data, _again(options.again))
+    if studies:
+        _run_studies(options, studies, contestants, ledger, prepared, jobs)
+        return 0
+    groups = _settings(options, prepared, jobs)
+    settings = list(dict.fromkeys(setting for group in groups.values() for setting in group))
+    in_parallel(partial(prepare, prepared, contestants), settings, "preparing", jobs)
+    pairs = [(setting, one, USUAL) for setting in settings for one in contestants]
+    search_all(ledger, pairs, options.seeds, prepared, jobs, options.race)
+    standings = Standings(ledger, settings, contestants, options.seeds)
+    _put(options, "tables", "\n\n".join(tables(standings, groups)))
+    if options.page:
+        write_plots(options.page, standings, groups)
+    return 0
+
+
+def prepare(prepared: Prepared, contestants: Sequence[Contestant], setting: Setting) -> None:
+    """Know the setting's rate, and its table if somebody needs one."""
+    prepared.reference_rate(setting)
+    if any(one.is_fitted for one in contestants):
+        prepared.table(setting)
+
+
+def _run_studies(
+    options: ContestSettings,
+    studies: Sequence[str],
+    contestants: Sequence[Contestant],
+    ledger: Ledger,
+    prepared: Prepared,
+    jobs: int,
+) -> None:
+    settings = [one for one in paper_settings() if (one.model, one.trace) in PLACES]
+    settings = _chosen(options, settings)
+    rivals = [one for one in contestants if one not in (OURS, *REFERENCES)]
+    in_parallel(partial(prepare, prepared, rivals), settings, "preparing", jobs)
+    bench = Bench(ledger, settings, options.seeds, prepared, jobs)
+    for name in studies:
+        _put(options, f"study {name}", study(name, bench, rivals))
+
+
+def _put(options: ContestSettings, name: str, text: str) -> None:
+    if options.write:
+        put_between_markers(options.write, name, text)
+    else:
+        print(f"## {name}\n\n{text}\n")
+
+
+def _contestants(text: str | None) -> list[Contestant]:
+    if text is None:
+        return list(ALL)
+    chosen = named(_labels(text), "--contestants")
+    return list(dict.fromkeys((OURS, *chosen)))
+
+
+def _again(text: str | None) -> frozenset[str]:
+    labels = {one.label for one in named(_labels(text or ""), "--again")}
+    return frozenset(labels | {one.label for one in ABLATION} if OURS.label in labels else labels)
+
+
+def _labels(text: str) -> list[str]:
+    return [label.strip() for label in text.split(",") if label.strip()]
+
+
+def _studies(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    names = list(STUDIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in STUDIES:
+            raise UserError(f"--study: unknown study {name!r}; known: {', '.join(STUDIES)}")
+    return names
+
+
+def _settings(options: ContestSettings, prepared: Prepared, jobs: int) -> Groups:
+    names = [name.strip() for name in options.settings.split(",")]
+    groups: Groups = {}
+    for name in names:
+        if name not in _GROUPS:
+            raise UserError(f"--settings: unknown group {name!r}; known: {', '.join(_GROUPS)}")
+        chosen = _chosen(options, list(real_settings() if name == "real" else paper_settings()))
+        groups[name] = in_parallel(prepared.planned, chosen, "planning", jobs) if name == "planned" else chosen
+    if not any(groups.values()):
+        raise UserError(f"--only: no setting's name contains {options.only!r}")
+    return {name: settings for name, settings in groups.items() if settings}
+
+
+def _chosen(options: ContestSettings, settings: Sequence[Setting]) -> list[Setting]:
+    parts = [part.strip() for part in options.only.split(",")] if options.only else [""]
+    chosen = [one for one in settings if any(part in one.name for part in parts)]
+    return [replace(one, duration_s=options.duration) for one in chosen] if options.duration else chosen
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: run(sys.argv[1:])))

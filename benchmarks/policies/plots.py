@@ -1,0 +1,113 @@
+"""The page of plots: attainment over rate in every setting, and geometric means over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.policies.contest import IN_TIME, PATIENCE, TARGET, Contestant
+from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
+from benchmarks.policies.intervals import geometric_mean
+from benchmarks.policies.report import TITLES
+from benchmarks.policies.settings import Setting
+from benchmarks.policies.standings import Groups, Standings
+from planner.page import Section, write_page
+from workloads.plots import svg
+
+_COLOURS = {
+    "ours": "#2f6fde",
+    "best rival": "#c62f3c",
+    "ampd": "#e07b39",
+    "always-remote": "#7b4fc9",
+    "co-located": "#1f9d78",
+}
+_FLOOR = 0.01
+"""Where a contestant carries nothing it counts as this share of ours, for a geometric mean needs something."""
+
+
+def write_plots(path: Path, standings: Standings, groups: Groups) -> None:
+    """Write the page. Raises `RunError` if the file cannot be written."""
+    everything = list(dict.fromkeys(setting for settings in groups.values() for setting in settings))
+    sections = [
+        *(
+            _bars(standings, everything, criterion)
+            for criterion in ("rounds", "sustained_rounds", "sustained_sessions")
+        ),
+        *_multiples(standings, everything, "rounds"),
+        *_multiples(standings, everything, "sessions"),
+    ]
+    lead = (
+        f"Simulated, not measured. Goodput: the highest session rate at which {TARGET:.0%} of the rounds (or sessions) "
+        f"meet their TTFT and ITL targets; sustained: and {IN_TIME:.0%} of the sessions end within {PATIENCE:g} times "
+        f"the time that they would take with every round just at its targets. Up to {standings.seeds} seeds."
+    )
+    write_page(path, "Policies compared", lead, sections)
+
+
+def relative(standings: Standings, settings: Sequence[Setting], one: Contestant, criterion: str) -> float | None:
+    """Geometric mean of a contestant's goodput as a share of ours, over the settings where ours carries something."""
+    shares = []
+    for setting in settings:
+        mine, theirs = (standings.goodput(setting, each, criterion) for each in (OURS, one))
+        if mine and theirs and mine.mean > 0:
+            shares.append(max(theirs.mean / mine.mean, _FLOOR))
+    return geometric_mean(shares) if shares else None
+
+
+def _bars(standings: Standings, settings: Sequence[Setting], criterion: str) -> Section:
+    shares = {one.label: relative(standings, settings, one, criterion) for one in standings.contestants}
+    ordered = sorted(((share, label) for label, share in shares.items() if share is not None))
+
+    def draw(axes: Any) -> None:
+        colours = ["#2f6fde" if label == OURS.label else "#9aa3b2" for _, label in ordered]
+        axes.barh([label for _, label in ordered], [share for share, _ in ordered], color=colours)
+        for row, (share, _) in enumerate(ordered):
+            axes.text(share, row, f" {share:.2f}", va="center", fontsize=8)
+        axes.set_xlabel(f"{TITLES[criterion]} over that of ours, geometric mean")
+        axes.grid(axis="y", visible=False)
+
+    return Section(
+        f"{TITLES[criterion].capitalize()}, all settings",
+        text=[f"Settings in which a contestant carries nothing count as {_FLOOR:.0%} of ours."],
+        svg=svg(draw, (10.8, 0.6 + 0.24 * max(len(ordered), 4))),
+    )
+
+
+def _multiples(standings: Standings, settings: Sequence[Setting], criterion: str) -> Iterator[Section]:
+    for setting in settings:
+        lines = _lines(standings, setting, criterion)
+        yield Section(
+            f"{setting.name}: {criterion}",
+            svg=svg(partial(_draw, lines=lines, criterion=criterion), (5.2, 3.0)),
+            is_half=True,
+        )
+
+
+def _lines(standings: Standings, setting: Setting, criterion: str) -> dict[str, tuple[str, list[tuple[float, float]]]]:
+    """Name -> (label, (rate, attainment of the first seed) in order)."""
+    best = standings.best(setting, standings.rivals, criterion)
+    chosen = {"ours": OURS, "best rival": best, "ampd": AMPD, "always-remote": ALWAYS_REMOTE, "co-located": COLOCATED}
+    lines = {}
+    for name, one in chosen.items():
+        if one is None or (name != "best rival" and one == best):
+            continue
+        points = standings.points(setting, one)
+        line = [(rate, getattr(point, criterion)) for rate, point in points.items()]
+        if line:
+            lines[name] = (f"best rival: {one.label}" if name == "best rival" else name, line)
+    return lines
+
+
+def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], criterion: str) -> None:
+    for name, (label, line) in lines.items():
+        rates, shares = zip(*line, strict=True)
+        axes.plot(rates, shares, ".-", color=_COLOURS[name], linewidth=1.4, markersize=4, label=label)
+    axes.axhline(TARGET, color="#3a3f4b", linestyle="--", linewidth=1.0)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("sessions per second")
+    axes.set_ylabel(f"{criterion} attained")
+    if lines:
+        axes.legend(frameon=False, loc="lower left", fontsize=7)

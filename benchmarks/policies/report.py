@@ -1,0 +1,140 @@
+"""The contest's tables, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+from pathlib import Path
+
+from ampd.errors import UserError
+from benchmarks.policies.contest import Contestant
+from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, OURS
+from benchmarks.policies.intervals import Interval, geometric_mean
+from benchmarks.policies.settings import Setting
+from benchmarks.policies.standings import Groups, Standings
+
+TITLES = {
+    "rounds": "goodput of rounds",
+    "sessions": "goodput of sessions",
+    "sustained_rounds": "sustained goodput of rounds",
+    "sustained_sessions": "sustained goodput of sessions",
+}
+AGAINST = ("best rival", "ampd", "always-remote", "best co-located")
+
+Opponent = Callable[[Setting], Contestant | None]
+
+
+def opponents(standings: Standings, criterion: str) -> dict[str, Opponent]:
+    """Who ours is compared with, by the names of `AGAINST`."""
+    present = standings.contestants
+    return {
+        "best rival": lambda setting: standings.best(setting, standings.rivals, criterion),
+        "ampd": lambda _: AMPD if AMPD in present else None,
+        "always-remote": lambda _: ALWAYS_REMOTE if ALWAYS_REMOTE in present else None,
+        "best co-located": lambda setting: standings.best(setting, standings.references, criterion),
+    }
+
+
+def tables(standings: Standings, groups: Groups) -> Iterator[str]:
+    """The Markdown of all tables."""
+    yield "### Summary: ours against others, geometric mean over the settings"
+    yield summary_table(standings, groups)
+    for criterion, title in TITLES.items():
+        yield f"### {title[0].upper()}{title[1:]}: ours against others, by setting"
+        yield ratio_table(standings, groups, criterion)
+        yield f"### {title[0].upper()}{title[1:]}, sessions per second"
+        yield goodput_table(standings, groups, criterion)
+
+
+def summary_table(standings: Standings, groups: Groups) -> str:
+    """A row for each criterion and group."""
+    everything = list(dict.fromkeys(setting for settings in groups.values() for setting in settings))
+    parts = groups | ({"all": everything} if len(groups) > 1 else {})
+    rows = []
+    for criterion, title in TITLES.items():
+        for group, settings in parts.items():
+            cells = []
+            lowest = inf
+            for name, other in opponents(standings, criterion).items():
+                ratios = standings.ratios(settings, other, criterion)
+                cells.append(f"{geometric_mean(ratios):.2f} (n={len(ratios)})" if ratios else "-")
+                if name == "best rival":
+                    lowest = min(ratios, default=inf)
+            rows.append([title, group, *cells, f"{lowest:.2f}" if lowest < inf else "-"])
+    return markdown(["", "settings", *(f"/ {name}" for name in AGAINST), "lowest / best rival"], rows)
+
+
+def ratio_table(standings: Standings, groups: Groups, criterion: str) -> str:
+    """Ours and how many times the others' it is, for every setting."""
+    rows = []
+    for group, settings in groups.items():
+        for setting in settings:
+            mine = standings.goodput(setting, OURS, criterion)
+            row = [group, setting.name, goodput_text(mine)]
+            for name, opponent in opponents(standings, criterion).items():
+                other = opponent(setting)
+                row.append(ratio_text(standings.ratio(setting, OURS, other, criterion)))
+                if name.startswith("best") and other is not None:
+                    row[-1] += f" {other.label}"
+            rows.append(row)
+    return markdown(["", "setting", "ours", *(f"/ {name}" for name in AGAINST)], rows)
+
+
+def goodput_table(standings: Standings, groups: Groups, criterion: str) -> str:
+    """Every contestant in every setting."""
+    rows = [
+        [setting.name, *(goodput_text(standings.goodput(setting, one, criterion)) for one in standings.contestants)]
+        for setting in dict.fromkeys(setting for settings in groups.values() for setting in settings)
+    ]
+    return markdown(["setting", *(one.label for one in standings.contestants)], rows)
+
+
+def goodput_text(interval: Interval | None) -> str:
+    """As 12.3 ± 0.4, or 12.3 with a single seed."""
+    if interval is None:
+        return ""
+    text = f"{interval.mean:.3g}"
+    return text if interval.seeds == 1 else f"{text} ± {interval.half:.2g}"
+
+
+def ratio_text(ratio: tuple[float, float, float] | None) -> str:
+    """As 1.52 (1.41..1.63)."""
+    if ratio is None:
+        return "-"
+    mean, low, high = ratio
+    return f"{mean:.2f}" if high == inf else f"{mean:.2f} ({low:.2f}..{high:.2f})"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def check_markers(path: Path, names: Sequence[str]) -> None:
+    """Refuse a document without the markers before any work is done.
+
+    Raises:
+        UserError: it lacks some, or cannot be read.
+    """
+    try:
+        document = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--write: {path}: cannot be read ({error.strerror})") from None
+    for name in names:
+        begin, end = _markers(name)
+        if not 0 <= document.find(begin) < document.find(end):
+            raise UserError(f"--write: {path}: has no lines {begin} and {end}, between which the tables go")
+
+
+def put_between_markers(path: Path, name: str, text: str) -> None:
+    """Replace a marked part of a document."""
+    begin, end = _markers(name)
+    document = path.read_text(encoding="utf-8")
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
