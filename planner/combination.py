@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ampd.policies import defaults
+
 
 class Mode(StrEnum):
     """How the replicas are used."""
@@ -16,8 +18,7 @@ class Mode(StrEnum):
 
 
 WHOLE = "whole"
-STATIC = "static"
-"""The slicing and the pools policy that need no mention."""
+STATIC = defaults.POOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Combination:
     routing: str
     ordering: str
     rate: float | None
-    slicing: str = WHOLE
+    slicing: str = defaults.SLICING
     pools: str = STATIC
 
     @property
@@ -41,5 +42,7 @@ class Combination:
     @property
     def named(self) -> dict[str, str]:
         """The slicing and the pools policy, as far as they are not the default."""
-        given = {"slicing": (self.slicing, WHOLE), "pools": (self.pools, STATIC)}
+        if self.mode is not Mode.DISAGGREGATED:
+            return {}  # a system of its own
+        given = {"slicing": (self.slicing, defaults.SLICING), "pools": (self.pools, STATIC)}
         return {kind: name for kind, (name, default) in given.items() if name != default}

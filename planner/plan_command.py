@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from planner.layout.cache import CurveCache, default_cache
@@ -34,8 +35,9 @@ class PlanSettings(CaseSettings):
     )
     degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
     top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
-    routing: str = Field("ampd", description="Routing policy of the check.")
-    ordering: str = Field("ampd", description="Order of the prefill queues.")
+    routing: str = Field(defaults.ROUTING, description="Routing policy of the check.")
+    ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
+    slicing: str = Field(defaults.SLICING, description="How prefills share their worker with a decode batch.")
     jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
     cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
     use_cache: bool = Field(True, description="Keep simulated curves and use those of earlier plans.")
@@ -50,8 +52,8 @@ def run(argv: Sequence[str]) -> int:
     """
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
-    for kind, name in (("routing", settings.routing), ("ordering", settings.ordering)):
-        create_named(kind, name)
+    for kind in ("routing", "ordering", "slicing"):
+        create_named(kind, getattr(settings, kind))
     model = settings.performance_model()
     case, left_out = _case(settings, model)
     folder = (settings.cache or default_cache()) if settings.use_cache else None
@@ -108,6 +110,7 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
         settings.gpus,
         settings.routing,
         settings.ordering,
+        settings.slicing,
         SimulationOptions(seed=settings.seed),
     )
     left_out = {}
@@ -159,6 +162,7 @@ def _result(
         "slo": {"ttft": case.slo.ttft_s, "itl": case.slo.itl_s},
         "routing": case.routing,
         "ordering": case.ordering,
+        "slicing": case.slicing,
         "trace": settings.trace,
         "seed": settings.seed,
         "resident_kv_tokens": plan.demand.resident_kv_tokens,

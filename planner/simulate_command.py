@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies import defaults
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.settings import parse_settings
@@ -42,13 +43,16 @@ class SimulateSettings(CaseSettings):
         description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
         "colocated (every replica does both phases), continuum (co-located, running sessions first).",
     )
-    routing: str = Field("ampd", description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters.")
-    ordering: str = Field("ampd", description="Ordering policies, comma-separated.")
-    binding: str = Field("least-kv", description="Binding policy.")
-    slicing: str = Field(
-        WHOLE, description="Slicing policies, comma-separated: how a local prefill shares its worker with the batch."
+    routing: str = Field(
+        defaults.ROUTING, description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters."
     )
-    pools: str = Field(STATIC, description="Pools policies, comma-separated: which role each replica has, and when.")
+    ordering: str = Field(defaults.ORDERING, description="Ordering policies, comma-separated.")
+    binding: str = Field(defaults.BINDING, description="Binding policy.")
+    slicing: str = Field(
+        defaults.SLICING,
+        description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
+    )
+    pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change roles.")
     pools_interval_s: float = Field(0.5, gt=0, description="How often the pools policy is asked, in seconds.")
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
@@ -184,7 +188,7 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
     named = [
         Combination(mode, routing, ordering, rate, slicing, pools)
         if mode is Mode.DISAGGREGATED
-        else Combination(mode, *_FIXED[mode], rate)
+        else Combination(mode, *_FIXED[mode], rate, WHOLE)
         for (mode, routing, ordering), slicing, pools, rate in found
     ]
     if not named:

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
+from ampd.policies import defaults
 
 PROG = "python -m router"
 
@@ -19,11 +20,11 @@ class CoordinatorSettings(GraphSettings):
 
     model: Path = Field(description="Model folder (Hugging Face layout): tokenizer, chat template, config.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
-    routing: str = Field("ampd", description="Policy that chooses where a round is prefilled.")
+    routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
     routing_params: str = Field("", description="Its parameters, as in `alpha=0.9,beta=0.85`.")
-    binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
+    binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     binding_params: str = Field("", description="Its parameters.")
-    pools: str = Field("static", description="Policy that changes the workers' roles; static: each keeps its own.")
+    pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     pools_interval_s: float = Field(0.5, gt=0, description="Seconds between two questions to the pools policy.")
     kv_block_size: int = Field(16, ge=1, description="Tokens per KV page of the workers' engines.")
     context_length: int | None = Field(

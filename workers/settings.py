@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
+from ampd.policies import defaults
 
 PROG = "python -m workers"
 
@@ -26,9 +27,9 @@ class WorkerSettings(GraphSettings):
     )
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
-    ordering: str = Field("ampd", description="Policy that orders the prefill queue.")
+    ordering: str = Field(defaults.ORDERING, description="Policy that orders the prefill queue.")
     slicing: str = Field(
-        "whole", description="Policy that cuts prefills, so that they share the worker with the decode batch."
+        defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
     )
     prefill_concurrency: int = Field(1, ge=1, description="Prefills that the engine computes at the same time.")
     prefetch: int = Field(

@@ -101,9 +101,7 @@ def attainment(records: Sequence[RoundOutcome], rounds_planned: Mapping[str, int
         met[record.session_id] = met.get(record.session_id, 0) + meets(record, slo)
     due = sum(max(rounds_planned.get(name, 0), count) for name, count in seen.items())
     whole = sum(met.get(name, 0) == rounds for name, rounds in rounds_planned.items())
-    return Attainment(
-        sum(met.values()) / due if due else 0.0, whole / len(rounds_planned) if rounds_planned else 0.0
-    )
+    return Attainment(sum(met.values()) / due if due else 0.0, whole / len(rounds_planned) if rounds_planned else 0.0)
 
 
 def summarise(

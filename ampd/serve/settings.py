@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
+from ampd.policies import defaults
 
 EMBEDDED = "embedded"
 TINY = "tiny"
@@ -33,10 +34,12 @@ class ServeSettings(GraphSettings):
         TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is made locally."
     )
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
-    routing: str = Field("ampd", description="Routing policy, as ampd or ampd(alpha=0.8); see docs/policies.md.")
-    binding: str = Field("least-kv", description="Policy that binds a new session to a decode worker.")
-    ordering: str = Field("ampd", description="Order of the prefill queues.")
-    slicing: str = Field("whole", description="How a prefill shares its worker with the batch that decodes there.")
+    routing: str = Field(
+        defaults.ROUTING, description="Where rounds are prefilled, as ampd or ampd(alpha=0.8); see docs/policies.md."
+    )
+    binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
+    ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
+    slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
     pools: str = Field(STATIC_POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field("127.0.0.1", description="Address that the frontend listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ampd.policies import defaults
 from ampd.policies.table_file import write_table
 from ampd.types import Slo
 from benchmarks.policies.contest import TARGET, measure, run
@@ -98,8 +99,9 @@ def _planned(setting: Setting, rate: float, curves: Path) -> dict[str, str]:
             model=model,
             kv_capacity_tokens={tp: tokens for tp, tokens in capacities.items() if not 0 < tokens < longest},
             gpus=setting.gpus,
-            routing="ampd",
-            ordering="ampd",
+            routing=defaults.ROUTING,
+            ordering=defaults.ORDERING,
+            slicing=defaults.SLICING,
             options=SimulationOptions(seed=SEED),
         ),
         top=3,

@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.layout.capacity import LoadCurve, Question
 from workloads.trace import Session, dump_session
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever the simulator or the curves change what they say."""
 
 
@@ -68,6 +68,7 @@ def key_of(question: Question, sessions_digest: str) -> str:
         sessions_digest,
         question.model.profile.model_dump_json(),
         question.ordering,
+        question.slicing,
         question.slo,
         question.options,
         question.kv_capacity_tokens,

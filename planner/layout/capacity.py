@@ -45,6 +45,7 @@ class Question:
     sessions: tuple[Session, ...]
     model: PiecewiseModel
     ordering: str
+    slicing: str
     slo: Slo
     options: SimulationOptions
     kv_capacity_tokens: int
@@ -88,6 +89,7 @@ def _level(question: Question, rate: float, lifetime_s: float) -> float:
         create_named("binding", "least-kv"),
         create_named("routing", "always-remote"),
         create_named("ordering", question.ordering),
+        create_named("slicing", question.slicing),
     )
     run = simulate(sessions, _laboratory(question), question.model, policies, question.slo, question.options)
     if question.phase == "prefill":

@@ -49,6 +49,7 @@ class PlanCase:
     gpus: int
     routing: str
     ordering: str
+    slicing: str
     options: SimulationOptions
 
 
@@ -95,7 +96,7 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
     sessions = _even_choice(case.sessions, _CURVE_SESSIONS)
     digest = digest_sessions(sessions)
     questions = [
-        Question(phase, degree, sessions, case.model, case.ordering, case.slo, case.options, capacity)
+        Question(phase, degree, sessions, case.model, case.ordering, case.slicing, case.slo, case.options, capacity)
         for degree, capacity in case.kv_capacity_tokens.items()
         for phase in ("prefill", "decode")
     ]
@@ -134,6 +135,7 @@ def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
         create_named("binding", "least-kv"),
         create_named("routing", case.routing),
         create_named("ordering", case.ordering),
+        create_named("slicing", case.slicing),
     )
     cluster = layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0)
     run = simulate(sessions, cluster, case.model, policies, case.slo, case.options)

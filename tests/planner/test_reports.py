@@ -16,8 +16,12 @@ BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h1
 
 def test_the_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     plain, packed = tmp_path / "timeline.json", tmp_path / "timeline.json.gz"
-    assert main([*BASE, "--rate", "4", "--routing", "always-remote", "--timeline", str(plain)]) == 0
-    assert main([*BASE, "--rate", "4", "--routing", "always-remote", "--timeline", str(packed)]) == 0
+    assert (
+        main([*BASE, "--rate", "4", "--routing", "always-remote", "--slicing", "whole", "--timeline", str(plain)]) == 0
+    )
+    assert (
+        main([*BASE, "--rate", "4", "--routing", "always-remote", "--slicing", "whole", "--timeline", str(packed)]) == 0
+    )
     trace: dict[str, Any] = json.loads(plain.read_text())
     assert json.loads(gzip.decompress(packed.read_bytes())) == trace
     events = trace["traceEvents"]

@@ -31,7 +31,7 @@ def test_one_combination_has_the_shared_keys_itself(capsys: pytest.CaptureFixtur
     assert set(whole["attainment"]) == {"rounds", "sessions"}
     assert set(whole["ttft_s"]) == {"mean", "p50", "p95", "p99"}
     assert sum(whole["routes"].values()) == 105
-    assert [one["routing"] for one in whole["results"]] == ["ampd"]
+    assert [one["routing"] for one in whole["results"]] == ["predictive"]
     assert whole["performance_model"]["kind"] == "analytic"
 
 
@@ -84,8 +84,8 @@ def test_roles_that_change_need_the_moves_between_all_replicas(
 
 def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--pools", "static,laps"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ampd / ampd ")]
-    assert [line.startswith("ampd / ampd / pools laps ") for line in lines] == [False, True]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predictive / on-time ")]
+    assert [line.startswith("predictive / on-time / pools laps ") for line in lines] == [False, True]
 
 
 def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_chunked_prefill_spares_the_batch(capsys: pytest.CaptureFixture[str]) ->
 def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--routing", "ampd,always-local"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(("ampd / ampd", "always-local / ampd")) for line in lines) == 2
+    assert sum(line.startswith(("ampd / on-time", "always-local / on-time")) for line in lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
-        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, static"),
+        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, predictive, static"),
         (["--pools", "arrow(low_load=0)"], r"low_load: .*greater than 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),

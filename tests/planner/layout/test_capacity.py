@@ -23,7 +23,7 @@ SESSIONS = tuple(generate("toolbench", 100, 1.0, 0, Lengths.PER_SESSION))
 
 def question(phase: Phase, degree: int) -> Question:
     capacity = MODEL.kv_capacity_tokens(Parallelism(degree)) or 0
-    return Question(phase, degree, SESSIONS, MODEL, "fcfs", SLO, SimulationOptions(), capacity)
+    return Question(phase, degree, SESSIONS, MODEL, "fcfs", "whole", SLO, SimulationOptions(), capacity)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -33,7 +33,21 @@ def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.Ca
     assert str(tmp_path) not in path.read_text()
     # What the file says it attains is what the command line's simulation attains with it.
     flags = [*BASE, "--rate", "2,4", "--ttft", "0.35", "--itl", "0.04", "--limit", "10", "--seed", "3", "--json"]
-    assert main(["simulate", *flags, "--routing", f"table(table={path}, output_tokens=52.857)"]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                *flags,
+                "--routing",
+                f"table(table={path}, output_tokens=52.857)",
+                "--ordering",
+                "ampd",
+                "--slicing",
+                "whole",
+            ]
+        )
+        == 0
+    )
     results = json.loads(capsys.readouterr().out)["results"]
     attained = sum(one["attainment"]["rounds"] * one["rounds"] for one in results)
     assert round(attained) == counts["table"]
