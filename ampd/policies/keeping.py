@@ -30,7 +30,8 @@ def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
         due_s, time_s, weight, _ = job
         now_s += time_s
         heappush(kept, (-time_s / weight, job))
-        while now_s > due_s:
+        # The last one fits alone, whatever rounding has made of the sum.
+        while now_s > due_s and len(kept) > 1:
             _, (_, freed_s, lost, _) = heappop(kept)
             now_s -= freed_s
             given_up += lost

@@ -18,20 +18,22 @@ from ampd.types import Parallelism, PrefillTask
 class OnTimeOrdering(Policy):
     """Run the earliest due of a largest set of prefills that can all be on time; what cannot waits for a quiet moment.
 
-    Reads: history, increment, arrival, TTFT target and `session_missed` of the first `window` tasks; prefill times of
-    the performance model, one call for each.
+    Reads: arrival and TTFT target of the tasks; history, increment and `session_missed` of the first `window` that can
+    be on time; prefill times of the performance model, one call for each task whose target is not over.
 
     Rule:
 
     1. A task that would be late even if it ran alone and at once is hopeless. The others are put in order of their
        deadlines; whenever one would be late, the task that frees the most time for the least weight is given up for
-       now (Moore-Hodgson, exact for equal weights). Of what is kept, the earliest due runs.
+       now (Moore-Hodgson, exact for equal weights). Of what is kept, the earliest due runs. Looked at are the first
+       `window` that are not hopeless: those pile up at the head of a queue, and must not hide the others.
     2. A task of a session that has missed a target before weighs `missed_weight`: a session counts only if all of its
        rounds are on time, so misses are better put where one has happened already.
     3. The tasks that are due next go along in the same pass as long as it takes no longer than `together_passes` of the
-       shortest: a short pass spends most of its time on reading the model's weights, which then happens once.
-    4. Hopeless tasks run when nothing else is there, the shortest first. So that they end under a steady load too, one
-       pick in `1 / late_share` takes the oldest of them.
+       shortest and makes nobody late: a short pass spends most of its time on reading the model's weights, which then
+       happens once.
+    4. Hopeless tasks run when nothing else is there, the shortest of the first `window` before the others. So that they
+       end under a steady load too, one pick in `1 / late_share` takes the oldest of them.
 
     Together with a slicing policy a prefill is asked about again after each slice, so a long one is overtaken by what
     is urgent, and a hopeless one does not stand in anybody's way.
@@ -43,7 +45,7 @@ class OnTimeOrdering(Policy):
     Example: `--ordering on-time`
     """
 
-    window: int = Field(128, ge=1, le=4096, description="Tasks looked at, from the head of the queue.")
+    window: int = Field(128, ge=1, le=4096, description="Tasks looked at, of those that can be on time.")
     headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
     missed_weight: float = Field(
         0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
@@ -66,9 +68,9 @@ class OnTimeOrdering(Policy):
             return Pick(0)
         jobs, hopeless = self._jobs(queue, parallelism, model, now_s)
         if not jobs:
-            index = min((time_s, position) for _, time_s, _, position in hopeless)[1]
+            index = self._shortest(queue, hopeless, parallelism, model)
         elif hopeless and self.late_share and rng.random() < self.late_share:
-            index = hopeless[0][3]
+            index = hopeless[0]
         else:
             kept, _ = keep(jobs)
             kept.sort(key=lambda job: (job[0], job[3]))
@@ -82,7 +84,8 @@ class OnTimeOrdering(Policy):
         index = kept[0][3]
         incr_tokens = queue[index].incr_tokens
         weighted = queue[index].hist_tokens * incr_tokens
-        limit_s = self.together_passes * model.prefill_s(queue[index].hist_tokens, 1, parallelism)
+        # The first of the pass is due first, and its token comes with the pass.
+        limit_s = min(self.together_passes * model.prefill_s(queue[index].hist_tokens, 1, parallelism), kept[0][0])
         together: list[int] = []
         for _, _, _, position in kept[1:] if kept[0][1] < limit_s else ():
             task = queue[position]
@@ -95,13 +98,29 @@ class OnTimeOrdering(Policy):
 
     def _jobs(
         self, queue: Sequence[PrefillTask], parallelism: Parallelism, model: PerformanceModel, now_s: float
-    ) -> tuple[list[Job], list[Job]]:
-        """(those that can be on time, those that cannot), in order of the queue."""
-        prefill_s = model.prefill_s
+    ) -> tuple[list[Job], list[int]]:
+        """(those that can be on time, positions of those that cannot), in order of the queue."""
+        prefill_s, headroom = model.prefill_s, self.headroom
         jobs: list[Job] = []
-        hopeless: list[Job] = []
-        for position, task in enumerate(queue[: self.window]):
+        hopeless: list[int] = []
+        for position, task in enumerate(queue):
+            if headroom * task.slo.ttft_s <= now_s - task.arrival_s:
+                hopeless.append(position)
+                continue
             time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-            job = job_of(task, position, time_s, now_s, self.headroom, self.missed_weight)
-            (jobs if time_s <= job[0] else hopeless).append(job)
+            job = job_of(task, position, time_s, now_s, headroom, self.missed_weight)
+            if time_s > job[0]:
+                hopeless.append(position)
+                continue
+            jobs.append(job)
+            if len(jobs) == self.window:
+                break
         return jobs, hopeless
+
+    def _shortest(
+        self, queue: Sequence[PrefillTask], hopeless: Sequence[int], parallelism: Parallelism, model: PerformanceModel
+    ) -> int:
+        """Position of the hopeless task that takes the least time, of equals the first."""
+        first = [(position, queue[position]) for position in hopeless[: self.window]]
+        times_s = [model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for _, task in first]
+        return first[times_s.index(min(times_s))][0]
