@@ -105,7 +105,6 @@ def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], cr
         rates, shares = zip(*line, strict=True)
         axes.plot(rates, shares, ".-", color=_COLOURS[name], linewidth=1.4, markersize=4, label=label)
     axes.axhline(TARGET, color="#3a3f4b", linestyle="--", linewidth=1.0)
-    axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
     axes.set_ylabel(f"{criterion} attained")
