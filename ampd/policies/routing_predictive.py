@@ -15,17 +15,29 @@ from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """What one worker would make of a round.
 
     Attributes:
+        times_s: of the prefills in its queue, in order, without the batch's share.
         stretch: how many times longer a prefill takes there, because the decode batch needs its share of the time.
     """
 
     worker: WorkerView
-    estimate: RouteEstimate
-    stretch: float
+    route: Route
+    times_s: Sequence[float]
+    total_s: float
+    prefill_s: float
+    queue_s: float
+    transfer_s: float = 0.0
+    stretch: float = 1.0
+
+    def estimate(self) -> RouteEstimate:
+        """For the record."""
+        return RouteEstimate(
+            self.route, self.worker.worker_id, self.total_s, self.prefill_s, self.queue_s, self.transfer_s
+        )
 
 
 @register("routing", "predictive")
@@ -88,16 +100,22 @@ class PredictiveRouting(Policy):
         workers = able(task, prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
-        offers = [_remote(task, decode, worker, model) for worker in workers if worker is not decode]
+        own_id = decode.worker_id
+        offers = [_remote(task, decode, worker, model) for worker in workers if worker.worker_id != own_id]
         here = self._local(task, decode, model)
         if here is not None:
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
-        grain_s = self.spread * task.slo.ttft_s
-        offers.sort(key=lambda offer: offer.estimate.total_s + rng.random() * grain_s)
-        chosen, reason = self._choose(task, offers, model, now_s)
-        return RouteDecision(chosen.estimate.route, chosen.worker.worker_id, reason, _record(chosen, offers))
+        grain_s, dice = self.spread * task.slo.ttft_s, rng.random
+
+        def rank(offer: Offer) -> tuple[float, float]:
+            throw = dice()
+            return offer.total_s + throw * grain_s, throw
+
+        offers.sort(key=rank)
+        chosen, reason = self._choose(task, offers, now_s)
+        return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
     def _local(self, task: PrefillTask, decode: WorkerView, model: PerformanceModel) -> Offer | None:
         stretch = 1.0
@@ -110,9 +128,9 @@ class PredictiveRouting(Policy):
                 return None
             stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
-        queue_s = _queue_s(decode, model) * stretch
-        estimate = RouteEstimate(Route.LOCAL, decode.worker_id, prefill_s + queue_s, prefill_s, queue_s, 0.0)
-        return Offer(decode, estimate, stretch)
+        times_s = _times_s(decode, model)
+        queue_s = _queue_s(times_s, decode, model) * stretch
+        return Offer(decode, Route.LOCAL, times_s, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
 
     def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
         """1 while the measured ITL is far from its target, 0 at the target."""
@@ -120,37 +138,38 @@ class PredictiveRouting(Policy):
             return 1.0
         return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.fade, 0.0), 1.0)
 
-    def _choose(
-        self, task: PrefillTask, offers: Sequence[Offer], model: PerformanceModel, now_s: float
-    ) -> tuple[Offer, str]:
+    def _choose(self, task: PrefillTask, offers: Sequence[Offer], now_s: float) -> tuple[Offer, str]:
         left_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
         best: Offer | None = None
         least = float("inf")
         for offer in offers[: self.tries]:
-            if offer.estimate.prefill_s + offer.estimate.transfer_s > left_s:
+            if offer.prefill_s + offer.transfer_s > left_s:
                 continue
-            loss = self._loss(task, offer, model, now_s)
+            loss = self._loss(task, offer, now_s)
             if not loss:
                 return offer, "on-time"
             if loss < least:
                 best, least = offer, loss
         return (best, "fewest-late") if best else (offers[0], "hopeless")
 
-    def _loss(self, task: PrefillTask, offer: Offer, model: PerformanceModel, now_s: float) -> float:
+    def _loss(self, task: PrefillTask, offer: Offer, now_s: float) -> float:
         """Weight of the rounds on time at a worker that its taking this one would make late."""
-        estimate, worker = offer.estimate, offer.worker
         jobs = []
-        for position, other in enumerate(worker.queue):
-            time_s = model.prefill_s(other.hist_tokens, other.incr_tokens, worker.parallelism) * offer.stretch
+        for position, (other, plain_s) in enumerate(zip(offer.worker.queue, offer.times_s, strict=True)):
+            time_s = plain_s * offer.stretch
             job = job_of(other, position, time_s, now_s, self.headroom, self.missed_weight)
             if time_s <= job[0]:
                 jobs.append(job)
-        own_s = estimate.prefill_s + estimate.transfer_s
-        own = job_of(task, len(worker.queue), own_s, now_s, self.headroom, self.missed_weight)
         if not jobs:
             return 0.0
+        own = job_of(
+            task, len(offer.times_s), offer.prefill_s + offer.transfer_s, now_s, self.headroom, self.missed_weight
+        )
+        with_own = [*jobs, own]
+        _, after = keep(with_own)
+        if not after:
+            return 0.0
         _, before = keep(jobs)
-        _, after = keep([*jobs, own])
         return max(after - before, 0.0)
 
 
@@ -158,32 +177,35 @@ def _remote(task: PrefillTask, decode: WorkerView, worker: WorkerView, model: Pe
     missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
     transfer_s = model.kv_transfer_s(missing_tokens, decode.parallelism, worker.parallelism) if missing_tokens else 0.0
     prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, worker.parallelism)
-    queue_s = _queue_s(worker, model)
+    times_s = _times_s(worker, model)
+    queue_s = _queue_s(times_s, worker, model)
     total_s = queue_s + transfer_s + prefill_s
-    return Offer(
-        worker, RouteEstimate(Route.REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s), stretch=1.0
-    )
+    return Offer(worker, Route.REMOTE, times_s, total_s, prefill_s, queue_s, transfer_s)
 
 
-def _queue_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Work queued at a worker; short prefills share passes, so that only one of them pays a pass's fixed time."""
-    if not worker.queue:
-        return 0.0
+def _times_s(worker: WorkerView, model: PerformanceModel) -> list[float]:
+    """Prefill times of a worker's queue."""
     prefill_s, parallelism = model.prefill_s, worker.parallelism
-    fixed_s = prefill_s(0, 1, parallelism)
+    return [prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in worker.queue]
+
+
+def _queue_s(times_s: Sequence[float], worker: WorkerView, model: PerformanceModel) -> float:
+    """Work queued at a worker; short prefills share passes, so that only one of them pays a pass's fixed time."""
+    if not times_s:
+        return 0.0
+    fixed_s = model.prefill_s(0, 1, worker.parallelism)
     total_s = 0.0
     is_shared = False
-    for task in worker.queue:
-        time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-        if time_s < 2.0 * fixed_s:
-            time_s = max(time_s - fixed_s, 0.0) if is_shared else time_s
-            is_shared = True
+    for time_s in times_s:
+        if time_s < 2.0 * fixed_s and is_shared:
+            total_s += max(time_s - fixed_s, 0.0)
+            continue
+        is_shared = is_shared or time_s < 2.0 * fixed_s
         total_s += time_s
     return total_s
 
 
 def _record(chosen: Offer, offers: Sequence[Offer]) -> tuple[RouteEstimate, ...]:
     """The chosen offer's estimate, and the best of the other route."""
-    route = chosen.estimate.route
-    other = next((offer.estimate for offer in offers if offer.estimate.route is not route), None)
-    return (chosen.estimate, other) if other else (chosen.estimate,)
+    other = next((offer for offer in offers if offer.route is not chosen.route), None)
+    return (chosen.estimate(), other.estimate()) if other else (chosen.estimate(),)
