@@ -59,21 +59,21 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="ampd-fidelity-") as name:
         folder = Path(name)
-        sessions = _scaled(
+        sessions = scaled(
             retime(load_trace(options.trace), options.rate, options.seed, options.limit), options.time_scale
         )
         longest = max(session.max_context_tokens for session in sessions)
-        perf = options.perf or (_profile(folder, longest) if options.engine == "sglang" else "tiny-cpu")
+        perf = options.perf or (measured_profile(folder, longest) if options.engine == "sglang" else "tiny-cpu")
         model = load_performance_model(perf)
         trace = folder / "trace.jsonl"
         write_trace(sessions, trace)
         serve = ["--engine", options.engine, "--port", "0", "--perf", str(perf), "--routing", options.routing]
         serve += ["--prefill", str(options.prefill), "--decode", str(options.decode)]
-        serve += ["--ttft", str(options.ttft), "--itl", str(options.itl)]
+        serve += ["--ordering", "ampd", "--slicing", "whole", "--ttft", str(options.ttft), "--itl", str(options.itl)]
         with running_graph(serve, _say) as url:
-            _replay(url, _write(_calibration(4), folder), folder, options)  # warms everything up
-            calibrated = _replay(url, _write(_calibration(12), folder), folder, options)
-            overheads = _overheads(calibrated["records"], model, options.engine == "sglang")
+            _replay(url, _write(calibration_sessions(4), folder), folder, options)  # warms everything up
+            calibrated = _replay(url, _write(calibration_sessions(12), folder), folder, options)
+            overheads = lone_overheads(calibrated["records"], model, options.engine == "sglang")
             _say(f"calibrated: {overheads}")
             live = [_replay(url, trace, folder, options) for _ in range(options.runs)]
     simulated, routes = _simulate(sessions, model, overheads, options)
@@ -109,7 +109,7 @@ def _say(line: str) -> None:
 # -- live
 
 
-def _profile(folder: Path, max_tokens: int) -> str:
+def measured_profile(folder: Path, max_tokens: int) -> str:
     """Measure the engines under the threads that a worker of the graph gets."""
     file = folder / "measured.json"
     env = os.environ | worker_environments(2, 1, [], os.cpu_count() or 1)[0]
@@ -119,10 +119,10 @@ def _profile(folder: Path, max_tokens: int) -> str:
     return str(file)
 
 
-def _calibration(sessions: int) -> list[Session]:
+def calibration_sessions(sessions: int, spacing_s: float = 4.0) -> list[Session]:
     """Sessions that never meet, of rounds like those of real agents."""
     rounds = (Round(incr_tokens=1200, output_tokens=24), Round(incr_tokens=80, output_tokens=24, tool_s=0.3))
-    return [Session(session_id=f"c{index}", arrival_s=4.0 * index, rounds=rounds) for index in range(sessions)]
+    return [Session(session_id=f"c{index}", arrival_s=spacing_s * index, rounds=rounds) for index in range(sessions)]
 
 
 def _write(sessions: Sequence[Session], folder: Path) -> Path:
@@ -141,39 +141,41 @@ def _replay(url: str, trace: Path, folder: Path, options: argparse.Namespace) ->
     return result
 
 
-def _overheads(records: Sequence[dict[str, Any]], model: PiecewiseModel, with_pass: bool) -> dict[str, float]:
+def lone_overheads(
+    records: Sequence[dict[str, Any]], model: PiecewiseModel, with_pass: bool, theta: Parallelism = _TP1
+) -> dict[str, float]:
     """What is left of lone rounds' times when the model's part is taken away."""
     first = [record for record in records if record["round"] == 0]
     remote = [record for record in first if record["decision"]["route"] == "remote"]
     read = [record["decision"] for record in remote if record["decision"]["kv_read_tokens_increment"]]
     overheads = {
-        "dispatch_s": [record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], _TP1) for record in first],
+        "dispatch_s": [record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], theta) for record in first],
         "kv_read_s": [
-            one["kv_read_s_increment"] - model.kv_transfer_s(one["kv_read_tokens_increment"], _TP1, _TP1)
+            one["kv_read_s_increment"] - model.kv_transfer_s(one["kv_read_tokens_increment"], theta, theta)
             for one in read
         ],
-        "hand_over_s": [_hand_over_s(record, model, with_pass) for record in remote],
+        "hand_over_s": [_hand_over_s(record, model, with_pass, theta) for record in remote],
     }
     return {name: max(statistics.median(values or [0.0]), 0.0) for name, values in overheads.items()}
 
 
-def _hand_over_s(record: dict[str, Any], model: PiecewiseModel, with_pass: bool) -> float:
+def _hand_over_s(record: dict[str, Any], model: PiecewiseModel, with_pass: bool, theta: Parallelism) -> float:
     """From the first token to the second, less the read of the KV and the pass or step that makes the second."""
     prompt, tokens = record["incr_tokens"], record["output_tokens"]
     modelled_s = record["decision"]["kv_read_s_increment"]
-    modelled_s += _tail_s(prompt, model) if with_pass else model.decode_step_s(1, prompt + 1, _TP1)
-    modelled_s += sum(model.decode_step_s(1, prompt + step, _TP1) for step in range(2, tokens))
+    modelled_s += _tail_s(prompt, model, theta) if with_pass else model.decode_step_s(1, prompt + 1, theta)
+    modelled_s += sum(model.decode_step_s(1, prompt + step, theta) for step in range(2, tokens))
     return float(record["e2e_s"] - record["ttft_s"] - modelled_s)
 
 
-def _tail_s(prompt: int, model: PiecewiseModel) -> float:
-    return model.prefill_s(prompt // 16 * 16, prompt % 16 + 1, _TP1)
+def _tail_s(prompt: int, model: PiecewiseModel, theta: Parallelism) -> float:
+    return model.prefill_s(prompt // 16 * 16, prompt % 16 + 1, theta)
 
 
 # -- simulated
 
 
-def _scaled(sessions: Sequence[Session], time_scale: float) -> list[Session]:
+def scaled(sessions: Sequence[Session], time_scale: float) -> list[Session]:
     return [
         session.model_copy(
             update={
@@ -186,7 +188,7 @@ def _scaled(sessions: Sequence[Session], time_scale: float) -> list[Session]:
 
 
 def _simulate(
-    sessions: Sequence[Session], model: PiecewiseModel, overheads: dict[str, float], options: argparse.Namespace
+    sessions: Sequence[Session], model: PiecewiseModel, overheads: dict[str, Any], options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[tuple[str, int], str | None]]:
     capacity = model.kv_capacity_tokens(_TP1) or 0
     cluster = Cluster(

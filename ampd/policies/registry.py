@@ -7,11 +7,15 @@ A policy is a frozen pydantic model whose fields are its parameters, registered 
         \"\"\"Prefill every round on the session's decode worker.\"\"\"
 
         def route(self, task, decode, prefill, model, now_s, rng): ...
+
+Modules outside of this package take part if the environment variable `AMPD_POLICY_MODULES` names them
+(`my_policies,others.routing`): every process of a graph imports them beside the built-in ones.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +31,9 @@ from ampd.policies.naming import parse_named
 Kind = Literal["binding", "routing", "ordering", "slicing", "pools"]
 
 KINDS: tuple[Kind, ...] = ("binding", "routing", "ordering", "slicing", "pools")
+
+MODULES_VARIABLE = "AMPD_POLICY_MODULES"
+"""Environment variable: modules with policies of one's own, comma-separated."""
 
 _BUILT_IN = (
     "ampd.policies.binding",
@@ -194,3 +201,8 @@ def _import_built_in() -> None:
     # Policies import this module for `register`, so they can only be imported once it is complete.
     for module in _BUILT_IN:
         import_module(module)
+    for module in filter(None, (name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(","))):
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise UserError(f"{MODULES_VARIABLE}: cannot import {module!r}: {error}") from None

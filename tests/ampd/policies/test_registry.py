@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,33 @@ def test_a_name_cannot_be_taken_twice() -> None:
     with pytest.raises(ValueError, match="registered twice"):
         registry.register("routing", "ampd")(Other)
     assert isinstance(registry.create("routing", "ampd"), AmpdRouting)
+
+
+_OWN = """
+from ampd.policies.registry import register
+from ampd.policies.routing_fixed import AlwaysLocal
+
+@register("routing", "own")
+class Own(AlwaysLocal):
+    pass
+"""
+
+
+def _ask_registry(folder: Path, modules: str) -> str:
+    """What a fresh process says of the routing policy `own`."""
+    code = "from ampd.policies.registry import create; from ampd.errors import UserError\n"
+    code += "try: print(type(create('routing', 'own')).__name__)\nexcept UserError as error: print(error)"
+    env = os.environ | {"PYTHONPATH": str(folder), registry.MODULES_VARIABLE: modules}
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_modules_that_the_environment_names_bring_policies_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "my_policies.py").write_text(_OWN)
+    assert _ask_registry(tmp_path, " my_policies ,") == "Own"
+    assert _ask_registry(tmp_path, "").startswith("unknown routing policy 'own'")
+    missing = _ask_registry(tmp_path, "nowhere.at_all")
+    assert missing.splitlines() == ["AMPD_POLICY_MODULES: cannot import 'nowhere.at_all': No module named 'nowhere'"]
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
