@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import inf
 
 from pydantic import Field
 
@@ -27,7 +28,7 @@ class PredictivePools(Policy):
 
     1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above `high` of the ITL
        target: the prefill worker with the least queued work becomes a decode worker, even the last one. A decode worker
-       prefills its own sessions in slices, so nothing is lost but the separation.
+       prefills its own sessions in slices, so nothing is lost but the separation. So it is without any decode worker.
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
        queued, and the decode batches would still fit on one worker less, with steps below `low` of the target: the
        decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on.
@@ -69,12 +70,15 @@ class PredictivePools(Policy):
 
 
 def _step_share(decode: Sequence[WorkerView], fewer: int, slo: Slo, model: PerformanceModel) -> float:
-    """Mean modelled step of the decode workers over the ITL target, with their load on `fewer` workers less."""
-    crowding = len(decode) / (len(decode) - fewer)
+    """Mean modelled step of the decode workers over the ITL target; with `fewer` workers, their load spread evenly."""
+    if not decode:
+        return inf  # nobody decodes: nothing could be shorter
+    loads = [(worker.decode_batch, worker.decode_context_tokens) for worker in decode]
+    if fewer:
+        rest = len(decode) - fewer
+        loads = [(round(sum(one[0] for one in loads) / rest), round(sum(one[1] for one in loads) / rest))] * len(decode)
     steps_s = [
-        model.decode_step_s(
-            round(worker.decode_batch * crowding), round(worker.decode_context_tokens * crowding), worker.parallelism
-        )
-        for worker in decode
+        model.decode_step_s(batch, context_tokens, worker.parallelism)
+        for worker, (batch, context_tokens) in zip(decode, loads, strict=True)
     ]
     return sum(steps_s) / len(steps_s) / slo.itl_s

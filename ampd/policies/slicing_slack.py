@@ -29,11 +29,12 @@ class SlackSlicing(Policy):
        leaves of the target more with every further token that it is expected to have (`ahead_tokens`). The least of
        these is what the batch can pay now. A slice is the most tokens whose prefill fits in.
     2. A slice takes at least `least_passes` times the shortest pass, for shorter ones spend their time on reading the
-       model's weights. If the batch cannot pay that much yet, it decodes until it can.
+       model's weights. If the batch cannot pay that much yet, it decodes until it can; a prefill that has waited for
+       `patience` TTFT targets waits no more, for where rounds keep joining somebody can never pay.
     3. A round that could make up for what it has lost only in `lost_tokens` further tokens, or in none because a step
        alone takes longer than its target, is not waited for: its target is lost.
     4. With or without a batch no slice takes longer than `quantum` of the TTFT target: between two slices the ordering
-       chooses again, so a round that has just come waits that long at most.
+       chooses again, so a round that has just come waits that long at most. The least slice may be longer.
 
     Limits: one slice costs a pass's fixed time more than none. A round's length is not known, so hardly more than the
     next token is counted on: a round that ends soon is protected, one that could make up for a longer pause later does
@@ -47,6 +48,9 @@ class SlackSlicing(Policy):
     least_passes: float = Field(2.0, ge=1, description="Least time of a slice, in shortest passes.")
     ahead_tokens: float = Field(1.0, ge=0, description="Further tokens that a running round is expected to have.")
     lost_tokens: int = Field(64, ge=1, description="Tokens within which a round must be able to make up for a pause.")
+    patience: float = Field(
+        10.0, gt=0, description="TTFT targets after which a prefill does not wait for the batch any more."
+    )
 
     def slice(
         self,
@@ -54,7 +58,7 @@ class SlackSlicing(Policy):
         running: Sequence[RunningRound],
         parallelism: Parallelism,
         model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
+        now_s: float,
     ) -> Slice:
         """The next slice, or how long to wait for it."""
         hist_tokens, left_tokens = task.hist_tokens, task.incr_tokens
@@ -63,8 +67,9 @@ class SlackSlicing(Policy):
         whole_s = model.prefill_s(hist_tokens, left_tokens, parallelism)
         budget_s, gain_s, step_s = self._budget(running, parallelism, model)
         needed_s = min(least_s, whole_s)
-        if budget_s < min(needed_s, quantum_s):
-            steps = ceil((min(needed_s, quantum_s) - budget_s) / gain_s)
+        if budget_s < needed_s and now_s - task.arrival_s < self.patience * task.slo.ttft_s:
+            # Never for longer than for a lost round: what a step gains may be next to nothing, and batches change.
+            steps = min(ceil((needed_s - budget_s) / gain_s), self.lost_tokens)
             # Half a step early: what is submitted during a step runs after it.
             return Slice(0, (steps - 0.5) * step_s)
         allowed_s = max(min(budget_s, quantum_s), needed_s)

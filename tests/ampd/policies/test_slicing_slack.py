@@ -1,0 +1,347 @@
+"""Our slicing: exact examples of its rules, and batches that are carried through its slices and waits step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import Slice
+from ampd.policies.slicing_slack import SlackSlicing, most_tokens
+from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
+
+REAL = load_performance_model("qwen3-32b-h20")
+TP4 = Parallelism(4)
+PAGE_TOKENS = 16
+EXACT = SlackSlicing(itl_share=1.0, quantum=9.0, ahead_tokens=0.0)
+untimed = settings(deadline=None)
+
+
+def cut(
+    incr: int,
+    *running: RunningRound,
+    policy: SlackSlicing = EXACT,
+    hist: int = 0,
+    slo: Slo = SLO,
+    model: PerformanceModel = PLAIN,
+) -> Slice:
+    return policy.slice(round_of(hist, incr, slo), running, TP4, model, 0.0)
+
+
+def running(tokens: int, elapsed_s: float, itl_slo_s: float = 0.04) -> RunningRound:
+    return RunningRound(tokens, elapsed_s, itl_slo_s, 100)
+
+
+# -- what the batch can pay
+
+# `PLAIN`: a pass takes 10 ms and 1 ms a token, a step of one sequence 6 ms: 34 ms of each target are spare.
+
+
+def test_what_a_round_has_saved_is_spent() -> None:
+    # 5 tokens in 134 ms of 200: 66 less a step of 6: 60 ms are a pass of 50 tokens (to a page's precision).
+    assert 50 - PAGE_TOKENS < cut(400, running(5, 0.134)).tokens <= 50
+    # Nothing was saved by a round that is on its target to the end of the next step: it gains 34 ms a step.
+    assert cut(400, running(5, 0.194)).wait_s > 0
+
+
+def test_the_poorest_round_counts() -> None:
+    rich, poor = running(50, 0.3), running(5, 0.1)
+    # A step of two takes 7 ms: 200 - 100 - 7 = 93 ms.
+    assert cut(400, rich, poor) == cut(400, poor, rich)
+    assert 83 - PAGE_TOKENS < cut(400, rich, poor).tokens <= 83
+
+
+def test_a_round_with_another_target_pays_by_its_own() -> None:
+    assert 83 - PAGE_TOKENS < cut(400, running(5, 0.1), running(2, 0.1, 0.1)).tokens <= 83
+
+
+def test_tokens_to_come_are_counted_on_as_far_as_they_are_expected() -> None:
+    ahead = EXACT.model_copy(update={"ahead_tokens": 2.0})
+    # 60 ms now, and 34 more with each of two further tokens.
+    assert 118 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=ahead).tokens <= 118
+
+
+def test_only_a_share_of_the_target_is_used_up() -> None:
+    share = EXACT.model_copy(update={"itl_share": 0.9})
+    # 5 * 36 - 94 - 6 = 80 ms.
+    assert 70 - PAGE_TOKENS < cut(400, running(5, 0.094), policy=share).tokens <= 70
+
+
+def test_all_that_is_left_if_it_fits() -> None:
+    assert cut(50, running(5, 0.133)) == Slice(50)
+    assert cut(5, running(5, 0.133)) == Slice(5)
+
+
+# -- waits
+
+
+def test_a_batch_that_cannot_pay_the_least_slice_decodes_until_it_can() -> None:
+    # The least: two passes of 11 ms. Nothing saved, 34 ms a step: one step; half a step early.
+    assert cut(400, running(5, 0.194)).wait_s == pytest.approx(0.5 * 0.006)
+    # 38 steps behind by 0.2 ms: 22 + 0.2 ms of debt are paid by one step too, 60 by two.
+    assert cut(400, running(5, 0.194 + 0.013)).wait_s == pytest.approx(1.5 * 0.006)
+    assert cut(400, running(5, 0.194 + 0.011)).wait_s == pytest.approx(0.5 * 0.006)
+    more = EXACT.model_copy(update={"least_passes": 4.0})
+    assert cut(400, running(5, 0.194), policy=more).wait_s == pytest.approx(1.5 * 0.006)
+
+
+def test_a_short_rest_needs_no_more_than_itself() -> None:
+    # 12 ms for two tokens are there.
+    assert cut(2, running(5, 0.182)) == Slice(2)
+    assert cut(2, running(5, 0.183)).wait_s > 0
+
+
+def test_a_quantum_below_the_least_slice_changes_nothing_for_the_batch() -> None:
+    """The least slice is taken, and only when the batch can pay for it."""
+    tiny = EXACT.model_copy(update={"quantum": 0.015})
+    assert cut(400, policy=tiny).tokens <= 12
+    assert cut(400, running(5, 0.176), policy=tiny).wait_s > 0, "18 ms: a quantum, not the least slice"
+    assert 1 <= cut(400, running(5, 0.171), policy=tiny).tokens <= 12
+
+
+def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
+    """The least slice, whatever the batch: with rounds that keep joining nobody would ever pay."""
+    poor = running(5, 0.194)
+    task, policy = round_of(0, 400, Slo(1.0, 0.04)), EXACT.model_copy(update={"patience": 3.0})
+    for now_s, waits in ((0.0, True), (2.9, True), (3.1, False)):
+        chosen = policy.slice(task, (poor,), TP4, PLAIN, now_s)
+        assert bool(chosen.wait_s) is waits
+        assert waits or 1 <= chosen.tokens <= 12
+
+
+# -- lost rounds
+
+
+def test_a_round_that_cannot_catch_up_is_not_waited_for() -> None:
+    # A debt of more than 64 times 34 ms.
+    lost = running(5, 0.194 + 64.5 * 0.034)
+    assert cut(400, lost) == cut(400) == Slice(400)
+    assert cut(400, running(5, 0.194 + 63.5 * 0.034)).wait_s == pytest.approx(0.006 * 63.5)
+    few = EXACT.model_copy(update={"lost_tokens": 2})
+    assert cut(400, running(5, 0.194 + 2.5 * 0.034), policy=few) == Slice(400)
+
+
+def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
+    assert cut(400, running(9, 0.1, 0.006)) == Slice(400)
+    assert cut(400, running(9, 0.1, 0.005), running(5, 0.133)).tokens < 60, "the other one still counts"
+
+
+# -- the quantum
+
+
+def test_no_slice_takes_longer_than_the_quantum() -> None:
+    quantum = SlackSlicing(quantum=0.1)
+    # 100 ms are 90 tokens.
+    for batch in ((), (running(1000, 1.0),)):
+        assert 90 - PAGE_TOKENS < cut(400, *batch, policy=quantum).tokens <= 90
+    assert cut(90, policy=quantum) == Slice(90)
+    assert cut(400, policy=quantum, slo=Slo(2.0, 0.04)).tokens > 90
+
+
+@given(st.integers(0, 40_000), st.integers(1, 20_000), st.floats(0, 2))
+def test_most_tokens_is_the_most_to_a_pages_precision(hist: int, incr: int, seconds: float) -> None:
+    assume(REAL.prefill_s(hist, incr, TP4) > seconds)
+    tokens = most_tokens(REAL, hist, incr, TP4, seconds)
+    assert 1 <= tokens <= incr
+    if tokens > 1:
+        assert REAL.prefill_s(hist, tokens, TP4) <= seconds
+    if tokens + PAGE_TOKENS <= incr:
+        assert REAL.prefill_s(hist, tokens + PAGE_TOKENS, TP4) > seconds
+
+
+# -- a batch, step by step
+
+
+@dataclass
+class Decoding:
+    """A round of the modelled batch: when its first token came, its tokens so far and in the end."""
+
+    first_s: float
+    tokens: int
+    end_tokens: int
+    itl_slo_s: float
+    context_tokens: int
+    mean_s: float = 0.0
+
+    def view(self, now_s: float) -> RunningRound:
+        return RunningRound(self.tokens, now_s - self.first_s, self.itl_slo_s, self.context_tokens + self.tokens)
+
+
+@dataclass
+class Station:
+    """A decode worker: slices pause the batch, waits and the gaps between slices are decode steps."""
+
+    policy: SlackSlicing
+    model: PerformanceModel
+    batch: list[Decoding]
+    now_s: float = 0.0
+    joins: Callable[[float], Iterable[Decoding]] = lambda _: ()
+    waited_s: float = 0.0
+    slices: int = 0
+
+    def step(self) -> None:
+        if not self.batch:
+            return
+        context_tokens = sum(one.context_tokens + one.tokens for one in self.batch)
+        self.now_s += self.model.decode_step_s(len(self.batch), context_tokens, TP4)
+        for one in self.batch:
+            one.tokens += 1
+            one.mean_s = (self.now_s - one.first_s) / (one.tokens - 1)
+        self.batch = [one for one in self.batch if one.tokens < one.end_tokens]
+        self.batch += self.joins(self.now_s)
+
+    def prefill(self, task: PrefillTask, most_s: float = inf) -> None:
+        """Ask, do, and decode one step between two slices, until the prefill is done."""
+        begun_s = self.now_s
+        while task.incr_tokens:
+            assert self.now_s - begun_s <= most_s, "it never ends"
+            chosen = self.policy.slice(task, [one.view(self.now_s) for one in self.batch], TP4, self.model, self.now_s)
+            if chosen.wait_s > 0:
+                assert self.batch, "there is nobody to wait for"
+                until_s = self.now_s + chosen.wait_s
+                while self.batch and self.now_s < until_s:
+                    before = self.now_s
+                    self.step()
+                    self.waited_s += self.now_s - before
+                continue
+            assert 1 <= chosen.tokens <= task.incr_tokens
+            self.now_s += self.model.prefill_s(task.hist_tokens, chosen.tokens, TP4)
+            self.slices += 1
+            task = replace(
+                task, hist_tokens=task.hist_tokens + chosen.tokens, incr_tokens=task.incr_tokens - chosen.tokens
+            )
+            self.step()
+
+
+@st.composite
+def rounds_on_target(draw: st.DrawFn, step_s: float, share: float, most: int) -> list[Decoding]:
+    """Rounds whose next token, after a step, is in time by `share` of their target."""
+    batch = []
+    for _ in range(draw(st.integers(1, most))):
+        itl_s = draw(st.sampled_from([0.04, 0.06, 0.1]))
+        tokens = draw(st.integers(1, 200))
+        elapsed_s = draw(st.floats(0, 1)) * max(share * itl_s * tokens - step_s, 0.0)
+        batch.append(
+            Decoding(-elapsed_s, tokens, tokens + draw(st.integers(1, 300)), itl_s, draw(st.integers(1, 8000)))
+        )
+    return batch
+
+
+@st.composite
+def stations(draw: st.DrawFn, ahead_tokens: float) -> tuple[Station, PrefillTask]:
+    policy = SlackSlicing(
+        itl_share=draw(st.sampled_from([0.8, 0.92, 1.0])),
+        quantum=draw(st.sampled_from([0.05, 0.15, 5.0])),
+        least_passes=draw(st.sampled_from([1.0, 2.0, 3.0])),
+        ahead_tokens=ahead_tokens,
+    )
+    slowest_s = REAL.decode_step_s(24, 24 * 9000, TP4)
+    batch = draw(rounds_on_target(slowest_s, policy.itl_share, 24))
+    task = round_of(draw(st.integers(0, 30_000)), draw(st.integers(1, 9000)))
+    return Station(policy, REAL, batch), task
+
+
+@untimed
+@given(stations(0.0))
+def test_no_running_round_misses_its_target_by_a_prefill(case: tuple[Station, PrefillTask]) -> None:
+    """Also not one that ends with its next token: nothing is counted on."""
+    station, task = case
+    rounds = list(station.batch)
+    station.prefill(task)
+    for one in rounds:
+        if one.mean_s:
+            assert one.mean_s <= station.policy.itl_share * one.itl_slo_s * (1 + 1e-9)
+
+
+@untimed
+@given(stations(1.0))
+def test_a_round_with_the_tokens_left_that_are_counted_on_keeps_its_target(case: tuple[Station, PrefillTask]) -> None:
+    """No slice comes in its last two tokens: the first is paid for by the second."""
+    station, task = case
+    rounds = list(station.batch)
+    for one in rounds:
+        one.end_tokens += 1_000_000
+    station.prefill(task)
+    for one in rounds:
+        one.end_tokens = one.tokens + 1
+    station.step()
+    for one in rounds:
+        # Steps grow by the batch's new tokens, which nobody can know before.
+        assert one.mean_s <= station.policy.itl_share * one.itl_slo_s * (1 + 1e-4)
+
+
+@untimed
+@given(stations(1.0))
+def test_a_round_that_ends_right_after_a_slice_owes_one_steps_gain_at_most(case: tuple[Station, PrefillTask]) -> None:
+    station, task = case
+    rounds = list(station.batch)
+    station.prefill(task)
+    for one in rounds:
+        if one.mean_s:
+            target_s = station.policy.itl_share * one.itl_slo_s
+            assert one.mean_s * (one.tokens - 1) <= target_s * one.tokens * (1 + 1e-4)
+
+
+@untimed
+@given(stations(1.0), st.integers(0, 3))
+def test_slices_and_waits_end_whatever_the_batch(case: tuple[Station, PrefillTask], debts: int) -> None:
+    station, task = case
+    for one in station.batch[:debts]:
+        one.first_s -= 10.0
+    for one in station.batch:
+        one.end_tokens = 1_000_000
+    station.prefill(task, most_s=60.0)
+    needed = task.incr_tokens / max(1, most_tokens(REAL, 40_000, 9000, TP4, REAL.prefill_s(0, 1, TP4)))
+    assert station.slices <= needed + 9000 / PAGE_TOKENS
+
+
+@untimed
+@given(
+    st.lists(st.builds(running, st.integers(1, 500), st.floats(0, 30), st.floats(0.001, 0.2)), max_size=40),
+    st.integers(0, 40_000),
+    st.integers(1, 20_000),
+    st.floats(0.05, 10),
+)
+def test_every_answer_is_valid_and_no_wait_is_longer_than_a_lost_round_is_worth(
+    batch: list[RunningRound], hist: int, incr: int, ttft_s: float
+) -> None:
+    policy = SlackSlicing()
+    chosen = policy.slice(round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 0.0)
+    if chosen.wait_s:
+        assert batch
+        step_s = REAL.decode_step_s(len(batch), sum(one.context_tokens for one in batch), TP4)
+        assert 0 < chosen.wait_s <= policy.lost_tokens * step_s
+        return
+    assert 1 <= chosen.tokens <= incr
+    seconds = REAL.prefill_s(hist, chosen.tokens, TP4)
+    least_s = policy.least_passes * REAL.prefill_s(hist, 1, TP4)
+    assert seconds <= max(policy.quantum * ttft_s, least_s) * (1 + 1e-9)
+    assert chosen == policy.slice(round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 9.0)
+
+
+def test_a_step_just_below_the_target_is_no_wait_for_ever() -> None:
+    """What such a round gains with a token would pay for a slice after a week."""
+    chosen = cut(400, running(5, 0.02, 0.006 + 1e-9))
+    assert chosen.wait_s <= 64 * 0.006
+
+
+@pytest.mark.parametrize(("every", "context_tokens"), [(1, 16_000), (1, 8000), (2, 2000), (8, 2000)])
+def test_rounds_that_keep_joining_do_not_starve_a_prefill(every: int, context_tokens: int) -> None:
+    """None of them has saved anything yet; in the first case steps take nine tenths of the target."""
+    steps = 0
+
+    def joins(now_s: float) -> Iterable[Decoding]:
+        nonlocal steps
+        steps += 1
+        return [Decoding(now_s, 1, 60, 0.04, context_tokens)] if steps % every == 0 else []
+
+    batch = [Decoding(-0.0369 * number, 1 + number, 60, 0.04, context_tokens) for number in range(0, 60, every)]
+    station = Station(SlackSlicing(patience=10.0), REAL, batch, joins=joins)
+    station.prefill(round_of(2000, 3000), most_s=30.0)
