@@ -11,7 +11,9 @@ _HEAD = """\
 
 A policy is a pure function of a task, the views of the workers, the performance model, the time and a random number
 generator. It is chosen by name, and the same object decides live and in simulation. In Python:
-`registry.create("routing", "ampd", alpha=0.8)`, from `ampd.policies`.
+`registry.create("routing", "ampd", alpha=0.8)`, from `ampd.policies`. A module of one's own registers policies beside
+these with the decorator `registry.register`, in every command and process whose environment has
+`AMPD_POLICY_MODULES=MODULE,...`.
 """
 
 _KINDS = {

@@ -12,7 +12,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.pools_predictive import PredictivePools
 from ampd.policies.registry import Kind
 from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, WorkerView
-from benchmarks.live_policies import CONTESTANTS, main
+from benchmarks.live_policies import main
 from benchmarks.switched import SwitchedOrdering, SwitchedPools, SwitchedRouting, switch, switched_flags
 
 MODEL = load_performance_model("tiny-cpu")
