@@ -10,6 +10,7 @@ from pydantic import Field
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import Pick
 from ampd.policies.keeping import Job, job_of, keep
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Parallelism, PrefillTask
 
@@ -51,7 +52,7 @@ class OnTimeOrdering(Policy):
         0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
     )
     together_passes: float = Field(
-        2.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
+        3.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
     )
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
 
@@ -85,7 +86,7 @@ class OnTimeOrdering(Policy):
         incr_tokens = queue[index].incr_tokens
         weighted = queue[index].hist_tokens * incr_tokens
         # The first of the pass is due first, and its token comes with the pass.
-        limit_s = min(self.together_passes * model.prefill_s(queue[index].hist_tokens, 1, parallelism), kept[0][0])
+        limit_s = min(self.together_passes * shortest_pass_s(model, queue[index].hist_tokens, parallelism), kept[0][0])
         together: list[int] = []
         for _, _, _, position in kept[1:] if kept[0][1] < limit_s else ():
             task = queue[position]

@@ -1,11 +1,14 @@
-"""Several prefills in one pass of the engine."""
+"""Passes of the engine: what the shortest costs, and several prefills in one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampd.types import PrefillTask
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism, PrefillTask
+
+_PAGE_TOKENS = 16
 
 
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
@@ -13,3 +16,8 @@ def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
     incr_tokens = sum(task.incr_tokens for task in tasks)
     hist_tokens = sum(task.hist_tokens * task.incr_tokens for task in tasks) // max(incr_tokens, 1)
     return replace(tasks[0], hist_tokens=hist_tokens, incr_tokens=incr_tokens)
+
+
+def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
+    """Seconds of a pass for a page of tokens: nearly all reading of weights, of all experts where there are some."""
+    return model.prefill_s(hist_tokens, _PAGE_TOKENS, parallelism)

@@ -11,6 +11,7 @@ from pydantic import Field
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import NO_PREFILL_WORKER, able, local
 from ampd.policies.keeping import job_of, keep
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
 
@@ -193,7 +194,7 @@ def _queue_s(times_s: Sequence[float], worker: WorkerView, model: PerformanceMod
     """Work queued at a worker; short prefills share passes, so that only one of them pays a pass's fixed time."""
     if not times_s:
         return 0.0
-    fixed_s = model.prefill_s(0, 1, worker.parallelism)
+    fixed_s = shortest_pass_s(model, 0, worker.parallelism)
     total_s = 0.0
     is_shared = False
     for time_s in times_s:

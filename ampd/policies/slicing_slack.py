@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import Slice
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Parallelism, PrefillTask, RunningRound
 
@@ -33,8 +34,9 @@ class SlackSlicing(Policy):
        `patience` TTFT targets waits no more, for where rounds keep joining somebody can never pay.
     3. A round that could make up for what it has lost only in `lost_tokens` further tokens, or in none because a step
        alone takes longer than its target, is not waited for: its target is lost.
-    4. With or without a batch no slice takes longer than `quantum` of the TTFT target: between two slices the ordering
-       chooses again, so a round that has just come waits that long at most. The least slice may be longer.
+    4. With or without a batch no slice takes longer than `quantum` of the TTFT target, or `quantum_passes` if that is
+       more: between two slices the ordering chooses again, so a round that has just come waits that long at most. The
+       least slice may be longer.
 
     Limits: one slice costs a pass's fixed time more than none. A round's length is not known, so hardly more than the
     next token is counted on: a round that ends soon is protected, one that could make up for a longer pause later does
@@ -45,6 +47,9 @@ class SlackSlicing(Policy):
 
     itl_share: float = Field(0.92, gt=0, le=1, description="Share of the ITL target that is used up.")
     quantum: float = Field(0.15, gt=0, description="Longest slice, as a share of the TTFT target.")
+    quantum_passes: float = Field(
+        5.0, ge=0, description="Shortest passes that a slice may always take, however tight the TTFT target is."
+    )
     least_passes: float = Field(2.0, ge=1, description="Least time of a slice, in shortest passes.")
     ahead_tokens: float = Field(1.0, ge=0, description="Further tokens that a running round is expected to have.")
     lost_tokens: int = Field(64, ge=1, description="Tokens within which a round must be able to make up for a pause.")
@@ -62,8 +67,9 @@ class SlackSlicing(Policy):
     ) -> Slice:
         """The next slice, or how long to wait for it."""
         hist_tokens, left_tokens = task.hist_tokens, task.incr_tokens
-        quantum_s = self.quantum * task.slo.ttft_s
-        least_s = self.least_passes * model.prefill_s(hist_tokens, 1, parallelism)
+        shortest_s = shortest_pass_s(model, hist_tokens, parallelism)
+        quantum_s = max(self.quantum * task.slo.ttft_s, self.quantum_passes * shortest_s)
+        least_s = self.least_passes * shortest_s
         whole_s = model.prefill_s(hist_tokens, left_tokens, parallelism)
         budget_s, gain_s, step_s = self._budget(running, parallelism, model)
         needed_s = min(least_s, whole_s)
