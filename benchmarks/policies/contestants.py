@@ -8,7 +8,8 @@ from dataclasses import replace
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
 
-OURS = Contestant("ours", "predictive", "on-time", "slack")
+OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive")
+OURS_STATIC = replace(OURS, label="ours, fixed roles", pools="static")
 
 _WIDE = "ampd(window=32)"
 AMPD = Contestant("ampd", "ampd", "ampd")
@@ -44,9 +45,10 @@ REFERENCES = (
 )
 """Every machine does both phases."""
 
-ALL = (OURS, *RIVALS, *REFERENCES)
+ALL = (OURS, OURS_STATIC, *RIVALS, *REFERENCES)
 
 ABLATION = (
+    OURS_STATIC,
     replace(OURS, label="slicing whole", slicing="whole"),
     replace(OURS, label="ordering fcfs", ordering="fcfs"),
     replace(OURS, label="ordering ampd window 32", ordering=_WIDE),

@@ -40,7 +40,7 @@ class Setting:
     decode: str
     ttft_s: float
     itl_s: float
-    duration_s: float = 60.0
+    duration_s: float = 100.0
 
     @property
     def name(self) -> str:
@@ -93,11 +93,11 @@ def paper_settings() -> Iterator[Setting]:
 
 def real_settings() -> Iterator[Setting]:
     """Real sessions: coding agents with their own pauses, tau-bench, ToolBench's answers."""
-    for model, ttft_s, itl_s in (("qwen3-32b", 4.0, 0.05), ("llama-3.1-70b", 8.0, 0.06)):
+    for model, ttft_s, itl_s in (("qwen3-32b", 8.0, 0.05), ("llama-3.1-70b", 16.0, 0.06)):
         yield Setting(model, "h20", "coding-agents", "2xTP4", "2xTP4", ttft_s, itl_s, duration_s=600.0)
-        yield Setting(model, "h20", "tau-bench-airline", "1xTP4", "1xTP4", ttft_s / 4, itl_s)
-        yield Setting(model, "h20", "toolbench-answers", "1xTP4", "1xTP4", ttft_s / 4, itl_s)
-    yield Setting("qwen3-32b", "h100", "coding-agents", "2xTP2", "2xTP2", 3.0, 0.04, duration_s=600.0)
+        yield Setting(model, "h20", "tau-bench-airline", "1xTP4", "1xTP4", ttft_s / 8, itl_s)
+        yield Setting(model, "h20", "toolbench-answers", "1xTP4", "1xTP4", ttft_s / 8, itl_s)
+    yield Setting("qwen3-32b", "h100", "coding-agents", "2xTP2", "2xTP2", 6.0, 0.04, duration_s=600.0)
     yield Setting("llama-3.1-8b", "h100", "tau-bench-airline", "1xTP1", "1xTP1", 0.3, 0.02)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import USUAL, Condition, Contestant, Found, Point
-from benchmarks.policies.contestants import OURS, REFERENCES
+from benchmarks.policies.contestants import OURS, OURS_STATIC, REFERENCES
 from benchmarks.policies.intervals import Interval, geometric_interval, mean_interval
 from benchmarks.policies.settings import Setting
 
@@ -28,7 +28,7 @@ class Standings:
     @property
     def rivals(self) -> list[Contestant]:
         """On the same split as ours."""
-        return [one for one in self.contestants if one not in (OURS, *REFERENCES)]
+        return [one for one in self.contestants if one not in (OURS, OURS_STATIC, *REFERENCES)]
 
     @property
     def references(self) -> list[Contestant]:
