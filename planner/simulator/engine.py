@@ -280,11 +280,11 @@ class SimulatedEngine:
             sequence.token_s = now_s
             if not sequence.is_handed_over:
                 sequence.first_token_s = now_s
-            if sequence.on_first is not None:
-                sequence.on_first(sequence, now_s)
         if sequence.output_tokens > 1:
-            self._join(sequence, 1)
-        else:
+            self._join(sequence, 1)  # first: whoever's turn comes with its token shares the worker with it
+        if sequence.output_tokens and sequence.on_first is not None:
+            sequence.on_first(sequence, now_s)
+        if sequence.output_tokens <= 1:
             self._finish(sequence)
 
     def _join(self, sequence: Sequence, produced: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -137,6 +138,7 @@ class RoundRunner:
         self._rng = random.Random(f"{options.seed}/coordinators")
         self._page = options.page_size_tokens
         self._passes: dict[int, list[ActiveRound]] = {}
+        self._holds: dict[str, list[list[Callable[[], None]]]] = {}
         # With chunked prefill the engine itself shares out its passes.
         self._slices = not options.chunk_tokens and not isinstance(policies.slicing, WholeSlicing)
 
@@ -305,7 +307,7 @@ class RoundRunner:
             running = worker.engine.running(now_s, task.slo.itl_s)
             wait_s = self._policies.slicing.slice(task, running, worker.parallelism, self._belief, now_s).wait_s
             if wait_s > 0.0:
-                self._loop.at(now_s + wait_s, self._start_pass, members)
+                self._hold(worker, wait_s, partial(self._start_pass, members))
                 return
         self._submit(members)
 
@@ -315,7 +317,7 @@ class RoundRunner:
         running = worker.engine.running(now_s, task.slo.itl_s)
         chosen = self._policies.slicing.slice(task, running, worker.parallelism, self._belief, now_s)
         if chosen.wait_s > 0.0:
-            self._loop.at(now_s + chosen.wait_s, self._compute_later, (one, entry))
+            self._hold(worker, chosen.wait_s, partial(self._compute, one, entry))
             return True
         held = worker.memory.held.get(task.session_id, 0)
         staged = one.usable_staged_tokens(held)
@@ -332,8 +334,11 @@ class RoundRunner:
         )
         return True
 
-    def _compute_later(self, waited: tuple[ActiveRound, QueueEntry]) -> None:
-        self._compute(*waited)
+    def _hold(self, worker: SimulatedWorker, wait_s: float, resume: Callable[[], None]) -> None:
+        """Leave a worker to its decode batch for so long, but not longer than until a round ends there."""
+        pending = [resume]
+        self._holds.setdefault(worker.worker_id, []).append(pending)
+        self._loop.at(self._loop.now_s + wait_s, _resume, pending)
 
     def _submit(self, members: Sequence[ActiveRound]) -> None:
         """Whole prompts to the engine, for one pass; it computes what is not there yet."""
@@ -434,6 +439,9 @@ class RoundRunner:
 
     def _last_token(self, one: ActiveRound, now_s: float) -> None:
         one.decode.changed()
+        for pending in self._holds.pop(one.decode.worker_id, ()):
+            # Not before the engine has gone on: it does not wait for what is submitted in answer to its last step.
+            self._loop.at(now_s, _resume, pending)
         self._finish(one, now_s)
 
     def _finish(self, one: ActiveRound, now_s: float) -> None:
@@ -482,3 +490,9 @@ class RoundRunner:
             arrived()
 
         self._links.start(source.worker_id, target.worker_id, seconds, done)
+
+
+def _resume(pending: list[Callable[[], None]]) -> None:
+    """Once, whatever comes first."""
+    while pending:
+        pending.pop()()

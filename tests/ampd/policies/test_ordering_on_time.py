@@ -13,7 +13,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.keeping import job_of, keep
 from ampd.policies.ordering_on_time import OnTimeOrdering
-from ampd.policies.passes import as_one
+from ampd.policies.passes import as_one, shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies.routing_lab import PLAIN
@@ -22,7 +22,8 @@ from tests.ampd.policies.test_ordering import TICK_S
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP1, TP4 = Parallelism(1), Parallelism(4)
-EXACT = OnTimeOrdering(headroom=1.0)
+EXACT = OnTimeOrdering(headroom=1.0, together_passes=0.0)
+"""Without passes of several."""
 untimed = settings(deadline=None)
 
 
@@ -88,7 +89,7 @@ def test_of_hopeless_ones_the_shortest_runs_and_of_those_the_first() -> None:
 
 def test_exactly_in_time_is_not_hopeless() -> None:
     assert pick(ticks((31, 31), (5, 60))) == Pick(0)
-    assert pick(ticks((31, 31), (5, 60)), OnTimeOrdering(headroom=0.999)) == Pick(1, (0,))
+    assert pick(ticks((31, 31), (5, 60)), EXACT.model_copy(update={"headroom": 0.999})) == Pick(1, (0,))
 
 
 def test_waiting_uses_up_the_target() -> None:
@@ -105,7 +106,7 @@ def test_a_session_that_has_missed_gives_way_by_its_weight() -> None:
         assert pick(queue).index == runs
     # Equal weights again: the shorter one stays.
     queue = [task(0, 11, 15 * TICK_S, missed=True), task(1, 12, 16 * TICK_S)]
-    assert pick(queue, OnTimeOrdering(headroom=1.0, missed_weight=1.0)).index == 0
+    assert pick(queue, EXACT.model_copy(update={"missed_weight": 1.0})).index == 0
 
 
 # -- the share of the hopeless
@@ -117,7 +118,7 @@ def test_the_oldest_hopeless_one_gets_its_share_of_the_picks() -> None:
     assert pick(queue, rng=low) == Pick(0)
     assert pick(queue, rng=high) == Pick(2, (0, 1))
     assert (low.asked, high.asked) == (1, 1)
-    assert pick(queue, OnTimeOrdering(late_share=1.0), rng=high) == Pick(0)
+    assert pick(queue, EXACT.model_copy(update={"late_share": 1.0}), rng=high) == Pick(0)
 
 
 def test_dice_are_thrown_only_where_there_is_a_choice() -> None:
@@ -125,7 +126,7 @@ def test_dice_are_thrown_only_where_there_is_a_choice() -> None:
     assert pick(ticks((5, 40), (5, 30)), rng=rng) == Pick(1, (0,))
     assert pick(ticks((5, 1), (4, 1)), rng=rng) == Pick(1, (0,))
     assert pick(ticks((31, 30)), rng=rng) == Pick(0)
-    assert pick(ticks((31, 30), (5, 40)), OnTimeOrdering(late_share=0.0), rng=rng) == Pick(1, (0,))
+    assert pick(ticks((31, 30), (5, 40)), EXACT.model_copy(update={"late_share": 0.0}), rng=rng) == Pick(1, (0,))
     assert rng.asked == 0
 
 
@@ -134,21 +135,21 @@ def test_dice_are_thrown_only_where_there_is_a_choice() -> None:
 
 def test_who_stands_behind_the_window_is_not_seen() -> None:
     queue = ticks((5, 90), (5, 80), (5, 30))
-    assert pick(queue, OnTimeOrdering(window=2)).index == 1
-    assert pick(queue, OnTimeOrdering(window=3)).index == 2
+    assert pick(queue, EXACT.model_copy(update={"window": 2})).index == 1
+    assert pick(queue, EXACT.model_copy(update={"window": 3})).index == 2
 
 
 @pytest.mark.parametrize("hopeless", [4, 5, 50])
 def test_hopeless_ones_do_not_fill_the_window(hopeless: int) -> None:
     """After a burst they pile up at the head, for everybody overtakes them."""
     queue = ticks(*[(9, 1)] * hopeless, (5, 90), (5, 80))
-    assert pick(queue, OnTimeOrdering(window=4)) == Pick(hopeless + 1, tuple(range(hopeless + 1)))
+    assert pick(queue, EXACT.model_copy(update={"window": 4})) == Pick(hopeless + 1, tuple(range(hopeless + 1)))
 
 
 # -- passes
 
-FIXED_MS = 10
-"""`PLAIN` takes so long a pass, and 1 ms a token."""
+PASSES = OnTimeOrdering(headroom=1.0, together_passes=2.0)
+"""`PLAIN` takes 10 ms a pass and 1 ms a token, so 26 ms for the shortest: up to 42 tokens run together."""
 
 
 def plain(*rows: tuple[int, float]) -> list[PrefillTask]:
@@ -156,31 +157,31 @@ def plain(*rows: tuple[int, float]) -> list[PrefillTask]:
 
 
 def test_short_ones_that_are_due_next_go_along_as_long_as_the_pass_is_short() -> None:
-    # The shortest pass takes 11 ms; 22 ms are 12 tokens.
-    queue = plain((4, 1.0), (3, 0.9), (5, 0.8), (1, 2.0))
-    assert pick(queue, model=PLAIN) == Pick(2, (0, 1), (1, 0))
-    assert pick(plain((4, 1.0), (3, 0.9), (6, 0.8)), model=PLAIN) == Pick(2, (0, 1), (1,))
-    assert pick(queue, OnTimeOrdering(together_passes=1.0), PLAIN) == Pick(2, (0, 1))
-    assert pick(queue, OnTimeOrdering(together_passes=0.0), PLAIN) == Pick(2, (0, 1))
-    assert pick(queue, OnTimeOrdering(together_passes=3.0), PLAIN).together == (1, 0, 3)
+    queue = plain((14, 1.0), (13, 0.9), (15, 0.8), (1, 2.0))
+    assert pick(queue, PASSES, PLAIN) == Pick(2, (0, 1), (1, 0))
+    assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Pick(2, (0, 1), (1,))
+    for passes, together in ((0.0, ()), (1.0, ()), (3.0, (1, 0, 3))):
+        ordering = PASSES.model_copy(update={"together_passes": passes})
+        assert pick(queue, ordering, PLAIN) == Pick(2, (0, 1), together)
 
 
 def test_a_long_one_goes_alone_and_ends_the_pass() -> None:
-    assert pick(plain((13, 0.9), (1, 1.0)), model=PLAIN) == Pick(0)
-    assert pick(plain((1, 0.9), (30, 0.95), (1, 1.0)), model=PLAIN) == Pick(0)
+    assert pick(plain((43, 0.9), (1, 1.0)), PASSES, PLAIN) == Pick(0)
+    assert pick(plain((1, 0.9), (60, 0.95), (1, 1.0)), PASSES, PLAIN) == Pick(0)
 
 
 def test_company_makes_nobody_late() -> None:
     """Alone the first takes 11 ms; with the others its token comes with the pass."""
-    others = ((2, 1.0), (2, 1.0), (2, 1.0))
-    assert pick(plain((1, 0.018), *others), model=PLAIN) == Pick(0, (), (1, 2, 3))
-    assert pick(plain((1, 0.0155), *others), model=PLAIN) == Pick(0, (), (1, 2))
-    assert pick(plain((1, 0.0115), *others), model=PLAIN) == Pick(0)
+    others = ((10, 1.0), (10, 1.0), (10, 1.0))
+    assert pick(plain((1, 0.045), *others), PASSES, PLAIN) == Pick(0, (), (1, 2, 3))
+    assert pick(plain((1, 0.0355), *others), PASSES, PLAIN) == Pick(0, (), (1, 2))
+    assert pick(plain((1, 0.0115), *others), PASSES, PLAIN) == Pick(0)
 
 
 def test_those_given_up_and_hopeless_ones_do_not_go_along() -> None:
-    queue = plain((1, 0.9), (1, 0.005), (1, 1.0))
-    assert pick(queue, model=PLAIN) == Pick(0, (), (2,))
+    assert pick(plain((1, 0.9), (1, 0.005), (1, 1.0)), PASSES, PLAIN) == Pick(0, (), (2,))
+    # 30, 30 and 20 tokens: not all are on time, and of the longest the earliest due is given up.
+    assert pick(plain((30, 0.06), (30, 0.07), (20, 0.08)), PASSES, PLAIN).together == ()
 
 
 def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> None:
@@ -200,7 +201,7 @@ def test_a_pass_is_never_longer_than_allowed(rows: list[tuple[int, int]], passes
     assert len(set(map(id, members))) == len(members)
     whole = as_one(members)
     if chosen.together:
-        limit_s = passes * REAL.prefill_s(members[0].hist_tokens, 1, TP4)
+        limit_s = passes * shortest_pass_s(REAL, members[0].hist_tokens, TP4)
         assert REAL.prefill_s(whole.hist_tokens, whole.incr_tokens, TP4) <= limit_s
 
 
@@ -343,7 +344,7 @@ def test_a_queue_that_can_all_be_on_time_loses_nobody(rows: list[tuple[int, int]
     assert keep(jobs)[1] == 0.0
     random.Random(len(rows)).shuffle(queue)
 
-    machine = Machine(EXACT, model, 20 * TICK_S if is_ticking else 0.0, TP1)
+    machine = Machine(OnTimeOrdering(headroom=1.0), model, 20 * TICK_S if is_ticking else 0.0, TP1)
     assert machine.run(queue) == len(queue)
 
 

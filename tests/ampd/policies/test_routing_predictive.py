@@ -72,9 +72,9 @@ def test_only_the_history_that_a_worker_lacks_is_moved() -> None:
 
 
 def test_short_prefills_of_a_queue_share_a_pass() -> None:
-    # A pass takes 11 ms at least; below 22 ms a prefill shares: only the first pays the 11.
-    queued = route(round_of(0, 100), own_of(0, 900), prefill("p", 5, 200, 8, 11, 12)).estimates[0].queue_s
-    assert queued == pytest.approx(0.015 + 0.21 + 0.007 + 0.010 + 0.022)
+    # The shortest pass takes 26 ms; below 52 ms a prefill shares: only the first pays the 26.
+    queued = route(round_of(0, 100), own_of(0, 900), prefill("p", 30, 200, 20, 5, 41, 42)).estimates[0].queue_s
+    assert queued == pytest.approx(0.040 + 0.210 + 0.004 + 0.0 + 0.025 + 0.052)
 
 
 def test_the_batch_stretches_queue_and_prefill() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Slice
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.slicing_slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
@@ -20,7 +21,7 @@ from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
 REAL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
 PAGE_TOKENS = 16
-EXACT = SlackSlicing(itl_share=1.0, quantum=9.0, ahead_tokens=0.0)
+EXACT = SlackSlicing(itl_share=1.0, quantum=9.0, quantum_passes=0.0, least_passes=1.0, ahead_tokens=0.0)
 untimed = settings(deadline=None)
 
 
@@ -41,7 +42,8 @@ def running(tokens: int, elapsed_s: float, itl_slo_s: float = 0.04) -> RunningRo
 
 # -- what the batch can pay
 
-# `PLAIN`: a pass takes 10 ms and 1 ms a token, a step of one sequence 6 ms: 34 ms of each target are spare.
+# `PLAIN`: a pass takes 10 ms and 1 ms a token, the shortest (a page) 26 ms; a step of one sequence takes 6 ms, so that
+# 34 ms of each target are spare.
 
 
 def test_what_a_round_has_saved_is_spent() -> None:
@@ -83,12 +85,12 @@ def test_all_that_is_left_if_it_fits() -> None:
 
 
 def test_a_batch_that_cannot_pay_the_least_slice_decodes_until_it_can() -> None:
-    # The least: two passes of 11 ms. Nothing saved, 34 ms a step: one step; half a step early.
+    # The least slice takes 26 ms. Nothing saved, 34 ms a step: one step; half a step early.
     assert cut(400, running(5, 0.194)).wait_s == pytest.approx(0.5 * 0.006)
-    # 38 steps behind by 0.2 ms: 22 + 0.2 ms of debt are paid by one step too, 60 by two.
-    assert cut(400, running(5, 0.194 + 0.013)).wait_s == pytest.approx(1.5 * 0.006)
-    assert cut(400, running(5, 0.194 + 0.011)).wait_s == pytest.approx(0.5 * 0.006)
-    more = EXACT.model_copy(update={"least_passes": 4.0})
+    # With a debt of 7 ms one step still pays for it, with 9 ms two.
+    assert cut(400, running(5, 0.194 + 0.007)).wait_s == pytest.approx(0.5 * 0.006)
+    assert cut(400, running(5, 0.194 + 0.009)).wait_s == pytest.approx(1.5 * 0.006)
+    more = EXACT.model_copy(update={"least_passes": 2.0})
     assert cut(400, running(5, 0.194), policy=more).wait_s == pytest.approx(1.5 * 0.006)
 
 
@@ -101,9 +103,9 @@ def test_a_short_rest_needs_no_more_than_itself() -> None:
 def test_a_quantum_below_the_least_slice_changes_nothing_for_the_batch() -> None:
     """The least slice is taken, and only when the batch can pay for it."""
     tiny = EXACT.model_copy(update={"quantum": 0.015})
-    assert cut(400, policy=tiny).tokens <= 12
+    assert cut(400, policy=tiny).tokens <= 16
     assert cut(400, running(5, 0.176), policy=tiny).wait_s > 0, "18 ms: a quantum, not the least slice"
-    assert 1 <= cut(400, running(5, 0.171), policy=tiny).tokens <= 12
+    assert 1 <= cut(400, running(5, 0.167), policy=tiny).tokens <= 16
 
 
 def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
@@ -113,7 +115,7 @@ def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
     for now_s, waits in ((0.0, True), (2.9, True), (3.1, False)):
         chosen = policy.slice(task, (poor,), TP4, PLAIN, now_s)
         assert bool(chosen.wait_s) is waits
-        assert waits or 1 <= chosen.tokens <= 12
+        assert waits or 1 <= chosen.tokens <= 16
 
 
 # -- lost rounds
@@ -137,12 +139,19 @@ def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
 
 
 def test_no_slice_takes_longer_than_the_quantum() -> None:
-    quantum = SlackSlicing(quantum=0.1)
+    quantum = SlackSlicing(quantum=0.1, quantum_passes=0.0)
     # 100 ms are 90 tokens.
     for batch in ((), (running(1000, 1.0),)):
         assert 90 - PAGE_TOKENS < cut(400, *batch, policy=quantum).tokens <= 90
     assert cut(90, policy=quantum) == Slice(90)
     assert cut(400, policy=quantum, slo=Slo(2.0, 0.04)).tokens > 90
+
+
+def test_a_slice_may_always_take_some_passes_however_tight_the_target() -> None:
+    # Five passes of 26 ms are 120 tokens.
+    tight = SlackSlicing(quantum=0.1, quantum_passes=5.0)
+    assert 120 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(0.2, 0.04)).tokens <= 120
+    assert 190 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(2.0, 0.04)).tokens <= 190
 
 
 @given(st.integers(0, 40_000), st.integers(1, 20_000), st.floats(0, 2))
@@ -239,6 +248,7 @@ def stations(draw: st.DrawFn, ahead_tokens: float) -> tuple[Station, PrefillTask
     policy = SlackSlicing(
         itl_share=draw(st.sampled_from([0.8, 0.92, 1.0])),
         quantum=draw(st.sampled_from([0.05, 0.15, 5.0])),
+        quantum_passes=draw(st.sampled_from([0.0, 5.0])),
         least_passes=draw(st.sampled_from([1.0, 2.0, 3.0])),
         ahead_tokens=ahead_tokens,
     )
@@ -321,8 +331,8 @@ def test_every_answer_is_valid_and_no_wait_is_longer_than_a_lost_round_is_worth(
         return
     assert 1 <= chosen.tokens <= incr
     seconds = REAL.prefill_s(hist, chosen.tokens, TP4)
-    least_s = policy.least_passes * REAL.prefill_s(hist, 1, TP4)
-    assert seconds <= max(policy.quantum * ttft_s, least_s) * (1 + 1e-9)
+    passes = max(policy.least_passes, policy.quantum_passes)
+    assert seconds <= max(policy.quantum * ttft_s, passes * shortest_pass_s(REAL, hist, TP4)) * (1 + 1e-9)
     assert chosen == policy.slice(round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 9.0)
 
 

@@ -135,7 +135,18 @@ AMPD = Policies(create("binding", "least-kv"), create("routing", "ampd"), create
 REMOTE = replace(AMPD, routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
 LOCAL = replace(AMPD, routing=create("routing", "always-local"), ordering=create("ordering", "fcfs"))
 ARROW = replace(REMOTE, pools=create("pools", "arrow", cooldown_s=0.0))
-policies = st.sampled_from([DICE, RESTLESS, AMPD, REMOTE, LOCAL, ARROW])
+OURS = Policies(
+    create("binding", "least-kv"),
+    create("routing", "predictive"),
+    create("ordering", "on-time"),
+    create("slicing", "slack"),
+)
+OURS_RESTLESS = replace(OURS, pools=RandomPools())
+OURS_POOLS = replace(OURS, pools=create("pools", "predictive", cooldown_s=0.0))
+OURS_LOCAL = replace(OURS, routing=LOCAL.routing)
+SLICED_DICE = replace(RESTLESS, slicing=OURS.slicing)
+own_policies = st.sampled_from([OURS, OURS_RESTLESS, OURS_POOLS, OURS_LOCAL, SLICED_DICE])
+policies = st.one_of(st.sampled_from([DICE, RESTLESS, AMPD, REMOTE, LOCAL, ARROW]), own_policies)
 
 
 @st.composite

@@ -107,8 +107,8 @@ def _would_fit(memory: KvMemory, sequence: Sequence) -> bool:
 
 
 def _check_queue(queue: PrefillQueue) -> None:
-    free = queue._concurrency - len(queue._computing)
+    free = queue._concurrency - len({id(entry.mates) for entry in queue._computing})
     assert free >= 0
     if free:
-        assert not queue._staged or queue._staged[0].stage is Stage.FETCHING
+        assert not queue._staged or any(entry.stage is Stage.FETCHING for entry in queue._staged[0].mates)
         assert not queue._waiting or len(queue._staged) >= free
