@@ -15,6 +15,7 @@ from router.errors import RequestError
 
 MAX_SESSION_ID_CHARS = 512
 _MS_PER_S = 1000
+_TARGETS = ("ttft_target", "itl_target")
 _NOT_TEXT = ("multi_modal_data", "prompt_embeds", "mm_processor_kwargs", "mm_routing_info", "encoder_result")
 
 
@@ -75,7 +76,7 @@ def parse_round(request: Mapping[str, Any], default_slo: Slo) -> Round:
         is_named=named is not None,
         is_final=bool(agent.get("session_final")),
         token_ids=token_ids,
-        slo=_slo(request.get("router"), default_slo),
+        slo=_slo({**_annotated_targets(request), **(request.get("router") or {})}, default_slo),
         max_tokens=stops.get("max_tokens"),
         min_tokens=stops.get("min_tokens") or 0,
         stop_token_ids=_stop_token_ids(request, stops),
@@ -95,11 +96,22 @@ def _session_id(agent: Mapping[str, Any]) -> str | None:
     return session_id
 
 
-def _slo(targets: Mapping[str, Any] | None, default: Slo) -> Slo:
+def _annotated_targets(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Targets in `nvext.annotations`, as `ttft_target:350`: for completions Dynamo's frontend drops `nvext.router`."""
+    targets: dict[str, Any] = {}
+    for annotation in request.get("annotations") or ():
+        name, sign, value = str(annotation).partition(":")
+        if sign and name in _TARGETS:
+            try:
+                targets[name] = float(value)
+            except ValueError:
+                targets[name] = value
+    return targets
+
+
+def _slo(targets: Mapping[str, Any], default: Slo) -> Slo:
     """Dynamo's `nvext.router` targets are in milliseconds, each optional."""
-    if not targets:
-        return default
-    ttft, itl = (_target_s(targets, name) for name in ("ttft_target", "itl_target"))
+    ttft, itl = (_target_s(targets, name) for name in _TARGETS)
     return Slo(
         ttft_s=default.ttft_s if ttft is None else ttft,
         itl_s=default.itl_s if itl is None else itl,

@@ -69,6 +69,8 @@ class Dialect:
             body["nvext"] = {"extra_fields": [_TOKEN_IDS_FIELD, _DECISION_FIELD]}
             if router:
                 body["nvext"]["router"] = dict(router)
+                # For completions Dynamo's frontend drops these; it keeps annotations.
+                body["nvext"]["annotations"] = [f"{name}:{value}" for name, value in router.items()]
         return body
 
 

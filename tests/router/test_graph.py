@@ -179,6 +179,14 @@ async def test_targets_of_a_request_are_milliseconds(remote: httpx.AsyncClient) 
     reply = await remote.post("/v1/chat/completions", json=body)
     assert reply.status_code == 400
     assert "milliseconds" in reply.text
+    # For completions the frontend passes annotations on, and not `router`.
+    statuses = []
+    for value in ("5", "-5"):
+        body = completion("hello", max_tokens=2)
+        body["nvext"]["annotations"] = [f"itl_target:{value}"]
+        statuses.append((await remote.post("/v1/completions", json=body)).status_code)
+    # Dynamo reports every error of a completion as 500.
+    assert statuses == [200, 500]
 
 
 async def test_a_prompt_that_is_too_long_gets_both_numbers(remote: httpx.AsyncClient) -> None:

@@ -32,6 +32,16 @@ def test_targets_are_milliseconds_and_optional_one_by_one() -> None:
     assert parse(router=None).slo == DEFAULT
 
 
+def test_targets_may_come_as_annotations_which_completions_keep() -> None:
+    annotations = ["formatted_prompt", "ttft_target:350.0", "itl_target:40"]
+    assert parse(annotations=annotations).slo == Slo(ttft_s=0.35, itl_s=0.04)
+    assert parse(annotations=["itl_target:40"]).slo == Slo(ttft_s=2.0, itl_s=0.04)
+    assert parse(annotations=annotations, router={"ttft_target": 500.0}).slo == Slo(ttft_s=0.5, itl_s=0.04)
+    for wrong in ("ttft_target:soon", "ttft_target:-1", "ttft_target:nan", "ttft_target:"):
+        with pytest.raises(RequestError, match="ttft_target must be a positive number of milliseconds"):
+            parse(annotations=[wrong])
+
+
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "100", True])
 def test_targets_that_are_no_positive_number_are_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="milliseconds") as refusal:

@@ -123,6 +123,7 @@ async def test_the_slo_travels_in_milliseconds(tmp_path: Path) -> None:
     async with serve(behaviour) as url:
         await _replay(tmp_path, url, [GROWING], "--ttft", "0.35", "--itl", "0.04")
     assert behaviour.rounds[0]["nvext"]["router"] == {"ttft_target": 350.0, "itl_target": 40.0}
+    assert behaviour.rounds[0]["nvext"]["annotations"] == ["ttft_target:350.0", "itl_target:40.0"]
 
 
 async def test_tool_gaps_and_arrivals_scale(tmp_path: Path) -> None:
