@@ -146,6 +146,12 @@ def test_hopeless_ones_do_not_fill_the_window(hopeless: int) -> None:
     assert pick(queue, EXACT.model_copy(update={"window": 4})) == Pick(hopeless + 1, tuple(range(hopeless + 1)))
 
 
+def test_behind_hopeless_ones_the_window_is_as_long_as_ever() -> None:
+    queue = ticks((9, 1), (5, 90), (9, 1), (5, 80), (5, 30))
+    assert pick(queue, EXACT.model_copy(update={"window": 2})).index == 3
+    assert pick(queue, EXACT.model_copy(update={"window": 3})).index == 4
+
+
 # -- passes
 
 PASSES = OnTimeOrdering(headroom=1.0, together_passes=2.0)

@@ -153,13 +153,15 @@ def test_what_is_late_anyway_is_no_loss() -> None:
 
 
 def test_others_of_a_local_queue_are_stretched_too() -> None:
-    # Half of the time is left (16 sequences with it: 18.4 of 36.8 would be 50 %): 110 ms of prefill take 253 ms.
-    own = replace(own_of(15), queue=ahead("d", (100, 0.3)).queue)
+    # Steps of 21 of 36.8 ms leave 43 %: 110 ms of prefill take 256, two of them 512.
     share = 1 - 0.021 / (0.92 * 0.04)
-    assert 0.11 / share < 0.95 * 0.3 < 2 * 0.11 / share
-    decision = route(round_of(0, 100, Slo(0.29, 0.04)), own, prefill("p", 5000))
-    assert decision.reason == "on-time"
-    assert decision.worker_id == "p", "on the own worker one of the two would be late"
+    task = round_of(0, 100, Slo(0.29, 0.04))
+    assert 0.11 / share < 0.95 * 0.29
+    for ttft_s, worker_id in ((0.5, "p"), (0.6, "d")):
+        assert (2 * 0.11 / share < 0.95 * ttft_s) is (worker_id == "d")
+        own = replace(own_of(15), queue=ahead("d", (100, ttft_s)).queue)
+        decision = route(task, own, prefill("p", 5000))
+        assert (decision.worker_id, decision.reason) == (worker_id, "on-time")
 
 
 def test_a_round_that_nobody_can_serve_in_time_goes_where_it_ends_first() -> None:

@@ -60,7 +60,8 @@ def test_a_round_goes_to_a_worker_that_is_there_and_takes_its_prompt(
 
 
 @pytest.mark.parametrize(
-    "policy", ["always-remote", "always-remote(choice=random)", "threshold", "first-remote", "arrow", "deflection"]
+    "policy",
+    ["always-remote", "always-remote(choice=random)", "threshold", "first-remote", "arrow", "deflection", "predictive"],
 )
 def test_equal_workers_get_equal_shares(policy: str) -> None:
     busy = decode(90_000, batch=4)
@@ -72,7 +73,7 @@ def test_equal_workers_get_equal_shares(policy: str) -> None:
     assert min(chosen.values()) > 240
 
 
-@pytest.mark.parametrize("policy", ["always-remote", "always-remote(choice=random)", "ampd", "arrow"])
+@pytest.mark.parametrize("policy", ["always-remote", "always-remote(choice=random)", "ampd", "arrow", "predictive"])
 def test_a_decode_worker_that_became_a_prefill_worker_prefills_its_own_sessions_locally(policy: str) -> None:
     own = replace(decode(), role=Role.PREFILL, itl=Window(9.0, 1))
     decision = route(policy, round_of(5000, 100), own, own)

@@ -132,6 +132,7 @@ def test_a_round_that_cannot_catch_up_is_not_waited_for() -> None:
 
 def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
     assert cut(400, running(9, 0.1, 0.006)) == Slice(400)
+    assert cut(400, running(50, 0.0, 0.005)) == Slice(400), "however much it has saved"
     assert cut(400, running(9, 0.1, 0.005), running(5, 0.133)).tokens < 60, "the other one still counts"
 
 
