@@ -145,6 +145,7 @@ runs = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(runs, st.lists(st.floats(0, 4), min_size=1, max_size=6))
 def test_the_window_of_runs_reads_like_the_window_of_tokens(
     given_runs: list[tuple[float, float, int, int, float]], pauses_s: list[float]
