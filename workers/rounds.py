@@ -248,6 +248,9 @@ class Rounds:
             return
         self._decoding.saw(progress.rid, itl_slo_s, prompt_tokens, output.index, len(output.token_ids))
         now_s = self._clock()
+        if not last_s and progress.handed_over_s is not None:
+            # It decodes from here on; a round that was prefilled here has said so with its first token.
+            self._publisher.changed()
         before_s = last_s.get(output.index, progress.handed_over_s)
         last_s[output.index] = now_s
         if before_s is not None:

@@ -56,7 +56,12 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine measures of itself."""
+    """What the engine measures of itself.
+
+    Attributes:
+        running_requests, running_context_tokens: the decode batch: requests whose first token is out.
+        kv_used_tokens: of all requests, and of sessions between their rounds.
+    """
 
     running_requests: int
     running_context_tokens: int

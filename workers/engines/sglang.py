@@ -36,11 +36,12 @@ _QUIET = {"NIXL_LOG_LEVEL": "WARN", "UCX_LOG_LEVEL": "error"}
 
 @dataclass(slots=True)
 class _Running:
-    """One request that the engine works on: what it adds to the load."""
+    """One request that the engine works on: what it adds to the load. `decodes`: its first token is out."""
 
     session_id: str
     context_tokens: int
     held_tokens: int
+    decodes: bool = False
 
 
 class SglangEngine:
@@ -239,7 +240,8 @@ class SglangEngine:
         # What a running session holds already is among the pins.
         new = sum(max(0, one.context_tokens - one.held_tokens) for one in running)
         pinned = self._kv.pinned_tokens if self._kv else 0
-        return EngineLoad(len(running), sum(one.context_tokens for one in running), pinned + new)
+        decoding = [one.context_tokens for one in running if one.decodes]
+        return EngineLoad(len(decoding), sum(decoding), pinned + new)
 
     def _check(self, request: EngineRequest) -> None:
         if self._lost is not None and self._lost.done():
@@ -342,7 +344,9 @@ class _Session:
         if self._first:
             self._first = False
             self._engine.kv.discard_soon(self._request.rid)
-        self._engine._running[self._request.rid].context_tokens += len(output.token_ids)
+        running = self._engine._running[self._request.rid]
+        running.context_tokens += len(output.token_ids)
+        running.decodes = running.decodes or bool(output.token_ids)
         if output.index == 0:
             self._tokens += output.token_ids
 

@@ -143,6 +143,19 @@ async def test_several_choices_carry_their_index(engine: SglangEngine) -> None:
     assert engine.load().running_requests == 0
 
 
+async def test_a_request_is_in_the_decode_batch_from_its_first_token_on(engine: SglangEngine) -> None:
+    outputs = engine.generate(EngineRequest(rid(), "", text(9, 1500), 4))
+    first = asyncio.ensure_future(anext(outputs))
+    while not first.done():
+        load = engine.load()
+        assert (load.running_requests, load.running_context_tokens) == (0, 0)
+        await asyncio.sleep(0.001)
+    assert engine.load().running_requests == 1
+    assert engine.load().running_context_tokens == 1500 + len(first.result().token_ids)
+    await outputs.aclose()
+    assert engine.load().running_requests == 0
+
+
 async def test_guided_decoding_keeps_to_its_guide(engine: SglangEngine, model: Path) -> None:
     schema = {
         "type": "object",
