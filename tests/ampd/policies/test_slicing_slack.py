@@ -155,6 +155,7 @@ def test_a_slice_may_always_take_some_passes_however_tight_the_target() -> None:
     assert 190 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(2.0, 0.04)).tokens <= 190
 
 
+@untimed
 @given(st.integers(0, 40_000), st.integers(1, 20_000), st.floats(0, 2))
 def test_most_tokens_is_the_most_to_a_pages_precision(hist: int, incr: int, seconds: float) -> None:
     assume(REAL.prefill_s(hist, incr, TP4) > seconds)

@@ -1,7 +1,7 @@
 """Links, KV memory under pressure, refusals, cluster texts, and that simulator and workers queue by one object."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
@@ -15,6 +15,8 @@ from planner.simulator.worker import SimulatedWorker
 from workers.prefill_queue import AsyncPrefillQueue
 
 from .lab import LOCAL, MODEL, REMOTE, SLO, RouteBy, run, session, single
+
+untimed = settings(deadline=None)
 
 
 def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
@@ -40,6 +42,7 @@ def test_a_lone_transfer_takes_its_time() -> None:
     assert transfers(("a", "b", 1.0, 0.5)) == [1.5]
 
 
+@untimed
 @given(st.integers(1, 6))
 def test_equal_transfers_over_one_link_share_it(count: int) -> None:
     outgoing = transfers(*(("a", f"t{number}", 0.0, 1.0) for number in range(count)))
@@ -55,6 +58,7 @@ def test_a_transfer_slows_down_while_another_one_shares_its_link() -> None:
     assert transfers(("a", "b", 0.0, 2.0), ("a", "c", 1.0, 0.25)) == pytest.approx([2.25, 1.5])
 
 
+@untimed
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.01, 2)), min_size=1, max_size=8))
 def test_a_link_is_never_idle_while_it_has_work(moves: list[tuple[float, float]]) -> None:
     ends = transfers(*(("a", "b", start_s, seconds) for start_s, seconds in moves))

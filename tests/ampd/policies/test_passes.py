@@ -1,0 +1,96 @@
+"""The shortest pass, of dense models and of mixtures of experts, and what our policies make of the latter."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import analytic_model, model_shape
+from ampd.policies.base import Pick, Slice
+from ampd.policies.ordering_on_time import OnTimeOrdering
+from ampd.policies.passes import shortest_pass_s
+from ampd.policies.routing_predictive import PredictiveRouting
+from ampd.policies.slicing_slack import SlackSlicing
+from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
+
+SHAPE = model_shape("mixtral-8x7b")
+MIXTURE, DENSE = analytic_model("mixtral-8x7b", "h20"), analytic_model("llama-3.1-8b", "h20")
+TP2 = Parallelism(2)
+degrees = pytest.mark.parametrize("tp", [2, 4, 8])
+untimed = settings(deadline=None)
+
+
+def mixture_s(incr_tokens: int, hist_tokens: int = 0) -> float:
+    return MIXTURE.prefill_s(hist_tokens, incr_tokens, TP2)
+
+
+# -- the shortest pass
+
+
+@untimed
+@given(st.integers(0, 30_000), st.sampled_from([2, 4, 8]), st.sampled_from([MIXTURE, DENSE]))
+def test_it_is_the_pass_of_a_page_behind_the_history(hist: int, tp: int, model: PiecewiseModel) -> None:
+    assert shortest_pass_s(model, hist, Parallelism(tp)) == model.prefill_s(hist, 16, Parallelism(tp))
+
+
+def test_it_is_a_page_in_plain_figures() -> None:
+    assert shortest_pass_s(PLAIN, 0, TP2) == pytest.approx(0.026)
+
+
+@degrees
+def test_a_pages_pass_reads_nearly_all_experts_and_one_tokens_does_not(tp: int) -> None:
+    every_s = MIXTURE.prefill_s(0, 32, Parallelism(tp))
+    assert shortest_pass_s(MIXTURE, 0, Parallelism(tp)) > 0.95 * every_s
+    assert MIXTURE.prefill_s(0, 1, Parallelism(tp)) < 0.55 * every_s
+    # By the weights themselves: a token chooses 2 of 8 experts, a page leaves out one in a hundred.
+    whole_bytes = SHAPE.bytes_per_value * (SHAPE.attention_parameters + SHAPE.experts * SHAPE.expert_parameters)
+    assert SHAPE.read_bytes(16) > 0.98 * whole_bytes
+    assert SHAPE.read_bytes(1) < 0.3 * whole_bytes
+
+
+@degrees
+def test_of_a_dense_model_a_token_reads_as_much_as_a_page(tp: int) -> None:
+    assert shortest_pass_s(DENSE, 0, Parallelism(tp)) < 1.05 * DENSE.prefill_s(0, 1, Parallelism(tp))
+
+
+# -- our policies with a mixture: two tokens' worth of experts are no pass to count in
+
+
+def test_short_prefills_of_a_mixture_go_together() -> None:
+    queue = [PrefillTask(f"t{i}", f"s{i}", 0, 100, 0.0, Slo(1.0 + i, 0.04)) for i in range(4)]
+    page_s = shortest_pass_s(MIXTURE, 0, TP2)
+    # Three passes are worth more than three hundred tokens and less than four hundred.
+    assert mixture_s(300) < 3.0 * page_s < mixture_s(400)
+    ordering = OnTimeOrdering(headroom=1.0, together_passes=3.0)
+    assert ordering.pick(queue, TP2, MIXTURE, 0.0, random.Random(0)) == Pick(0, (), (1, 2))
+
+
+def test_short_prefills_queued_for_a_mixture_pay_for_its_experts_once() -> None:
+    policy = PredictiveRouting(spread=0.0)
+    worker = replace(prefill("p", 40, 40, 40), parallelism=TP2)
+    here = replace(decode(9000), parallelism=TP2)
+    decision = policy.route(round_of(0, 100), here, (worker,), MIXTURE, 0.0, random.Random(0))
+    page_s = shortest_pass_s(MIXTURE, 0, TP2)
+    there = next(one for one in decision.estimates if one.worker_id == "p")
+    assert there.queue_s == pytest.approx(mixture_s(40) + 2 * (mixture_s(40) - page_s))
+    assert there.queue_s < 1.1 * mixture_s(40)
+
+
+@pytest.mark.parametrize("passes", [3.0, 5.0])
+def test_slices_of_a_mixture_are_some_pages_passes_however_tight_the_target(passes: float) -> None:
+    """A quantum of a sixth of 60 ms would not even read the experts once."""
+    task = round_of(2000, 4000, Slo(0.06, 0.04))
+    page_s = shortest_pass_s(MIXTURE, 2000, TP2)
+    assert 0.15 * task.slo.ttft_s < page_s
+    policy = SlackSlicing(quantum=0.15, quantum_passes=passes, least_passes=2.0)
+    tokens = policy.slice(task, (), TP2, MIXTURE, 0.0).tokens
+    assert mixture_s(tokens, 2000) <= passes * page_s < mixture_s(tokens + 16, 2000)
+    # Without the floor the least slice is all that it gets; with a loose target the floor does not count.
+    bare = policy.model_copy(update={"quantum_passes": 0.0}).slice(task, (), TP2, MIXTURE, 0.0).tokens
+    assert mixture_s(bare, 2000) <= 2.0 * page_s < mixture_s(bare + 16, 2000)
+    loose = replace(task, slo=Slo(60.0, 0.04))
+    assert policy.slice(loose, (), TP2, MIXTURE, 0.0) == Slice(4000)
