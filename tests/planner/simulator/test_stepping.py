@@ -71,7 +71,9 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
         sent_s = times[name, index][0]
         times[name, index] += [first_s - sent_s, now_s - sent_s]
         if index + 1 < len(sessions[session].rounds):
-            ready.append((now_s + sessions[session].rounds[index + 1].tool_s, session, index + 1))
+            sent_s = now_s + sessions[session].rounds[index + 1].tool_s
+            _assume_no_tie(ready, sent_s)
+            ready.append((sent_s, session, index + 1))
 
     while ready or batch:
         waiting = sorted(one for one in ready if one[0] <= now_s)
@@ -108,7 +110,7 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
 
 
 def _assume_no_tie(ready: list[tuple[float, int, int]], now_s: float) -> None:
-    """Nobody comes in the very moment in which a pass ends: rounding would decide who was first."""
+    """Nobody comes in the very moment in which a pass ends or another comes: who is first is open then."""
     assume(all(abs(at_s - now_s) > 1e-9 for at_s, _, _ in ready))
 
 
