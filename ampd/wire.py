@@ -71,7 +71,8 @@ class GenerateRequest(TypedDict):
 class RoundReport(TypedDict):
     """What a worker measured of its part of a round; travels in the last chunk under the key `ampd`.
 
-    `slices`: calls of the engine that the prefill was cut into; left out if it ran whole.
+    `slices`: calls of the engine that the prefill was cut into; left out if it ran whole. `decode_batch`,
+    `decode_context_tokens`: the rounds that still decode on this worker.
     """
 
     held_tokens: int
@@ -83,6 +84,8 @@ class RoundReport(TypedDict):
     kv_read_s: float
     kv_read_error: NotRequired[str]
     slices: NotRequired[int]
+    decode_batch: NotRequired[int]
+    decode_context_tokens: NotRequired[int]
 
 
 class KvRequest(TypedDict):

@@ -330,8 +330,14 @@ class RoundRun:
         chunk["engine_data"] = {**(chunk.get("engine_data") or {}), REPORT_KEY: self._record.as_dict()}
 
     def _heard(self, worker_id: str, report: RoundReport) -> None:
-        """A worker's word on what it holds, before the store repeats it."""
-        self._services.placer.view.apply(HeldChanged(worker_id, self._one.session_id, report["held_tokens"]))
+        """A worker's word on what it holds and still decodes, before the store repeats it.
+
+        An agent without a tool to run sends its next round within milliseconds: its last one decodes no more.
+        """
+        view = self._services.placer.view
+        view.apply(HeldChanged(worker_id, self._one.session_id, report["held_tokens"]))
+        if "decode_batch" in report:
+            view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
 
     # -- messages
 

@@ -258,6 +258,7 @@ class Rounds:
             self._publisher.sampled()
 
     async def _with_report(self, chunk: Chunk, progress: _Progress) -> Chunk:
+        load = self._engine.load()
         report = RoundReport(
             held_tokens=await self._engine.kv.held_tokens(progress.session_id),
             cached_tokens=progress.cached_tokens,
@@ -266,6 +267,8 @@ class Rounds:
             kv_read_tokens=progress.fetched.tokens,
             kv_read_bytes=progress.fetched.bytes,
             kv_read_s=progress.fetched.seconds,
+            decode_batch=load.running_requests,
+            decode_context_tokens=load.running_context_tokens,
         )
         if progress.fetched.error:
             report["kv_read_error"] = progress.fetched.error

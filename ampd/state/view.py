@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from ampd.state.overlay import QUEUE_GRACE_S, merge
@@ -174,6 +174,13 @@ class ClusterView:
         if worker is not None:
             worker.suspect_until_s = self._clock() + for_s
             self._lists = None
+
+    def decoding(self, worker_id: str, rounds: int, context_tokens: int) -> None:
+        """A worker's own word on its decode batch, heard before it publishes."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.said = replace(worker.said, decode_batch=rounds, decode_context_tokens=context_tokens)
+            worker.merged = self._lists = None
 
     def apply(self, event: StateEvent) -> None:
         """Take in an event: from the store, or one's own write before the store repeats it (events are idempotent)."""

@@ -54,6 +54,7 @@ class Workers:
 
     Attributes:
         calls: (endpoint, worker, request) of everything that was asked.
+        batch: what their reports say of the rounds that still decode.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -61,6 +62,7 @@ class Workers:
         self.calls: list[tuple[str, str, Any]] = []
         self.fail: dict[tuple[str, str], Any] = {}
         self.matched_pages = 0
+        self.batch: dict[str, int] = {}
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         return await self._start("prefill", worker_id, request, context, 1)
@@ -102,7 +104,7 @@ class Workers:
                 chunk["completion_usage"] = {"prompt_tokens": context_tokens, "completion_tokens": count}
                 chunk["ampd"] = dict.fromkeys(
                     ["held_tokens", "cached_tokens", "queued_s", "prefill_s", "kv_read_tokens"], 0
-                ) | {"kv_read_bytes": 0, "kv_read_s": 0.0}
+                ) | {"kv_read_bytes": 0, "kv_read_s": 0.0, **self.batch}
                 if limit is None:
                     chunk["finish_reason"] = "length"
             yield chunk
@@ -353,6 +355,17 @@ async def test_history_is_what_the_decode_worker_holds_of_the_prompt() -> None:
         _, record = await one.round(token_ids=[*PROMPT[:40], 1, 2, 3])
         assert (record["hist_tokens"], record["rewritten"]) == (40, True)
         assert len(one.workers.asked("kv match")) == 1
+
+
+async def test_a_round_s_end_tells_who_still_decodes() -> None:
+    busy = worker("d1", decode_batch=2, decode_context_tokens=900)
+    async with Replica(await cluster(busy, worker("p1", Role.PREFILL))) as one:
+        await one.round()
+        assert one.view.decode() == (busy,)  # a worker that does not say
+        one.workers.batch = {"decode_batch": 1, "decode_context_tokens": 400}
+        await one.round()
+        (view,) = one.view.decode()
+        assert (view.decode_batch, view.decode_context_tokens) == (1, 400)
 
 
 async def test_the_last_round_releases_the_session_where_it_is_held() -> None:

@@ -45,4 +45,10 @@ async def test_a_round_that_begins_to_decode_is_published(
             async with asyncio.timeout(5):
                 while [one.decode_batch for one in await store.snapshot()] != [1]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
+            # The last word of a round that ends meanwhile is of those that stay.
+            short: Any = message(prompt_of(40, seed=2), 4, "short", source=source)
+            async with aclosing(rounds.generate(short)) as others:
+                report = [chunk async for chunk in others][-1]["ampd"]
+            assert report["decode_batch"] == 1
+            assert report["decode_context_tokens"] > 40
         await publisher.retire()

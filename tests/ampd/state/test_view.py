@@ -101,6 +101,20 @@ class TestWhatItShows:
             await fixture.publish(make.view("d1", held_tokens={"c": 4}), waiting)
             assert view.worker("d1").held_tokens == {"c": 4}
 
+    async def test_a_batch_that_is_heard_of_holds_until_the_worker_publishes(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        busy = make.view("d1", decode_batch=2, decode_context_tokens=900)
+        await fixture.others.publish_worker(busy, LEASE_S)
+        async with fixture.view as view:
+            before = view.decode()
+            view.decoding("d1", 1, 500)
+            view.decoding("unknown", 1, 500)
+            assert (view.decode()[0].decode_batch, view.worker("d1").decode_context_tokens) == (1, 500)
+            assert before[0].decode_batch == 2
+            await fixture.publish(make.view("d1", decode_batch=3), waiting)
+            assert view.worker("d1").decode_batch == 3
+
     async def test_a_listener_that_fails_does_not_stop_the_view(self, fixture: Any, make: Any, waiting: Any) -> None:
         def fail(event: StateEvent) -> None:
             raise ValueError(event)
