@@ -115,7 +115,7 @@ class ArrowPools(Policy):
         model: PerformanceModel,
         rng: random.Random,
     ) -> Sequence[RoleChange]:
-        able = _dispensable(decode)
+        able = dispensable(decode)
         if not able or not any(worker.queue for worker in (*prefill, *decode)):
             return ()
         next_s = _next_prefill_s((*prefill, *decode), model)
@@ -142,7 +142,7 @@ def _to_decode(
     return (RoleChange(chosen.worker_id, Role.DECODE, reason),)
 
 
-def _dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:
+def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """Decode workers without which the others can still take every session that some decode worker can take."""
     sizes = [worker.kv_capacity_tokens or math.inf for worker in decode]
     largest = max(sizes, default=0)

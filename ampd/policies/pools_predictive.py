@@ -11,6 +11,7 @@ from pydantic import Field
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoleChange
 from ampd.policies.estimates import one_of_least, queued_s
+from ampd.policies.pools_arrow import dispensable
 from ampd.policies.registry import Policy, register
 from ampd.types import Role, Slo, WorkerView
 
@@ -20,9 +21,9 @@ class PredictivePools(Policy):
     """Turn a prefill worker into a decode worker when decode steps come close to their target, and back when there is
     room again.
 
-    Reads: role, queue, decode batch and its context of all workers; prefill and step times of the performance model;
-    the targets. No windows of measured ITL: our slicing spends on prefills what the target leaves over, so a measured
-    ITL near its target says nothing about the load.
+    Reads: role, queue, decode batch and its context, KV memory of all workers; prefill and step times of the
+    performance model; the targets. No windows of measured ITL: our slicing spends on prefills what the target leaves
+    over, so a measured ITL near its target says nothing about the load.
 
     Rule: at most one worker changes, and none within `cooldown_s` of the last change.
 
@@ -31,7 +32,8 @@ class PredictivePools(Policy):
        prefills its own sessions in slices, so nothing is lost but the separation. So it is without any decode worker.
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
        queued, and the decode batches would still fit on one worker less, with steps below `low` of the target: the
-       decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on.
+       decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the decode
+       workers with the most KV memory remains, for a session that fits nowhere else.
 
     Limits: a change helps the sessions to come, for sessions stay where they are bound. One change in `cooldown_s` is
     slow for a burst of seconds; the routing answers those.
@@ -63,8 +65,9 @@ class PredictivePools(Policy):
             chosen = prefill[one_of_least([queued_s(worker, model) for worker in prefill], rng)]
             return (RoleChange(chosen.worker_id, Role.DECODE, "itl-short"),)
         is_late = all(queued_s(worker, model) > 0.5 * slo.ttft_s for worker in prefill or decode)
-        if is_late and len(decode) > 1 and _step_share(decode, 1, slo, model) < self.low:
-            chosen = decode[one_of_least([float(worker.decode_batch) for worker in decode], rng)]
+        leaving = dispensable(decode)
+        if is_late and leaving and len(decode) > 1 and _step_share(decode, 1, slo, model) < self.low:
+            chosen = leaving[one_of_least([float(worker.decode_batch) for worker in leaving], rng)]
             return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
         return ()
 

@@ -197,3 +197,14 @@ def test_work_of_less_than_half_a_target_is_nothing_to_change_for(queue: int) ->
     worker = prefill("p", queue) if queue else prefill("p")
     assert queued_s(worker, PLAIN) <= 0.5 * SLO.ttft_s
     assert changes(worker, decode("d1"), decode("d2")) == []
+
+
+def test_the_decode_worker_with_the_most_kv_memory_stays() -> None:
+    late = prefill("p", LATE)
+    large, small = (
+        replace(decode(name, batch), kv_capacity_tokens=tokens)
+        for name, batch, tokens in (("large", 0, 900), ("small", 4, 300))
+    )
+    assert changes(late, large, small) == [RoleChange("small", Role.PREFILL, "ttft-short")]
+    twin = replace(large, worker_id="twin", decode_batch=2)
+    assert changes(late, large, twin, small) == [RoleChange("large", Role.PREFILL, "ttft-short")]
