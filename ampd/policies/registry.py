@@ -204,5 +204,7 @@ def _import_built_in() -> None:
     for module in filter(None, (name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(","))):
         try:
             import_module(module)
-        except ImportError as error:
-            raise UserError(f"{MODULES_VARIABLE}: cannot import {module!r}: {error}") from None
+        except Exception as error:  # whatever a module of the user's own raises
+            kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+            line = str(error).partition("\n")[0]
+            raise UserError(f"{MODULES_VARIABLE}: cannot import {module!r}: {kind}{line}") from None

@@ -88,6 +88,24 @@ def test_modules_that_the_environment_names_bring_policies_of_their_own(tmp_path
     assert missing.splitlines() == ["AMPD_POLICY_MODULES: cannot import 'nowhere.at_all': No module named 'nowhere'"]
 
 
+@pytest.mark.parametrize(
+    ("module", "source", "line"),
+    [
+        ("broken", "def (", "SyntaxError: "),
+        ("taken", _OWN.replace('"own"', '"ampd"'), "ValueError: routing policy 'ampd' is registered twice"),
+        ("careless", "raise RuntimeError('first\\nsecond')", "RuntimeError: first"),
+        (".relative", "", "TypeError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_in_one_line(
+    tmp_path: Path, module: str, source: str, line: str
+) -> None:
+    (tmp_path / f"{module}.py").write_text(source)
+    told = _ask_registry(tmp_path, module).splitlines()
+    assert len(told) == 1
+    assert told[0].startswith(f"AMPD_POLICY_MODULES: cannot import {module!r}: {line}")
+
+
 @pytest.mark.parametrize("kind", registry.KINDS)
 def test_every_policy_is_documented_where_it_lives(kind: str) -> None:
     for name in registry.names(kind):
