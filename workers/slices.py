@@ -98,6 +98,9 @@ class Slicer:
             sliced.rid = uuid4().hex
             task = replace(task, hist_tokens=end, incr_tokens=len(token_ids) - end)
             await place.again(task)
+        if not place.is_alone:
+            # What is left was picked for a pass with others.
+            await self._until_affordable(as_one(place.pass_tasks))
         return sliced
 
     async def _until_affordable(self, task: PrefillTask) -> None:

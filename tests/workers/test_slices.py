@@ -1,7 +1,7 @@
 """Local prefills in slices, on the modelled engine: what the policy is asked, what is computed, what is left behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ampd.policies.base import Slice
+from ampd.policies.base import Pick, Slice
 from ampd.policies.registry import create
 from ampd.state.memory import MemoryStore
 from ampd.state.window import SlidingWindow
-from ampd.types import Parallelism, Role, RunningRound, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.slices_lab import Recorded, message, out, script
 from workers.decoding import DecodingRounds
@@ -263,6 +263,40 @@ async def test_a_wait_leaves_the_worker_to_the_batch_and_ends_with_it(station: A
         # It was told to wait again, but there was nobody left to wait for.
         assert len(policy.asked) == 4
         assert one.times.prefills[-1] == (64, 236)
+
+
+@dataclass
+class Companions:
+    """An ordering that picks the first, and after the first slice all that wait, for one pass."""
+
+    asked: int = 0
+
+    def pick(self, queue: Sequence[PrefillTask], *_: Any) -> Pick:
+        self.asked += 1
+        return Pick(0, (), tuple(range(1, len(queue))) if self.asked > 1 else ())
+
+
+async def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(station: Any) -> None:
+    async with station(script()) as one:
+        one.times.step_s = 0.001
+        decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
+        await until(lambda: one.times.steps)
+        one.queue._ordering = Companions()
+        answers = [Slice(64), Slice(64), *[Slice(1, wait_s=100.0)] * 100]
+        one.rounds._slicer._policy = policy = script(*answers)
+        one.times.per_token_s = 0.001
+        cut = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
+        await until(lambda: len(policy.asked) == 2)
+        mate = asyncio.create_task(one.round(prompt_of(100, seed=3), 2, session="c"))
+        await until(lambda: len(policy.asked) >= 4)
+        steps = len(one.times.steps)
+        await until(lambda: len(one.times.steps) > steps + 20)
+        assert one.times.prefills[-1] == (0, 64), "both wait"
+        # Both ask for the whole pass: 236 tokens that are left of the one behind its 64, and 100 of the other.
+        assert policy.asked[2:4] == [(64 * 236 // 336, 336)] * 2
+        decoding.cancel()
+        async with asyncio.timeout(10):
+            assert [len(out(await task)) for task in (cut, mate)] == [2, 2]
 
 
 @pytest.mark.parametrize("stage", ["computing", "waiting"])
