@@ -95,7 +95,8 @@ class OnTimeOrdering(Policy):
             if model.prefill_s(weighted // incr_tokens, incr_tokens, parallelism) > limit_s:
                 break
             together.append(position)
-        return Pick(index, tuple(range(index)), tuple(together))
+        postponed = tuple(position for position in range(index) if position not in together)
+        return Pick(index, postponed, tuple(together))
 
     def _jobs(
         self, queue: Sequence[PrefillTask], parallelism: Parallelism, model: PerformanceModel, now_s: float

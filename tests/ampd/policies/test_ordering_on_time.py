@@ -164,11 +164,12 @@ def plain(*rows: tuple[int, float]) -> list[PrefillTask]:
 
 def test_short_ones_that_are_due_next_go_along_as_long_as_the_pass_is_short() -> None:
     queue = plain((14, 1.0), (13, 0.9), (15, 0.8), (1, 2.0))
-    assert pick(queue, PASSES, PLAIN) == Pick(2, (0, 1), (1, 0))
-    assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Pick(2, (0, 1), (1,))
-    for passes, together in ((0.0, ()), (1.0, ()), (3.0, (1, 0, 3))):
+    assert pick(queue, PASSES, PLAIN) == Pick(2, (), (1, 0))
+    assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Pick(2, (0,), (1,))
+    # Who goes along is not overtaken.
+    for passes, overtaken, together in ((0.0, (0, 1), ()), (1.0, (0, 1), ()), (3.0, (), (1, 0, 3))):
         ordering = PASSES.model_copy(update={"together_passes": passes})
-        assert pick(queue, ordering, PLAIN) == Pick(2, (0, 1), together)
+        assert pick(queue, ordering, PLAIN) == Pick(2, overtaken, together)
 
 
 def test_a_long_one_goes_alone_and_ends_the_pass() -> None:
