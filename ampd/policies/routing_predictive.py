@@ -51,7 +51,8 @@ class PredictiveRouting(Policy):
 
     Rule:
 
-    1. Every prefill worker offers: work in its queue + reading the history that it lacks + the prefill.
+    1. Every prefill worker offers: work in its queue + reading the history that it lacks + the prefill. One that still
+       has a decode batch, from its time as a decode worker, takes longer as in 2.
     2. The decode worker offers what its batch leaves over. A step that takes `step` of a target of `itl` leaves
        `1 - step / (itl_share * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
        What the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the measured
@@ -73,7 +74,7 @@ class PredictiveRouting(Policy):
     """
 
     headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
-    itl_share: float = Field(0.92, gt=0, le=1, description="Share of the ITL target that local prefills may use up.")
+    itl_share: float = Field(0.92, ge=0.01, le=1, description="Share of the ITL target that local prefills may use up.")
     least_share: float = Field(
         0.25, gt=0, le=1, description="Least part of a decode worker's time that is worth a local prefill."
     )
@@ -102,7 +103,7 @@ class PredictiveRouting(Policy):
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         own_id = decode.worker_id
-        offers = [_remote(task, decode, worker, model) for worker in workers if worker.worker_id != own_id]
+        offers = [self._remote(task, decode, worker, model) for worker in workers if worker.worker_id != own_id]
         here = self._local(task, decode, model)
         if here is not None:
             offers.append(here)
@@ -119,19 +120,33 @@ class PredictiveRouting(Policy):
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
     def _local(self, task: PrefillTask, decode: WorkerView, model: PerformanceModel) -> Offer | None:
-        stretch = 1.0
-        if decode.decode_batch:
-            context_tokens = decode.decode_context_tokens + task.context_tokens
-            step_s = model.decode_step_s(decode.decode_batch + 1, context_tokens, decode.parallelism)
-            share = 1.0 - step_s / (self.itl_share * task.slo.itl_s)
-            share *= self._unspent(decode, task.slo.itl_s)
-            if share < self.least_share:
-                return None
-            stretch = 1.0 / share
+        share = self._share(decode, task, model, joining=1) if decode.decode_batch else 1.0
+        if decode.decode_batch and share < self.least_share:
+            return None
+        stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
         times_s = _times_s(decode, model)
         queue_s = _queue_s(times_s, decode, model) * stretch
         return Offer(decode, Route.LOCAL, times_s, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
+
+    def _remote(self, task: PrefillTask, decode: WorkerView, worker: WorkerView, model: PerformanceModel) -> Offer:
+        missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
+        source, target = decode.parallelism, worker.parallelism
+        transfer_s = model.kv_transfer_s(missing_tokens, source, target) if missing_tokens else 0.0
+        # A worker that was a decode worker a moment ago still has its batch.
+        stretch = 1.0 / max(self._share(worker, task, model), self.least_share) if worker.decode_batch else 1.0
+        prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
+        times_s = _times_s(worker, model)
+        queue_s = _queue_s(times_s, worker, model) * stretch
+        total_s = queue_s + transfer_s + prefill_s
+        return Offer(worker, Route.REMOTE, times_s, total_s, prefill_s, queue_s, transfer_s, stretch)
+
+    def _share(self, worker: WorkerView, task: PrefillTask, model: PerformanceModel, joining: int = 0) -> float:
+        """Part of its time that a worker's decode batch leaves over, with the task's round in it if it is `joining`."""
+        context_tokens = worker.decode_context_tokens + joining * task.context_tokens
+        step_s = model.decode_step_s(worker.decode_batch + joining, context_tokens, worker.parallelism)
+        share = 1.0 - step_s / (self.itl_share * task.slo.itl_s)
+        return share * self._unspent(worker, task.slo.itl_s)
 
     def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
         """1 while the measured ITL is far from its target, 0 at the target."""
@@ -172,16 +187,6 @@ class PredictiveRouting(Policy):
             return 0.0
         _, before = keep(jobs)
         return max(after - before, 0.0)
-
-
-def _remote(task: PrefillTask, decode: WorkerView, worker: WorkerView, model: PerformanceModel) -> Offer:
-    missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
-    transfer_s = model.kv_transfer_s(missing_tokens, decode.parallelism, worker.parallelism) if missing_tokens else 0.0
-    prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, worker.parallelism)
-    times_s = _times_s(worker, model)
-    queue_s = _queue_s(times_s, worker, model)
-    total_s = queue_s + transfer_s + prefill_s
-    return Offer(worker, Route.REMOTE, times_s, total_s, prefill_s, queue_s, transfer_s)
 
 
 def _times_s(worker: WorkerView, model: PerformanceModel) -> list[float]:

@@ -45,7 +45,7 @@ class SlackSlicing(Policy):
     Example: `--slicing slack`
     """
 
-    itl_share: float = Field(0.92, gt=0, le=1, description="Share of the ITL target that is used up.")
+    itl_share: float = Field(0.92, ge=0.01, le=1, description="Share of the ITL target that is used up.")
     quantum: float = Field(0.15, gt=0, description="Longest slice, as a share of the TTFT target.")
     quantum_passes: float = Field(
         5.0, ge=0, description="Shortest passes that a slice may always take, however tight the TTFT target is."

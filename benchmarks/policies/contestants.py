@@ -9,7 +9,7 @@ from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
 
 OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive")
-OURS_STATIC = replace(OURS, label="ours, fixed roles", pools="static")
+OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
 
 _WIDE = "ampd(window=32)"
 AMPD = Contestant("ampd", "ampd", "ampd")
@@ -31,6 +31,7 @@ RIVALS = (
     Contestant("first-remote", "first-remote"),
     Contestant("table", "table", is_fitted=True),
     Contestant("deflection", "deflection", slicing="itl-chunks"),
+    Contestant("deflection window 32", "deflection", _WIDE, slicing="itl-chunks"),
     Contestant("arrow", "arrow", pools="arrow", binding="arrow"),
     Contestant("laps", "laps", "laps", pools="laps"),
 )

@@ -344,3 +344,14 @@ def test_on_time_means_that_nobody_becomes_late_and_that_no_earlier_place_could_
         assert min(losses.values()) == losses[decision.worker_id] == 1
     else:
         assert PLAIN.prefill_s(0, incr, TP4) > 0.95 * ttft_s
+
+
+def test_a_prefill_worker_that_still_decodes_offers_what_its_batch_leaves_over() -> None:
+    # Its step leaves so little of the target that it counts as a worker with the least share.
+    turned = replace(prefill("turned", 30), decode_batch=30, decode_context_tokens=3000)
+    busy = own_of(60)
+    assert route(round_of(0, 100), busy, turned, prefill("idle", 60)).worker_id == "idle"
+    alone = route(round_of(0, 100), busy, turned)
+    assert alone.worker_id == "turned", "better than nowhere"
+    rested = route(round_of(0, 100), busy, replace(turned, decode_batch=0))
+    assert alone.estimates[0].prefill_s == pytest.approx(rested.estimates[0].prefill_s / EXACT.least_share)
