@@ -34,6 +34,8 @@ def running_graph(
         yield _ready_url(graph, say)
     finally:
         _stop(graph)
+        if graph.stdout is not None:
+            graph.stdout.close()
 
 
 def _ready_url(graph: subprocess.Popen[str], say: Callable[[str], None]) -> str:

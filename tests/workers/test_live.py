@@ -135,6 +135,8 @@ async def test_a_chunk_is_as_in_dynamo(live: Graph, pair: tuple[str, str]) -> No
         "kv_read_tokens",
         "kv_read_bytes",
         "kv_read_s",
+        "decode_batch",
+        "decode_context_tokens",
     }
     assert len(out) == 8
 
