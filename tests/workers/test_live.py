@@ -44,6 +44,8 @@ async def live(
     perf = tmp_path_factory.mktemp("perf") / "slow.json"
     perf.write_text(json.dumps({**profile_head(), **SLOW}))
     flags = ["--engine", "modelled", "--model", str(model_folder), "--lease-s", "2", "--perf", str(perf)]
+    # In slices a long prefill would take no time here.
+    flags += ["--slicing", "whole"]
     async with graph(*site, flags) as one:
         yield one
 
