@@ -100,7 +100,9 @@ class Graph:
     def start_worker(self, role: str, perf: Path, *flags: str) -> str:
         shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--perf", str(perf)]
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
-        return self._start(role, "tests.router.scripted_worker", *engine, *shared, *flags)
+        # Whole: a slice of a prompt that hangs would be too short to hang.
+        whole = [] if "--slicing" in flags else ["--slicing", "whole"]
+        return self._start(role, "tests.router.scripted_worker", *engine, *shared, *whole, *flags)
 
     async def new_worker(self, role: str, perf: Path, *flags: str) -> str:
         """Start a worker and wait for it; returns its id, by which `processes` knows its process."""
