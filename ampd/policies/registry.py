@@ -38,6 +38,7 @@ MODULES_VARIABLE = "AMPD_POLICY_MODULES"
 _BUILT_IN = (
     "ampd.policies.binding",
     "ampd.policies.binding_arrow",
+    "ampd.policies.binding_predictive",
     "ampd.policies.routing",
     "ampd.policies.routing_arrow",
     "ampd.policies.routing_deflection",
