@@ -34,6 +34,9 @@ class PredictivePools(Policy):
        queued, and the decode batches would still fit on one worker less, with steps below `low` of the target: the
        decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the decode
        workers with the most KV memory remains, for a session that fits nowhere else.
+    3. Memory: with more than `full` of the decode workers' KV memory in use a prefill worker becomes a decode worker
+       (`kv-short`), for a session that loses its KV computes its whole context again; and none goes the other way if
+       what is held would take more than half of `full` of the memory that remains, for sessions grow.
 
     Limits: a change helps the sessions to come, for sessions stay where they are bound. One change in `cooldown_s` is
     slow for a burst of seconds; the routing answers those.
@@ -44,6 +47,9 @@ class PredictivePools(Policy):
     high: float = Field(0.6, gt=0, description="Step time, as a share of the ITL target, above which decode is short.")
     low: float = Field(
         0.35, gt=0, description="Step time, as a share of the ITL target, that leaves a worker to spare."
+    )
+    full: float = Field(
+        0.8, gt=0, description="Share of the KV memory in use above which decode workers are short of it."
     )
     cooldown_s: float = Field(5.0, ge=0, description="Least time between two changes, in seconds.")
 
@@ -61,14 +67,17 @@ class PredictivePools(Policy):
             return ()
         prefill = [worker for worker in workers if worker.role is Role.PREFILL]
         decode = [worker for worker in workers if worker.role is Role.DECODE]
-        if prefill and _step_share(decode, 0, slo, model) > self.high:
+        reason = "itl-short" if _step_share(decode, 0, slo, model) > self.high else "kv-short"
+        if prefill and (reason == "itl-short" or _kv_share(decode, decode) > self.full):
             chosen = prefill[one_of_least([queued_s(worker, model) for worker in prefill], rng)]
-            return (RoleChange(chosen.worker_id, Role.DECODE, "itl-short"),)
+            return (RoleChange(chosen.worker_id, Role.DECODE, reason),)
         is_late = all(queued_s(worker, model) > 0.5 * slo.ttft_s for worker in prefill or decode)
         leaving = dispensable(decode)
         if is_late and leaving and len(decode) > 1 and _step_share(decode, 1, slo, model) < self.low:
             chosen = leaving[one_of_least([float(worker.decode_batch) for worker in leaving], rng)]
-            return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
+            rest = [worker for worker in decode if worker is not chosen]
+            if _kv_share(decode, rest) <= 0.5 * self.full:
+                return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
         return ()
 
 
@@ -85,3 +94,11 @@ def _step_share(decode: Sequence[WorkerView], fewer: int, slo: Slo, model: Perfo
         for worker, (batch, context_tokens) in zip(decode, loads, strict=True)
     ]
     return sum(steps_s) / len(steps_s) / slo.itl_s
+
+
+def _kv_share(decode: Sequence[WorkerView], holding: Sequence[WorkerView]) -> float:
+    """KV that the decode workers have in use, over the memory of those that hold it from now on; 0: unlimited."""
+    capacity_tokens = sum(worker.kv_capacity_tokens for worker in holding)
+    if not capacity_tokens:
+        return 0.0
+    return sum(worker.kv_used_tokens for worker in decode) / capacity_tokens

@@ -208,3 +208,25 @@ def test_the_decode_worker_with_the_most_kv_memory_stays() -> None:
     assert changes(late, large, small) == [RoleChange("small", Role.PREFILL, "ttft-short")]
     twin = replace(large, worker_id="twin", decode_batch=2)
     assert changes(late, large, twin, small) == [RoleChange("large", Role.PREFILL, "ttft-short")]
+
+
+# -- memory
+
+
+def holding(worker: WorkerView, used: int) -> WorkerView:
+    return replace(worker, kv_used_tokens=used, kv_capacity_tokens=1000)
+
+
+def test_decode_workers_short_of_memory_get_a_prefill_worker() -> None:
+    assert changes(prefill("p"), holding(decode("d1"), 700), holding(decode("d2"), 900)) == []
+    assert changes(prefill("p"), holding(decode("d1"), 750), holding(decode("d2"), 900)) == [
+        RoleChange("p", Role.DECODE, "kv-short")
+    ]
+
+
+def test_who_holds_what_the_others_could_not_grow_with_stays() -> None:
+    late = prefill("p", LATE, LATE)
+    assert changes(late, holding(decode("d1"), 200), holding(decode("d2", 1), 200)) == [
+        RoleChange("d1", Role.PREFILL, "ttft-short")
+    ]
+    assert changes(late, holding(decode("d1"), 210), holding(decode("d2", 1), 200)) == []
