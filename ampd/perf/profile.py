@@ -8,14 +8,15 @@ are evaluated.
 from __future__ import annotations
 
 import datetime
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ampd.errors import UserError
+from ampd.documents import read_document, write_document
+
+_WHAT = "performance model"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TensorParallel = Annotated[int, Field(ge=1)]
@@ -155,12 +156,7 @@ def read_profile(path: Path) -> PerformanceProfile:
     Raises:
         UserError: the file cannot be read or a field is wrong, as one line with the file and the field.
     """
-    try:
-        return PerformanceProfile.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the performance model ({error.strerror})") from None
-    except ValidationError as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
+    return read_document(PerformanceProfile, path, _WHAT)
 
 
 def write_profile(profile: PerformanceProfile, path: Path) -> None:
@@ -169,23 +165,4 @@ def write_profile(profile: PerformanceProfile, path: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(profile.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the performance model ({error.strerror})") from None
-
-
-def _first_line(error: ValidationError) -> str:
-    detail = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in detail["loc"])
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "json_invalid":
-        return f"not a JSON document: {message.removeprefix('Invalid JSON: ')}"
-    if detail["type"] == "extra_forbidden":
-        return f"{field}: unknown field"
-    if detail["type"] == "missing":
-        return f"{field}: missing"
-    given = repr(detail["input"])
-    return ": ".join(filter(None, (field, message))) + (f" (given: {given})" if field and len(given) < 60 else "")
+    write_document(profile.model_dump_json(indent=2) + "\n", path, _WHAT)

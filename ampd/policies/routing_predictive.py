@@ -120,8 +120,8 @@ class PredictiveRouting(Policy):
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
     def _local(self, task: PrefillTask, decode: WorkerView, model: PerformanceModel) -> Offer | None:
-        share = self._share(decode, task, model, joining=1) if decode.decode_batch else 1.0
-        if decode.decode_batch and share < self.least_share:
+        share = self._share(decode, task, model, joining=1)
+        if share < self.least_share:
             return None
         stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
@@ -134,7 +134,7 @@ class PredictiveRouting(Policy):
         source, target = decode.parallelism, worker.parallelism
         transfer_s = model.kv_transfer_s(missing_tokens, source, target) if missing_tokens else 0.0
         # A worker that was a decode worker a moment ago still has its batch.
-        stretch = 1.0 / max(self._share(worker, task, model), self.least_share) if worker.decode_batch else 1.0
+        stretch = 1.0 / max(self._share(worker, task, model), self.least_share)
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
         times_s = _times_s(worker, model)
         queue_s = _queue_s(times_s, worker, model) * stretch
@@ -143,6 +143,8 @@ class PredictiveRouting(Policy):
 
     def _share(self, worker: WorkerView, task: PrefillTask, model: PerformanceModel, joining: int = 0) -> float:
         """Part of its time that a worker's decode batch leaves over, with the task's round in it if it is `joining`."""
+        if not worker.decode_batch:
+            return 1.0
         context_tokens = worker.decode_context_tokens + joining * task.context_tokens
         step_s = model.decode_step_s(worker.decode_batch + joining, context_tokens, worker.parallelism)
         share = 1.0 - step_s / (self.itl_share * task.slo.itl_s)

@@ -7,7 +7,6 @@ with `[0, 1, 1500]` they are 0, 1 to 1499, and 1500 or more. A row has the route
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from importlib.resources import files
 from itertools import pairwise, product
@@ -16,11 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from ampd.documents import first_line, read_document, write_document
 from ampd.errors import UserError
 from ampd.types import Route
 
 DEFAULT_TABLE = Path(str(files("ampd.policies"))) / "tables" / "default.json"
 """The table that comes with the package."""
+
+_WHAT = "routing table"
 
 Tokens = Annotated[int, Field(ge=0)]
 
@@ -157,12 +159,7 @@ def read_table(path: Path) -> RoutingTable:
     Raises:
         UserError: the file cannot be read or a field is wrong, as one line with the file and the field.
     """
-    try:
-        return RoutingTable.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the routing table ({error.strerror})") from None
-    except ValidationError as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
+    return read_document(RoutingTable, path, _WHAT, quotes_rules=False)
 
 
 def parse_table(document: Any) -> RoutingTable:
@@ -174,7 +171,7 @@ def parse_table(document: Any) -> RoutingTable:
     try:
         return RoutingTable.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"routing table: {_first_line(error)}") from None
+        raise UserError(f"routing table: {first_line(error, quotes_rules=False)}") from None
 
 
 def write_table(table: RoutingTable, path: Path) -> None:
@@ -183,14 +180,7 @@ def write_table(table: RoutingTable, path: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(dump_table(table), encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the routing table ({error.strerror})") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_document(dump_table(table), path, _WHAT)
 
 
 def dump_table(table: RoutingTable) -> str:
@@ -207,18 +197,3 @@ def _block(value: Any) -> str:
         return json.dumps(value)
     inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items())
     return "{\n" + inner + "\n }"
-
-
-def _first_line(error: ValidationError) -> str:
-    detail = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in detail["loc"])
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "json_invalid":
-        return f"not a JSON document: {message.removeprefix('Invalid JSON: ')}"
-    if detail["type"] == "extra_forbidden":
-        return f"{field}: unknown field"
-    if detail["type"] == "missing":
-        return f"{field}: missing"
-    given = repr(detail["input"])
-    is_short = field and len(given) < 60 and detail["type"] != "value_error"
-    return ": ".join(filter(None, (field, message))) + (f" (given: {given})" if is_short else "")
