@@ -25,6 +25,7 @@ from router.placement import Placer
 from router.pools import PoolsKeeper
 from router.request import Round, parse_round
 from router.rounds import RoundRun, Services, release_session
+from router.served import Observer
 from router.sessions import SessionMemory
 from router.settings import CoordinatorSettings
 
@@ -38,6 +39,7 @@ class Coordinator:
 
     Args:
         pools: changes the workers' roles, if this replica leads; None or the static one: they never change.
+        observers: are told of each round at its end.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Coordinator:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         pools: PoolsPolicy | None = None,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
         rng = rng or random.Random()
         self._slo = settings.slo
@@ -82,6 +85,7 @@ class Coordinator:
             retries=settings.retries,
             page_size=settings.kv_block_size,
             call_timeout_s=settings.call_timeout_s,
+            observers=observers,
         )
         self._pools: PoolsKeeper | None = None
         if pools is not None and not isinstance(pools, StaticPools):

@@ -50,13 +50,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a round goes. `is_shared`: the store knows; otherwise it is lost and this replica decided alone."""
+    """Where a round goes.
+
+    Attributes:
+        is_shared: the store knows; otherwise it is lost and this replica decided alone.
+        is_new_session: the session was not bound before, as far as is known.
+    """
 
     binding: Binding
     decode: WorkerView
     decision: RouteDecision
     task: PrefillTask
     is_shared: bool
+    is_new_session: bool = False
 
 
 class Placer:
@@ -115,9 +121,9 @@ class Placer:
                 if known is None and not was_alone:
                     continue  # bind again, as the other replicas do without the store
                 alone = known or Binding(ask.session_id, decode.worker_id, 0)
-                return Placement(alone, decode, decision, task, is_shared=False)
+                return Placement(alone, decode, decision, task, is_shared=False, is_new_session=known is None)
             if outcome.accepted:
-                return Placement(outcome.binding, decode, decision, task, is_shared=True)
+                return Placement(outcome.binding, decode, decision, task, is_shared=True, is_new_session=known is None)
             known = outcome.binding
         raise RequestError(503, f"session {ask.session_id!r} is being moved between workers; try again")
 

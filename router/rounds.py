@@ -18,6 +18,7 @@ from router.outputs import REPORT_KEY, Chunk, continued_request, ends_at_prefill
 from router.placement import Ask, Placement, Placer
 from router.record import DecisionRecord
 from router.request import Round
+from router.served import Observer, ServedRound
 from router.sessions import Overlap, SessionMemory, pack_tokens
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Services:
         retries: lost workers that a round survives.
         page_size: tokens per KV page of the workers.
         spawn: starts work that outlives the round.
+        observers: are told of each round at its end.
     """
 
     placer: Placer
@@ -46,6 +48,7 @@ class Services:
     retries: int
     page_size: int
     call_timeout_s: float
+    observers: tuple[Observer, ...] = ()
 
 
 class RoundRun:
@@ -66,6 +69,7 @@ class RoundRun:
         self._entered: Placement | None = None
         self._emitted: list[int] = []
         self._finished = 0
+        self._is_initial = False
         self._last_s = self._arrival_s
         self._lost: set[str] = set()
         self._forced_local: str | None = None
@@ -118,6 +122,7 @@ class RoundRun:
                 session_missed=self._services.sessions.has_missed(one.session_id),
             )
         )
+        self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
         self._entered = placement if placement.is_shared else None
         task = placement.task
@@ -388,18 +393,29 @@ class RoundRun:
         placement, one = self._placement, self._one
         if placement is None:
             return
+        served = self._served()
         if one.ends_session:
             self._services.spawn(self._release(placement))
         else:
             context = self._prompt + pack_tokens(self._emitted)
-            self._services.sessions.remember(placement.binding, context, missed=self._missed())
+            missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
+            self._services.sessions.remember(placement.binding, context, missed=missed)
+        for observe in self._services.observers:
+            observe(served)
 
-    def _missed(self) -> bool:
-        """Whether the round, as far as it came, missed its TTFT or the mean ITL of its first choice."""
-        ttft_s, slo, gaps = self._record.ttft_s, self._one.slo, len(self._emitted) - 1
-        if ttft_s is None or gaps < 0:
-            return False
-        return ttft_s > slo.ttft_s or self._last_s - self._arrival_s - ttft_s > gaps * slo.itl_s
+    def _served(self) -> ServedRound:
+        """The round as far as it came."""
+        ttft_s, gaps = self._record.ttft_s, len(self._emitted) - 1
+        itl_s = (self._last_s - self._arrival_s - ttft_s) / gaps if ttft_s is not None and gaps > 0 else None
+        return ServedRound(
+            self._record,
+            self._one.slo,
+            is_initial=self._is_initial,
+            is_complete=self._finished >= self._one.choices,
+            ttft_s=ttft_s,
+            itl_s=itl_s,
+            output_tokens=len(self._emitted),
+        )
 
     async def _release(self, placement: Placement) -> None:
         extra = {placement.binding.worker_id, placement.decision.worker_id, self._source} - {None}
