@@ -131,7 +131,6 @@ async def _serve(
         asyncio.get_running_loop(), runtime, [presence], grace_period_s=settings.grace_s, drain_callback=drain
     )
     await coordinator.start()
-    presence.start()
     try:
         await card.register(endpoint)
         log.info(
@@ -142,7 +141,9 @@ async def _serve(
             settings.binding,
             settings.pools,
         )
-        await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
+        if await presence.until_ready():
+            presence.start()
+            await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
     finally:
         await presence.stop()
         await coordinator.stop()

@@ -1,7 +1,8 @@
 """Whether the frontends see this coordinator: only while there is a live decode worker.
 
 Without one the frontends answer 503 ("not ready") at once, for every kind of request. An error that a coordinator
-raises itself comes too late for that: in a stream, Dynamo has already said 200 and hides the reason.
+raises itself comes too late for that: in a stream, Dynamo has already said 200 and hides the reason. And a request on
+its way to a coordinator that just leaves discovery may fail with 500, so one that starts waits before it enters.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ class Presence:
     def __init__(self, endpoint: Any, is_ready: Callable[[], bool]) -> None:
         self._endpoint = endpoint
         self._is_ready = is_ready
+        self._is_leaving = False
         self._task: asyncio.Task[None] | None = None
+
+    async def until_ready(self) -> bool:
+        """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
+        if not self._is_ready():
+            log.info("no live decode worker yet: not in discovery until there is one")
+        while not self._is_leaving and not self._is_ready():  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        return not self._is_leaving
 
     def start(self) -> None:
         """Begin once the event loop runs; the endpoint may be served later."""
@@ -43,6 +53,9 @@ class Presence:
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery for good."""
+        self._is_leaving = True
+        if self._task is None:
+            return  # it never came
         await self.stop()
         await self._endpoint.unregister_endpoint_instance()
 

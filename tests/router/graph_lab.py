@@ -152,6 +152,12 @@ class Graph:
         views: list[WorkerView] = await self.until_views(lambda views: len(views) == number and views)
         return views
 
+    async def until_announced(self, number: int) -> None:
+        """Wait until so many coordinators have told the frontends of their model."""
+        async with asyncio.timeout(30):
+            while len(list(self.folder.glob("discovery/v1/mdc/*%2Fcoordinator%2F*"))) != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     async def until_registered(self, number: int) -> None:
         """Wait until so many coordinators are in Dynamo's discovery."""
         async with asyncio.timeout(30):

@@ -199,3 +199,12 @@ async def redis_pid(site: Graph) -> int:
         return int((await connection.info("server"))["process_id"])
     finally:
         await connection.aclose()
+
+
+async def test_a_coordinator_that_waits_for_its_first_decode_worker_ends_when_asked(tmp_path: Path) -> None:
+    with graph(tmp_path) as site:
+        name = site.start_coordinator("always-remote")
+        await site.until_announced(1)
+        await site.until_registered(0)
+        await site.end(name)
+        assert "exit code 0" in site.supervisor.ended()[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from ampd.policies.registry import create
 from ampd.state.memory import MemoryStore
 from ampd.state.window import SlidingWindow
 from ampd.tiny_model import make_tiny_model
-from ampd.types import Parallelism, Role, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
 from tests.workers.engines.sglang_pair import GREEDY, LocalPeers, eventually, text
-from tests.workers.slices_lab import Recorded, message, out, script
+from tests.workers.slices_lab import Recorded, Script, message, out, script
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
@@ -53,11 +53,25 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sgla
         await engine.stop()
 
 
+class TokenBetween(Script):
+    """Says the next answer only when the other round has got a token since the last one; until then: wait."""
+
+    seen_tokens = 0
+
+    def slice(self, task: PrefillTask, running: Sequence[RunningRound], *rest: Any) -> Slice:
+        if running:
+            (other,) = running
+            if other.tokens <= self.seen_tokens:
+                return Slice(1, wait_s=0.01)
+            self.seen_tokens = other.tokens
+        return super().slice(task, running, *rest)
+
+
 class Worker:
-    """A decode worker on the engine, without Dynamo; `seen` notes how far the other round was at each call's end."""
+    """A decode worker on the engine, without Dynamo."""
 
     def __init__(self, engine: SglangEngine, policy: SlicingPolicy) -> None:
-        self.engine = Recorded(engine, lambda *_: self.seen.append(len(self.other)))
+        self.engine = Recorded(engine)
         self.held: dict[str, int] = {}
         engine.kv.connect(LocalPeers(), self.held.__setitem__)
         publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
@@ -66,7 +80,6 @@ class Worker:
         sessions = SessionKeeper(engine.kv, 60.0)
         self.rounds = Rounds("D", self.engine, self.queue, sessions, publisher, *windows, 5.0, slicing=(policy, MODEL))
         self.other: list[int] = []
-        self.seen: list[int] = []
 
     async def round(self, prompt: list[int], new: int, session: str) -> list[dict[str, Any]]:
         request = message(prompt, new, session, sampling_options=GREEDY["sampling_options"])
@@ -98,21 +111,21 @@ async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(eng
     await alone.decode_beside(text(6, 64), 300)
     await empty(engine)
 
-    policy = script()
+    policy = TokenBetween(iter(()))
     worker = Worker(engine, policy)
     decoding = asyncio.create_task(worker.decode_beside(text(6, 64), 300))
     await eventually(lambda: len(worker.other) > 5)
     worker.engine.calls.clear()
-    worker.seen.clear()
     policy.answers = iter([Slice(250), Slice(250), Slice(250)])
     chunks = await worker.round(PROMPT, OUTPUT_TOKENS, "sliced")
     assert out(chunks) == expected
     assert worker.engine.calls == [(240, 0, 0), (480, 0, 240), (700, OUTPUT_TOKENS, 480)]
     assert chunks[-1]["ampd"]["slices"] == 3
     assert chunks[-1]["ampd"]["held_tokens"] == worker.held["sliced"] == (700 + OUTPUT_TOKENS - 1) // 16 * 16
-    # The other round got a token between each two slices, and its own tokens are what they would have been.
-    first, second, third = worker.seen
-    assert 5 < first < second < third
+    # The other round got a token before each answer, so its batch went on; its tokens are what they would have been.
+    told = [running[0].tokens for running in policy.running if running]
+    assert len(told) == 4
+    assert 5 < told[0] < told[1] < told[2] < told[3]
     assert policy.running[-1][0].context_tokens > 64 + 5
     await decoding
     assert worker.other == alone.other
