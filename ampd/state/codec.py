@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields as fields_of
 from typing import Any, TypeVar
 
+from ampd.latencies import Latencies
+from ampd.served_window import ServedWindow
 from ampd.state.store import (
     HeldChanged,
     RoleAssigned,
@@ -20,9 +23,12 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 T = TypeVar("T")
+
+_WINDOW_LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
+_WINDOW_NUMBERS = tuple(one.name for one in fields_of(ServedWindow) if one.name not in ("routes", *_WINDOW_LATENCIES))
 
 
 class CodecError(Exception):
@@ -65,6 +71,20 @@ def decode_view(record: str | bytes, written_s: float) -> WorkerView:
         CodecError: not such a record.
     """
     return _read(record, lambda fields: _view(fields, written_s))
+
+
+def encode_coordinator(view: CoordinatorView) -> str:
+    """A coordinator's view."""
+    return _dump(_coordinator_fields(view))
+
+
+def decode_coordinator(record: str | bytes) -> CoordinatorView:
+    """The inverse of `encode_coordinator`.
+
+    Raises:
+        CodecError: not such a record.
+    """
+    return _read(record, _coordinator)
 
 
 def encode_updated(view_record: str, lease_s: float) -> str:
@@ -200,6 +220,50 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
         held_tokens=fields["held_tokens"],
         lane=fields.get("lane", ""),
     )
+
+
+def _coordinator_fields(view: CoordinatorView) -> dict[str, Any]:
+    window = view.window
+    return {
+        "coordinator_id": view.coordinator_id,
+        "slo": [view.slo.ttft_s, view.slo.itl_s],
+        "policies": [view.routing, view.binding, view.pools],
+        "rounds_in_progress": view.rounds_in_progress,
+        "is_leading": view.is_leading,
+        "is_state_heard": view.is_state_heard,
+        "state_losses": view.state_losses,
+        "window": {name: getattr(window, name) for name in _WINDOW_NUMBERS},
+        "routes": [[route, reason, rounds] for (route, reason), rounds in window.routes.items()],
+        "latencies": {name: _latencies_fields(getattr(window, name)) for name in _WINDOW_LATENCIES},
+    }
+
+
+def _coordinator(fields: dict[str, Any]) -> CoordinatorView:
+    routing, binding, pools = fields["policies"]
+    window: dict[str, Any] = {name: fields["window"][name] for name in _WINDOW_NUMBERS}
+    window |= {name: _latencies(fields["latencies"][name]) for name in _WINDOW_LATENCIES}
+    window["routes"] = {(route, reason): rounds for route, reason, rounds in fields["routes"]}
+    return CoordinatorView(
+        coordinator_id=fields["coordinator_id"],
+        slo=Slo(*fields["slo"]),
+        routing=routing,
+        binding=binding,
+        pools=pools,
+        rounds_in_progress=fields["rounds_in_progress"],
+        is_leading=fields["is_leading"],
+        is_state_heard=fields["is_state_heard"],
+        state_losses=fields["state_losses"],
+        window=ServedWindow(**window),
+    )
+
+
+def _latencies_fields(latencies: Latencies) -> list[Any]:
+    return [latencies.total_s, list(latencies.buckets.items())]
+
+
+def _latencies(fields: list[Any]) -> Latencies:
+    total_s, buckets = fields
+    return Latencies(total_s, dict(buckets))
 
 
 def _dump(fields: Any) -> str:

@@ -16,8 +16,10 @@ from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.state.schema import ASSIGNED_TTL_S
 from ampd.state.store import (
     Binding,
+    Heard,
     HeldChanged,
     Leadership,
+    Overview,
     RoleAssigned,
     RouteOutcome,
     RouteWrite,
@@ -28,7 +30,7 @@ from ampd.state.store import (
     TaskQueued,
     WorkerRemoved,
 )
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 
 Clock = Callable[[], float]
 Inbox = asyncio.Queue[str | None]
@@ -38,7 +40,7 @@ _EVENTS, _ROLES = "events", "roles"
 
 @dataclass(slots=True)
 class _Published:
-    """A worker's own word."""
+    """A worker's or a coordinator's own word."""
 
     record: str
     at_s: float
@@ -68,6 +70,7 @@ class MemoryState:
         self.lost = False
         self._workers: dict[str, _Published] = {}
         self._changes: dict[str, _Changes] = {}
+        self._coordinators: dict[str, _Published] = {}
         self._bound: dict[str, _Bound] = {}
         self._leader: tuple[str, float] | None = None
         self._roles: dict[str, tuple[str, float]] = {}
@@ -87,6 +90,7 @@ class MemoryState:
         if empty:
             self._workers.clear()
             self._changes.clear()
+            self._coordinators.clear()
             self._bound.clear()
             self._leader = None
             self._roles.clear()
@@ -148,6 +152,21 @@ class MemoryState:
         """A live worker's word on one session."""
         if self._is_live(worker_id):
             self._of(worker_id).held[session_id] = tokens
+
+    def put_coordinator(self, coordinator_id: str, record: str, lease_s: float) -> None:
+        """A coordinator's view."""
+        now_s = self.clock()
+        live = {other: said for other, said in self._coordinators.items() if said.expires_s > now_s}
+        self._coordinators = live | {coordinator_id: _Published(record, now_s, now_s + lease_s)}
+
+    def drop_coordinator(self, coordinator_id: str) -> None:
+        """Forget a coordinator."""
+        self._coordinators.pop(coordinator_id, None)
+
+    def live_coordinators(self) -> list[tuple[str, float]]:
+        """Record and age in seconds of each one whose lease holds."""
+        now_s = self.clock()
+        return [(said.record, now_s - said.at_s) for said in self._coordinators.values() if said.expires_s > now_s]
 
     def bound(self, session_id: str) -> Binding | None:
         """The binding that holds."""
@@ -278,9 +297,25 @@ class MemoryStore:
         await self._trip("assign")
         return self._state.put_role(holder, role.worker_id, codec.encode_role(role), ttl_s)
 
+    async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
+        record = codec.encode_coordinator(view)
+        await self._trip("publish_coordinator")
+        self._state.put_coordinator(view.coordinator_id, record, lease_s)
+
+    async def remove_coordinator(self, coordinator_id: str) -> None:
+        await self._trip("del")
+        self._state.drop_coordinator(coordinator_id)
+
     async def snapshot(self) -> list[WorkerView]:
         await self._trip("snapshot")
         return [self._merged(record, age_s, changes) for record, age_s, changes in self._state.live()]
+
+    async def overview(self) -> Overview:
+        await self._trip("snapshot")
+        workers = [Heard(self._merged(*live), live[1]) for live in self._state.live()]
+        await self._trip("coordinators")
+        said = self._state.live_coordinators()
+        return Overview(workers, [Heard(codec.decode_coordinator(record), age_s) for record, age_s in said])
 
     def watch(self) -> MemoryWatcher:
         return MemoryWatcher(self._state, self._clock)

@@ -14,8 +14,10 @@ from ampd.state.redis_connection import RedisConnection, Subscription
 from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
 from ampd.state.store import (
     Binding,
+    Heard,
     HeldChanged,
     Leadership,
+    Overview,
     RoleAssigned,
     RouteOutcome,
     RouteWrite,
@@ -25,7 +27,7 @@ from ampd.state.store import (
     TaskQueued,
     WorkerRemoved,
 )
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +154,45 @@ class RedisStore:
         )
         return bool(accepted)
 
+    async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
+        schema, coordinator_id = self._schema, view.coordinator_id
+        await self._connection.script(
+            "publish_coordinator",
+            [schema.coordinators, schema.coordinator(coordinator_id)],
+            [to_bytes(coordinator_id), ms(lease_s), codec.encode_coordinator(view), ms(INDEX_TTL_S)],
+        )
+
+    async def remove_coordinator(self, coordinator_id: str) -> None:
+        # its place in the index goes with the next one that publishes, and no reader minds it
+        await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
+
     async def snapshot(self) -> list[WorkerView]:
+        return [heard.view for heard in await self._workers()]
+
+    async def overview(self) -> Overview:
+        return Overview(await self._workers(), await self._coordinators())
+
+    async def _workers(self) -> list[Heard[WorkerView]]:
         now_ms, *workers = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
         reader = _SnapshotReader(int(now_ms), self._clock())
         views = []
         for view, queue, held in workers:
             try:
-                views.append(reader.worker(view, queue, held))
+                views.append(Heard(reader.worker(view, queue, held), reader.age_s(view)))
             except codec.CodecError as error:
                 log.warning("left out a worker: %s", error)
+        return views
+
+    async def _coordinators(self) -> list[Heard[CoordinatorView]]:
+        schema = self._schema
+        now_ms, *records = await self._connection.script("coordinators", [schema.coordinators], [schema.prefix])
+        reader = _SnapshotReader(int(now_ms), self._clock())
+        views = []
+        for record in records:
+            try:
+                views.append(Heard(codec.decode_coordinator(record.partition(b" ")[2]), reader.age_s(record)))
+            except codec.CodecError as error:
+                log.warning("left out a coordinator: %s", error)
         return views
 
     def watch(self) -> RedisWatcher:
@@ -237,9 +269,12 @@ class _SnapshotReader:
         changes = {to_text(session_id): int(tokens) for session_id, tokens in _pairs(held)}
         return merge(codec.decode_view(record, written_s), [task for _, task in entered], done, changes)
 
+    def age_s(self, record: bytes) -> float:
+        """Seconds since a stamped record was written, by the server's clock."""
+        return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
+
     def _stamped(self, record: bytes) -> tuple[float, bytes]:
-        written_ms, _, rest = record.partition(b" ")
-        return self._now_s - (self._server_now_ms - int(written_ms)) / 1000, rest
+        return self._now_s - self.age_s(record), record.partition(b" ")[2]
 
 
 def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:

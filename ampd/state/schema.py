@@ -14,7 +14,8 @@ QUEUE_TTL_S = 60.0
 """Life of what was written about a worker's queue since the last write to it; a live worker's is pruned long before."""
 
 INDEX_TTL_S = 60.0
-"""How long a worker stays in the index after its lease, so that the next heartbeat of any worker announces its end."""
+"""How long a worker or a coordinator stays in its index after its lease; the next heartbeat of any worker announces a
+worker's end."""
 
 ASSIGNED_TTL_S = 3600.0
 """How long it is remembered when a role was last assigned: a pools policy counts from it."""
@@ -35,6 +36,8 @@ class Schema:
     held:<worker id>          hash    session id -> tokens, since the view             lease
     session:<session id>      string  `<epoch> <decode worker id>`                     session TTL
     role:<worker id>          string  the role assigned to it last, as JSON            as the leader says
+    coordinators              zset    coordinator id, scored by the end of its lease   lease + INDEX_TTL_S
+    coordinator:<id>          string  `<written ms> <view as JSON>`                    lease
     leader                    string  the coordinator that assigns roles               lease
     assigned                  string  ms at which a role was last assigned             ASSIGNED_TTL_S
     events, roles             (pub/sub channels)
@@ -72,6 +75,15 @@ class Schema:
     def role(self, worker_id: str) -> bytes:
         """The role that was assigned to a worker."""
         return self.prefix + b"role:" + to_bytes(worker_id)
+
+    @property
+    def coordinators(self) -> bytes:
+        """The index of coordinators."""
+        return self.prefix + b"coordinators"
+
+    def coordinator(self, coordinator_id: str) -> bytes:
+        """A coordinator's own word."""
+        return self.prefix + b"coordinator:" + to_bytes(coordinator_id)
 
     @property
     def leader(self) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from ampd.errors import RunError
-from ampd.types import PrefillTask, Role, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, WorkerView
+
+ViewT = TypeVar("ViewT")
 
 
 class StateUnavailableError(RunError):
@@ -125,6 +127,22 @@ class Leadership:
     assigned_ago_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[ViewT]):
+    """What somebody said of itself, `age_s` seconds ago by the store's own clock."""
+
+    view: ViewT
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everybody alive, with the age of each one's word; small changes since are laid over the workers' views."""
+
+    workers: list[Heard[WorkerView]]
+    coordinators: list[Heard[CoordinatorView]]
+
+
 class Watcher(Protocol):
     """One subscription to a store's events: an async iterator, which starts itself if `start` was not called."""
 
@@ -198,7 +216,20 @@ class StateStore(Protocol):
         """Assign a role, to be remembered for `ttl_s`; False, and nothing happens, if `holder` does not lead."""
         ...
 
+    # -- coordinators (written by the coordinator itself, for those who look on)
+    async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
+        """Write a coordinator's view and renew its lease; it disappears `lease_s` after the last call."""
+        ...
+
+    async def remove_coordinator(self, coordinator_id: str) -> None:
+        """Drop what a coordinator said of itself."""
+        ...
+
     # -- readers
+    async def overview(self) -> Overview:
+        """All live workers and coordinators; they were read one after the other."""
+        ...
+
     async def snapshot(self) -> list[WorkerView]:
         """All live workers with their queues and held sessions."""
         ...

@@ -18,6 +18,7 @@ from ampd.errors import UserError
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateUnavailableError
+from ampd.types import CoordinatorView, Slo
 
 
 @pytest.mark.parametrize(
@@ -146,10 +147,29 @@ class TestAccessControl:
         "+@connection +@scripting +@read +@write +publish +subscribe +time"
     )
 
+    WATCHER = "watcher on >w@tch resetchannels ~ampd:{n}:* +@connection +@scripting +@read +time"
+
     @pytest.fixture
     def server(self) -> Any:
-        with EmbeddedRedis(tcp=True, arguments=["--user", *self.RULES.split(), "--requirepass", "root"]) as server:
+        users = ["--user", *self.RULES.split(), "--user", *self.WATCHER.split()]
+        with EmbeddedRedis(tcp=True, arguments=[*users, "--requirepass", "root"]) as server:
             yield server
+
+    async def test_who_only_looks_on_may_read_and_not_write(self, server: EmbeddedRedis, make: Any) -> None:
+        store = await open_store(server.tcp_url.replace("redis://", "redis://ampd:p%40ss@"), "n")
+        watcher = await open_store(server.tcp_url.replace("redis://", "redis://watcher:w%40tch@"), "n")
+        coordinator = CoordinatorView("c1", Slo(1.0, 0.1))
+        await store.publish_worker(make.view("d1"), 60)
+        await store.publish_coordinator(coordinator, 60)
+        overview = await watcher.overview()
+        assert [heard.view for heard in overview.workers] == [make.view("d1")]
+        assert [heard.view for heard in overview.coordinators] == [coordinator]
+        with pytest.raises(StateUnavailableError):
+            await watcher.publish_coordinator(coordinator, 60)
+        await store.remove_coordinator("c1")
+        assert (await watcher.overview()).coordinators == []
+        for one in (store, watcher):
+            await one.close()
 
     async def test_credentials_come_from_the_url(self, server: EmbeddedRedis, make: Any) -> None:
         url = server.tcp_url.replace("redis://", "redis://ampd:p%40ss@")

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.memory import MemoryStore
-from ampd.state.store import Binding, RoleAssigned, RouteWrite, StateEvent, StateStore, TaskQueued, WorkerUpdated
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.state.store import (
+    Binding,
+    Heard,
+    RoleAssigned,
+    RouteWrite,
+    StateEvent,
+    StateStore,
+    TaskQueued,
+    WorkerUpdated,
+)
+from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
 
 workers = st.sampled_from(["d1", "d2", "p1"])
 sessions = st.sampled_from(["s1", "s 2"])
@@ -33,6 +42,7 @@ calls = st.lists(
         st.tuples(st.just("repin"), sessions, workers, epochs, workers),
         st.tuples(st.just("end"), sessions),
         st.tuples(st.sampled_from(["lead", "resign"]), leaders),
+        st.tuples(st.sampled_from(["coordinates", "leaves"]), leaders, tokens),
         st.tuples(st.just("assign"), leaders, workers, st.sampled_from(Role)),
     ),
     max_size=30,
@@ -55,6 +65,8 @@ async def compare(server: EmbeddedRedis, calls: list[tuple[Any, ...]]) -> None:
         assert answers[0] == answers[1], call
         pictures = [sorted(map(timeless, await twin.snapshot())) for twin in twins]
         assert pictures[0] == pictures[1], call
+        coordinators = [sorted(map(said, (await twin.overview()).coordinators)) for twin in twins]
+        assert coordinators[0] == coordinators[1], call
     for twin in twins:
         await twin.end_session("the end")
     seen = [[described(event) async for event in until_the_end(watcher)] for watcher in watchers]
@@ -88,6 +100,12 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
             return lead.leads, lead.assigned_ago_s is None
         case "resign", holder:
             await store.resign(holder)
+        case "coordinates", coordinator_id, rounds:
+            await store.publish_coordinator(
+                CoordinatorView(coordinator_id, Slo(1.0, 0.1), rounds_in_progress=rounds), 60
+            )
+        case "leaves", coordinator_id, _:
+            await store.remove_coordinator(coordinator_id)
         case "assign", holder, worker_id, role:
             return await store.assign_role(holder, RoleAssigned(worker_id, role, "", "test"), 60)
     return None
@@ -101,6 +119,10 @@ def timeless(view: WorkerView) -> tuple[Any, ...]:
     # several tasks entered within a millisecond have no order in Redis
     queue = sorted((task.task_id, task.session_missed) for task in view.queue)
     return view.worker_id, queue, sorted(view.held_tokens.items())
+
+
+def said(heard: Heard[CoordinatorView]) -> tuple[str, int]:
+    return heard.view.coordinator_id, heard.view.rounds_in_progress
 
 
 def described(event: StateEvent) -> Any:

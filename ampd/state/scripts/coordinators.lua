@@ -1,0 +1,12 @@
+-- What the live coordinators say of themselves. Read only.
+-- KEYS: coordinators   ARGV: key prefix
+-- Returns {now ms, view, ...}.
+local time = redis.call('TIME')
+local answer = {string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local view = redis.call('GET', ARGV[1] .. 'coordinator:' .. id)
+  if view then
+    answer[#answer + 1] = view
+  end
+end
+return answer
