@@ -1,0 +1,6 @@
+# Puts the password's digest into the ACL, so that the password itself is in no file and on no command line.
+set -eu
+umask 077
+digest=$(printf %s "$REDIS_PASSWORD" | sha256sum | cut -d ' ' -f 1)
+sed "s/@PASSWORD_SHA256@/$digest/" /etc/redis/users.acl > /run/redis/users.acl
+exec redis-server /etc/redis/redis.conf --aclfile /run/redis/users.acl
