@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from ampd.settings import Settings
@@ -32,6 +34,11 @@ class GraphSettings(Settings):
     )
     lease_s: float = Field(
         5.0, gt=0, description="Seconds for which a worker counts as alive after its last heartbeat."
+    )
+    log_rounds: Literal["none", "end", "steps"] = Field(
+        "end",
+        description="What is logged of a round at INFO: nothing, one line of the coordinator at its end, or every step "
+        "in every process; the rest at DEBUG. What goes wrong is always logged.",
     )
     window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ampd.cli import guarded
 from ampd.errors import UserError
+from ampd.logs import configure_logging
 from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
@@ -44,9 +45,8 @@ def _run(argv: list[str]) -> int:
 
     import uvloop
     from dynamo.runtime import dynamo_worker
-    from dynamo.runtime.logging import configure_dynamo_logging
 
-    configure_dynamo_logging()
+    configure_logging()
 
     @dynamo_worker()  # type: ignore[untyped-decorator]
     async def serve(runtime: Any) -> None:

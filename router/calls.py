@@ -8,18 +8,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ampd.tracing import TracedContext, context_for_call
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
 from router.errors import WorkerLostError, WorkerRefusedError
 from router.outputs import Chunk
 
+_CALLER = "coordinator"
 
-class CallContext(Protocol):
+
+class CallContext(TracedContext, Protocol):
     """The part of Dynamo's `Context` that is used here."""
 
-    def id(self) -> str: ...
     def is_stopped(self) -> bool: ...
     def stop_generating(self) -> None: ...
-    def detached(self, id: str) -> CallContext: ...
     def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
 
 
@@ -62,7 +63,7 @@ class DynamoCalls:
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         try:
             async with asyncio.timeout(timeout_s):
-                async for reply in await _start(self._kv, worker_id, request, None):
+                async for reply in await _start(self._kv, worker_id, request, context_for_call(_CALLER)):
                     answer: Any = reply
                     return answer  # type: ignore[no-any-return]
         except TimeoutError:

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from dynamo.llm import HttpError
 
+from ampd import tracing
+from ampd.logs import RoundLog, say
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
 from ampd.policies.pools import StaticPools
@@ -21,15 +24,18 @@ from router.calls import CallContext, WorkerCalls
 from router.errors import RequestError
 from router.guard import StreamGuard
 from router.outputs import Chunk, merged_usage
-from router.placement import Placer
+from router.placement import PlacementCounters, Placer
 from router.pools import PoolsKeeper
 from router.request import Round, parse_round
+from router.round_log import end_logger
 from router.rounds import RoundRun, Services, release_session
 from router.served import Observer
 from router.sessions import SessionMemory
 from router.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
+
+_SERVER_ERROR = 500
 
 
 class Coordinator:
@@ -40,6 +46,9 @@ class Coordinator:
     Args:
         pools: changes the workers' roles, if this replica leads; None or the static one: they never change.
         observers: are told of each round at its end.
+
+    Attributes:
+        failures: requests that ended with an error, by HTTP status.
     """
 
     def __init__(
@@ -56,7 +65,9 @@ class Coordinator:
         observers: tuple[Observer, ...] = (),
     ) -> None:
         rng = rng or random.Random()
+        self.failures: Counter[int] = Counter()
         self._slo = settings.slo
+        self._round_log = RoundLog(settings.log_rounds)
         self._view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
         self._guard = StreamGuard(self._view, patience_s=settings.lease_s, clock=clock)
         self._background: set[asyncio.Task[None]] = set()
@@ -85,7 +96,8 @@ class Coordinator:
             retries=settings.retries,
             page_size=settings.kv_block_size,
             call_timeout_s=settings.call_timeout_s,
-            observers=observers,
+            observers=(end_logger(self._round_log), *observers),
+            round_log=self._round_log,
         )
         self._pools: PoolsKeeper | None = None
         if pools is not None and not isinstance(pools, StaticPools):
@@ -97,6 +109,21 @@ class Coordinator:
     def view(self) -> ClusterView:
         """The workers as this replica knows them."""
         return self._view
+
+    @property
+    def running(self) -> int:
+        """Rounds in progress here."""
+        return self._running
+
+    @property
+    def placements(self) -> PlacementCounters:
+        """What became of sessions here."""
+        return self._services.placer.counters
+
+    @property
+    def pools(self) -> PoolsKeeper | None:
+        """What changes the workers' roles, if anything does."""
+        return self._pools
 
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""
@@ -125,21 +152,29 @@ class Coordinator:
         Raises:
             HttpError: with the status that the client gets.
         """
+        trace = tracing.begin(context)
         self._running += 1
         self._idle.clear()
         try:
             one = parse_round(request, self._slo)
+            trace = trace.of_session(one.session_id)
             if one.max_tokens == 0 and one.is_final:
                 yield await self._end(one)
                 return
-            async with aclosing(RoundRun(one, context, self._services).serve()) as chunks:
+            async with aclosing(trace.follow(RoundRun(one, context, self._services).serve())) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except RequestError as error:
-            raise HttpError(error.status, str(error)) from None
+            self.failures[error.status] += 1
+            trace.enter()
+            level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.step_level
+            say(log, level, "round refused", status=error.status, error=str(error))
+            raise HttpError(error.status, trace.quoted(str(error))) from None
         except Exception as error:
+            trace.enter()
+            self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            raise HttpError(500, f"the coordinator failed: {error!r}") from None
+            raise HttpError(500, trace.quoted(f"the coordinator failed: {error!r}")) from None
         finally:
             self._running -= 1
             if not self._running:

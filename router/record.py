@@ -14,6 +14,7 @@ class DecisionRecord:
     """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
 
     Attributes:
+        request_id, trace_id: by which the round is found in the logs of all processes; None: Dynamo carries no traces.
         route, reason, policy: where the increment was prefilled, and which rule of which policy said so.
         hist_tokens, incr_tokens: how the decision split the prompt.
         estimates: the routes that were compared.
@@ -28,6 +29,8 @@ class DecisionRecord:
 
     session_id: str
     policy: str
+    request_id: str = ""
+    trace_id: str | None = None
     route: str = ""
     reason: str = ""
     decode_worker: str = ""

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ampd import tracing
+from ampd.logs import RoundLog
 from ampd.page_keys import page_keys
 from ampd.state.store import HeldChanged, StateUnavailableError
 from ampd.types import Route, WorkerView
@@ -18,7 +20,8 @@ from router.outputs import REPORT_KEY, Chunk, continued_request, ends_at_prefill
 from router.placement import Ask, Placement, Placer
 from router.record import DecisionRecord
 from router.request import Round
-from router.served import Observer, ServedRound
+from router.round_log import log_placed
+from router.served import Observer, ServedRound, tell
 from router.sessions import Overlap, SessionMemory, pack_tokens
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class Services:
         page_size: tokens per KV page of the workers.
         spawn: starts work that outlives the round.
         observers: are told of each round at its end.
+        round_log: what is logged of rounds that go well.
     """
 
     placer: Placer
@@ -49,6 +53,7 @@ class Services:
     page_size: int
     call_timeout_s: float
     observers: tuple[Observer, ...] = ()
+    round_log: RoundLog = RoundLog.END
 
 
 class RoundRun:
@@ -63,7 +68,13 @@ class RoundRun:
         self._links = LinkedContexts(context)
         self._prompt = pack_tokens(one.token_ids)
         self._overlap = services.sessions.overlap(one.session_id, self._prompt) if one.is_named else Overlap()
-        self._record = DecisionRecord(session_id=one.session_id, policy=services.policy)
+        trace = tracing.current()
+        self._record = DecisionRecord(
+            session_id=one.session_id,
+            policy=services.policy,
+            request_id=trace.request_id if trace else context.id(),
+            trace_id=trace.trace_id if trace else None,
+        )
         self._record.rewritten = self._overlap.is_rewritten
         self._placement: Placement | None = None
         self._entered: Placement | None = None
@@ -129,6 +140,7 @@ class RoundRun:
         self._record.decided(
             placement.decision, placement.binding.worker_id, placement.binding.epoch, task.hist_tokens, task.incr_tokens
         )
+        log_placed(self._services.round_log, self._record, one.slo)
         return placement
 
     async def _history_at(self, decode: WorkerView) -> int:
@@ -400,8 +412,7 @@ class RoundRun:
             context = self._prompt + pack_tokens(self._emitted)
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             self._services.sessions.remember(placement.binding, context, missed=missed)
-        for observe in self._services.observers:
-            observe(served)
+        tell(self._services.observers, served)
 
     def _served(self) -> ServedRound:
         """The round as far as it came."""
@@ -415,6 +426,8 @@ class RoundRun:
             ttft_s=ttft_s,
             itl_s=itl_s,
             output_tokens=len(self._emitted),
+            was_left=self._context.is_stopped(),
+            lasted_s=self._clock() - self._arrival_s,
         )
 
     async def _release(self, placement: Placement) -> None:

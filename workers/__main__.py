@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ampd.cli import guarded
+from ampd.logs import configure_logging
 from ampd.settings import parse_settings
 from workers.settings import PROG, chosen_engine
 
@@ -30,11 +31,10 @@ def _run(arguments: list[str]) -> int:
     # Only now: --help and mistakes should not wait for these.
     import uvloop
     from dynamo.runtime import DistributedRuntime, dynamo_worker
-    from dynamo.runtime.logging import configure_dynamo_logging
 
     from workers.component import serve_worker
 
-    configure_dynamo_logging()
+    configure_logging()
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     async def worker(runtime: DistributedRuntime) -> None:

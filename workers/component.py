@@ -14,7 +14,9 @@ from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discove
 from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
+from ampd import tracing
 from ampd.errors import RunError
+from ampd.logs import RoundLog
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateUnavailableError
@@ -28,6 +30,7 @@ from workers.peers import DynamoPeers
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.role import WorkerRole, hear_roles
+from workers.round_log import RoundSteps
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
 from workers.settings import WorkerSettings
@@ -135,7 +138,9 @@ class Worker:
 
     def _guarded(self, rounds: Callable[[Any], AsyncGenerator[dict[str, Any], None]]) -> Handler:
         async def handle(request: Any, context: Context) -> AsyncIterator[dict[str, Any]]:
+            trace = tracing.proceed(context)
             try:
+                # It works in a task of its own, which begins in this first step.
                 async for chunk in until_stopped(rounds(request), context):
                     yield chunk
             except EngineLostError as error:
@@ -144,15 +149,18 @@ class Worker:
             except EngineError as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError) as error:
+                trace.enter()
                 _LOG.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker cannot read the request: {error!r}")) from None
             except Exception as error:
+                trace.enter()
                 _LOG.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker failed: {error!r}")) from None
 
         return handle
 
-    async def _kv(self, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ARG002
+    async def _kv(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        tracing.proceed(context)
         try:
             yield await self._rounds.kv(request)
         except Exception as error:
@@ -241,11 +249,20 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         settings.prefetch,
         on_change=publisher.changed,
     )
-    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client()), publisher.held)
+    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), publisher.held)
     sessions = SessionKeeper(engine.kv, settings.session_ttl_s)
     sweeper = asyncio.create_task(sessions.run(), name="session-sweeper")
     stack.callback(sweeper.cancel)
     rounds = Rounds(
-        worker_id, engine, queue, sessions, publisher, ttft, itl, settings.kv_timeout_s, slicing=(slicing, model)
+        worker_id,
+        engine,
+        queue,
+        sessions,
+        publisher,
+        ttft,
+        itl,
+        settings.kv_timeout_s,
+        slicing=(slicing, model),
+        steps=RoundSteps(RoundLog(settings.log_rounds)),
     )
     return Worker(runtime, settings, engine, rounds, publisher, endpoints)

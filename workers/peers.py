@@ -7,6 +7,7 @@ from typing import cast
 
 from dynamo.runtime import Client, Context
 
+from ampd import tracing
 from ampd.wire import KvReply, KvRequest
 
 
@@ -15,14 +16,16 @@ class DynamoPeers:
 
     Args:
         client: a client of the workers' KV endpoint.
+        worker_id: of this worker, for the others' logs.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, worker_id: str) -> None:
         self._client = client
+        self._worker_id = worker_id
 
     async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         """One call; raises `TimeoutError` or `ConnectionError`."""
-        context = Context()
+        context = tracing.context_for_call(self._worker_id) or Context()
         try:
             async with asyncio.timeout(timeout_s):
                 replies = await self._client.direct(request, int(worker_id, 16), annotated=False, context=context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
@@ -21,6 +21,7 @@ from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
+from workers.round_log import RoundSteps
 from workers.sessions import SessionKeeper
 from workers.slices import Sliced, Slicer
 
@@ -54,6 +55,7 @@ class Rounds:
         worker_id: this worker, so that it never reads from itself.
         slicing: how a prefill shares the worker with the decode batch and those that wait, and the model that it
             predicts with; None: it runs whole.
+        steps: logs the steps of rounds.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Rounds:
         kv_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         slicing: tuple[SlicingPolicy, PerformanceModel] | None = None,
+        steps: RoundSteps | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
@@ -80,6 +83,7 @@ class Rounds:
         self._clock = clock
         self._decoding = DecodingRounds(clock)
         self._slicer = Slicer(*slicing, engine, self._decoding, clock) if slicing else None
+        self._steps = steps or RoundSteps()
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,10 +102,10 @@ class Rounds:
         task, progress = self._begin(request)
         source = self._peer(request["source_worker_id"])
         try:
-            with self._queue.place(task, fetches=source is not None) as place:
+            with self._place(task, source) as place:
                 async with self._sessions.round(task.session_id):
-                    await place.picked()
-                    await self._fetch(progress, request["token_ids"], source)
+                    await self._picked(place, task)
+                    await self._fetch(progress, request["token_ids"], source, "history")
                     await place.slot()
                     progress.started_s = self._clock()
                     await self._slices(request, task, progress, place)
@@ -125,15 +129,19 @@ class Rounds:
 
     async def kv(self, request: KvRequest) -> KvReply:
         """Answer a call of another worker, or of a coordinator."""
+        reply: KvReply
         if request["op"] == "release_session":
-            return {"released_tokens": await self._sessions.release(request["session_id"])}
-        return await self._engine.kv.serve(request)
+            reply = {"released_tokens": await self._sessions.release(request["session_id"])}
+        else:
+            reply = await self._engine.kv.serve(request)
+        self._steps.served(request, reply)
+        return reply
 
     # -- the two kinds of rounds
 
     async def _local(self, request: GenerateRequest, task: PrefillTask, progress: _Progress) -> Chunks:
-        with self._queue.place(task, fetches=False) as place:
-            await place.picked()
+        with self._place(task, None) as place:
+            await self._picked(place, task)
             await place.slot()
             progress.started_s = self._clock()
             await self._slices(request, task, progress, place)
@@ -142,7 +150,7 @@ class Rounds:
                     yield chunk
 
     async def _decode(self, request: GenerateRequest, task: PrefillTask, progress: _Progress, source: str) -> Chunks:
-        await self._fetch(progress, request["token_ids"], source)
+        await self._fetch(progress, request["token_ids"], source, "increment")
         progress.started_s = self._clock()
         if len(request["token_ids"]) >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
@@ -181,6 +189,7 @@ class Rounds:
                     progress.cached_tokens = output.cached_tokens
                     last = chunk
         if last is not None:
+            self._steps.decoded(last, self._clock() - progress.started_s)
             yield await self._with_report(last, progress)
 
     async def _first_token(self, request: PrefillRequest, progress: _Progress) -> Chunk:
@@ -219,11 +228,20 @@ class Rounds:
         self._publisher.changed()
         await self._engine.kv.discard(progress.rid)
 
-    async def _fetch(self, progress: _Progress, token_ids: list[int], source: str | None) -> None:
+    def _place(self, task: PrefillTask, source: str | None) -> AbstractContextManager[QueuePlace]:
+        self._steps.queued(task, source, len(self._queue), self._clock())
+        return self._queue.place(task, fetches=source is not None)
+
+    async def _picked(self, place: QueuePlace, task: PrefillTask) -> None:
+        await place.picked()
+        self._steps.picked(task, self._clock())
+
+    async def _fetch(self, progress: _Progress, token_ids: list[int], source: str | None, part: str) -> None:
         if source:
             progress.fetched = await self._engine.kv.fetch(
                 progress.rid, progress.session_id, token_ids, source, self._kv_timeout_s
             )
+            self._steps.read(source, part, progress.fetched)
 
     async def _slices(
         self, request: PrefillRequest | GenerateRequest, task: PrefillTask, progress: _Progress, place: QueuePlace
@@ -238,6 +256,7 @@ class Rounds:
     def _saw_first_token(self, task: PrefillTask, progress: _Progress) -> None:
         now_s = self._clock()
         progress.prefill_s = now_s - progress.started_s
+        self._steps.prefilled(task, progress.prefill_s)
         self._ttft.add(now_s - task.arrival_s, now_s)
         self._publisher.changed()
 

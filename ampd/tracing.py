@@ -1,0 +1,139 @@
+"""Whose round is being worked on: ids that every log line, every call and every answer of a round carry.
+
+Dynamo's contexts bring the ids along: the trace by themselves (with `DYN_LOGGING_JSONL=1` only), what the coordinator
+knows besides as metadata. In a process they are kept in a context variable, which tasks inherit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+REQUEST_ID = "ampd-request-id"
+SESSION_ID = "ampd-session-id"
+CALLER = "ampd-caller"
+"""Keys of the metadata that travels with calls."""
+
+
+class TracedContext(Protocol):
+    """The part of Dynamo's `Context` that carries ids."""
+
+    def id(self) -> str: ...
+    def detached(self, id: str) -> Self: ...
+    def trace_headers(self) -> dict[str, str] | None: ...
+    @property
+    def trace_id(self) -> str | None: ...
+    @property
+    def metadata(self) -> MutableMapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The ids of one round, under Dynamo's names.
+
+    Attributes:
+        request_id: Dynamo's id of the client's request; the answer's id ends with it.
+        trace_id: of the client's `traceparent`, or made by the frontend; None: Dynamo carries no traces here.
+        x_request_id: the client's header of that name; None: none came.
+        session_id: None before the request has been read.
+        caller: who asked for this work, if it is not the round's coordinator.
+        context: of the call that is being served; calls on its behalf descend from it.
+    """
+
+    request_id: str
+    trace_id: str | None = None
+    x_request_id: str | None = None
+    session_id: str | None = None
+    caller: str | None = None
+    context: Any = field(default=None, repr=False, compare=False)
+
+    def fields(self) -> dict[str, str]:
+        """The ids that are known, as fields of a log line."""
+        named = {
+            "trace_id": self.trace_id,
+            "request_id": self.request_id,
+            "x_request_id": self.x_request_id,
+            "session_id": self.session_id,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def enter(self) -> None:
+        """What the running task does from now on is done for this round."""
+        _CURRENT.set(self)
+
+    def of_session(self, session_id: str) -> Trace:
+        """The same round, entered, once it is known whose it is; calls carry that too."""
+        self.context.metadata[SESSION_ID] = session_id
+        named = replace(self, session_id=session_id)
+        named.enter()
+        return named
+
+    async def follow(self, source: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
+        """The items of `source`, each made for this round.
+
+        Dynamo runs every step of a handler in a task of its own, where nothing of the last step is set any more.
+        """
+        try:
+            while True:
+                self.enter()
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self.enter()
+            await source.aclose()
+
+    def quoted(self, message: str) -> str:
+        """An error message with the ids by which its round is found in the logs."""
+        ids = {name: value for name, value in self.fields().items() if name != "session_id"}
+        return f"{message} ({', '.join(f'{name} {value}' for name, value in ids.items())})"
+
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("ampd_trace", default=None)
+
+
+def current() -> Trace | None:
+    """The round that the running task works for; None: it works for all of them."""
+    return _CURRENT.get()
+
+
+def begin(context: TracedContext) -> Trace:
+    """A client's request has come in: enter it, and name it to everybody who is called for it."""
+    context.metadata[REQUEST_ID] = context.id()
+    for key in (SESSION_ID, CALLER):
+        # Not `pop`: without a value of its own for the default, Dynamo's raises KeyError.
+        if key in context.metadata:
+            del context.metadata[key]
+    return proceed(context)
+
+
+def proceed(context: TracedContext) -> Trace:
+    """A call of another component has come in: enter the round that it is made for."""
+    metadata = context.metadata
+    trace = Trace(
+        request_id=metadata.get(REQUEST_ID) or context.id(),
+        trace_id=context.trace_id,
+        x_request_id=(context.trace_headers() or {}).get("x-request-id"),
+        session_id=metadata.get(SESSION_ID),
+        caller=metadata.get(CALLER),
+        context=context,
+    )
+    trace.enter()
+    return trace
+
+
+def context_for_call(caller: str) -> Any | None:
+    """A Dynamo context for a call on behalf of the current round, to be ended on its own; None outside of a round."""
+    trace = _CURRENT.get()
+    if trace is None or trace.context is None:
+        return None
+    context = trace.context.detached(uuid.uuid4().hex)
+    context.metadata[CALLER] = caller
+    return context

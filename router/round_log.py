@@ -1,0 +1,68 @@
+"""What the coordinator logs of a round: where it was placed, how it ended."""
+
+from __future__ import annotations
+
+import logging
+
+from ampd.logs import RoundLog, say
+from ampd.types import Slo
+from router.record import DecisionRecord
+from router.served import Observer, ServedRound
+
+log = logging.getLogger(__name__)
+
+
+def log_placed(wanted: RoundLog, record: DecisionRecord, slo: Slo) -> None:
+    """A decision, with the estimates that it rests on; a round whose worker is lost is placed again."""
+    say(
+        log,
+        wanted.step_level,
+        "round placed",
+        route=record.route,
+        reason=record.reason,
+        policy=record.policy,
+        decode_worker=record.decode_worker,
+        prefill_worker=record.prefill_worker,
+        epoch=record.epoch,
+        hist_tokens=record.hist_tokens,
+        incr_tokens=record.incr_tokens,
+        rewritten=record.rewritten,
+        ttft_target_s=slo.ttft_s,
+        itl_target_s=slo.itl_s,
+        retries=record.retries,
+        estimates=record.estimates,
+    )
+
+
+def end_logger(wanted: RoundLog) -> Observer:
+    """An observer that logs one line at the end of each round."""
+
+    def log_end(served: ServedRound) -> None:
+        record = served.record
+        say(
+            log,
+            wanted.end_level,
+            "round finished" if served.is_complete else "round broken off",
+            route=record.route,
+            reason=record.reason,
+            decode_worker=record.decode_worker,
+            prefill_worker=record.prefill_worker,
+            is_initial=served.is_initial,
+            hist_tokens=record.hist_tokens,
+            incr_tokens=record.incr_tokens,
+            cached_tokens=record.cached_tokens,
+            output_tokens=served.output_tokens,
+            ttft_s=served.ttft_s,
+            ttft_met=served.ttft_met,
+            itl_s=served.itl_s,
+            itl_met=served.itl_met,
+            queued_s=record.queued_s,
+            prefill_s=record.prefill_s,
+            kv_read_bytes_history=record.kv_read_bytes_history,
+            kv_read_s_history=record.kv_read_s_history,
+            kv_read_bytes_increment=record.kv_read_bytes_increment,
+            kv_read_s_increment=record.kv_read_s_increment,
+            retries=record.retries,
+        )
+
+    return log_end

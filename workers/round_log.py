@@ -1,0 +1,89 @@
+"""What a worker logs of a round's steps: its place in the queue, its reads of KV, its prefill and its decode."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ampd import tracing
+from ampd.logs import RoundLog, say
+from ampd.types import PrefillTask
+from ampd.wire import KvReply, KvRequest
+from workers.kv.exchange import KvFetch
+
+log = logging.getLogger(__name__)
+
+
+class RoundSteps:
+    """The lines of one worker. Ids come from the round that is being served.
+
+    Args:
+        wanted: whether the steps of rounds are logged, or only what went wrong.
+    """
+
+    def __init__(self, wanted: RoundLog = RoundLog.END) -> None:
+        self._level = wanted.step_level
+
+    def queued(self, task: PrefillTask, source: str | None, queue_length: int, now_s: float) -> None:
+        """A prefill has entered the queue, in which there are `queue_length` others."""
+        say(
+            log,
+            self._level,
+            "prefill queued",
+            task_id=task.task_id,
+            hist_tokens=task.hist_tokens,
+            incr_tokens=task.incr_tokens,
+            waited_s=now_s - task.arrival_s,
+            ttft_target_s=task.slo.ttft_s,
+            queue_length=queue_length,
+            kv_source=source,
+        )
+
+    def picked(self, task: PrefillTask, now_s: float) -> None:
+        """The ordering policy has chosen it; `waited_s` counts from the round's arrival at the coordinator."""
+        say(log, self._level, "prefill picked", task_id=task.task_id, waited_s=now_s - task.arrival_s)
+
+    def read(self, source: str, part: str, fetched: KvFetch) -> None:
+        """KV came from another worker, or did not: then it is computed again here. `part`: history or increment."""
+        say(
+            log,
+            logging.WARNING if fetched.error else self._level,
+            "KV read failed" if fetched.error else "KV read",
+            kv_source=source,
+            part=part,
+            tokens=fetched.tokens,
+            bytes=fetched.bytes,
+            seconds=fetched.seconds,
+            error=fetched.error,
+        )
+
+    def prefilled(self, task: PrefillTask, prefill_s: float) -> None:
+        """The first token has come out."""
+        say(log, self._level, "prefill done", task_id=task.task_id, prefill_s=prefill_s)
+
+    def decoded(self, last: dict[str, Any], engine_s: float) -> None:
+        """The engine has ended the round, with this chunk; `engine_s`: since it got the round, a prefill included."""
+        tokens = last["completion_usage"]["completion_tokens"]
+        say(
+            log,
+            self._level,
+            "decode done",
+            output_tokens=tokens,
+            finish_reason=last["finish_reason"],
+            engine_s=engine_s,
+        )
+
+    def served(self, request: KvRequest, reply: KvReply) -> None:
+        """Another worker, or a coordinator, has been told about KV that is held here."""
+        trace, keys = tracing.current(), request.get("keys")
+        say(
+            log,
+            self._level,
+            f"KV {request.get('op')}",
+            caller=trace.caller if trace else None,
+            asked_pages=None if keys is None else len(keys),
+            held_pages=len(reply["pages"]) if "pages" in reply else reply.get("matched"),
+            lease_id=reply.get("lease_id") or request.get("lease_id"),
+            released_tokens=reply.get("released_tokens"),
+            error=reply.get("error"),
+        )
