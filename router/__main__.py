@@ -12,6 +12,9 @@ from typing import Any
 from ampd.cli import guarded
 from ampd.errors import UserError
 from ampd.logs import configure_logging
+from ampd.metrics import system
+from ampd.metrics.exposition import ProcessCollector, expose
+from ampd.metrics.names import Process
 from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
@@ -42,6 +45,8 @@ def _run(argv: list[str]) -> int:
     routing = registry.create_named("routing", settings.routing, **routing_params)
     pools = registry.create_named("pools", settings.pools)
     model = load_performance_model(settings.perf)
+
+    system.prepare(PROG)
 
     import uvloop
     from dynamo.runtime import dynamo_worker
@@ -108,6 +113,7 @@ async def _serve(
 
     from router.calls import DynamoCalls
     from router.coordinator import Coordinator
+    from router.metrics import CoordinatorReader, RoundRecorder
     from router.presence import Presence
 
     try:
@@ -115,7 +121,8 @@ async def _serve(
     except StateUnavailableError as error:
         raise UserError(f"{PROG}: --state-url: {error}") from None
     calls = await DynamoCalls.connect(runtime, settings.namespace)
-    coordinator = Coordinator(settings, calls, store, binding, routing, model, pools=pools)
+    recorder = RoundRecorder()
+    coordinator = Coordinator(settings, calls, store, binding, routing, model, pools=pools, observers=(recorder,))
     endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
 
     async def drain() -> None:
@@ -131,6 +138,18 @@ async def _serve(
         asyncio.get_running_loop(), runtime, [presence], grace_period_s=settings.grace_s, drain_callback=drain
     )
     await coordinator.start()
+    reader = CoordinatorReader(coordinator, settings, store)
+    metrics = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, asyncio.get_running_loop())
+    expose(
+        metrics,
+        endpoint,
+        namespace=settings.namespace,
+        component=COORDINATOR_COMPONENT,
+        name=COORDINATOR_ENDPOINT,
+        model_name=card.name,
+    )
+    system.say_where(runtime)
+    system.say_ready(runtime, True)
     try:
         await card.register(endpoint)
         log.info(

@@ -65,6 +65,19 @@ class Placement:
     is_new_session: bool = False
 
 
+@dataclass(slots=True)
+class PlacementCounters:
+    """What became of sessions here since the start; for metrics.
+
+    Attributes:
+        bound: sessions that this replica bound to a decode worker.
+        repinned: sessions that it moved to another one, because theirs was lost.
+    """
+
+    bound: int = 0
+    repinned: int = 0
+
+
 class Placer:
     """Binds sessions and routes rounds, from the local view and with one write a round."""
 
@@ -82,6 +95,7 @@ class Placer:
     ) -> None:
         self.view = view
         self.store = store
+        self.counters = PlacementCounters()
         self._binding = binding
         self._routing = routing
         self._model = model
@@ -121,11 +135,17 @@ class Placer:
                 if known is None and not was_alone:
                     continue  # bind again, as the other replicas do without the store
                 alone = known or Binding(ask.session_id, decode.worker_id, 0)
-                return Placement(alone, decode, decision, task, is_shared=False, is_new_session=known is None)
+                return self._placed(Placement(alone, decode, decision, task, False, is_new_session=known is None))
             if outcome.accepted:
-                return Placement(outcome.binding, decode, decision, task, is_shared=True, is_new_session=known is None)
+                return self._placed(
+                    Placement(outcome.binding, decode, decision, task, True, is_new_session=known is None)
+                )
             known = outcome.binding
         raise RequestError(503, f"session {ask.session_id!r} is being moved between workers; try again")
+
+    def _placed(self, placement: Placement) -> Placement:
+        self.counters.bound += placement.is_new_session
+        return placement
 
     # -- the decode worker
 
@@ -167,12 +187,15 @@ class Placer:
     async def _repin(self, known: Binding, worker_id: str) -> Binding:
         moved = Binding(known.session_id, worker_id, known.epoch + 1)
         if not self._store_answers():
+            self.counters.repinned += 1
             return moved
         try:
             outcome = await self.store.repin(known, worker_id, self._session_ttl_s)
         except StateUnavailableError as error:
             self._lost_store(error)
+            self.counters.repinned += 1
             return moved
+        self.counters.repinned += outcome.accepted
         return outcome.binding
 
     def _check_fits(self, ask: Ask, decode: WorkerView) -> None:

@@ -12,6 +12,7 @@ import logging
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,9 @@ class PoolsKeeper:
         slo: the default targets of a round.
         interval_s: seconds between two questions to the policy.
         lease_s: a leader that falls silent is replaced after it; longer than the interval.
+
+    Attributes:
+        assignments: how often a role was assigned, by role and reason.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class PoolsKeeper:
         self._lease_s = max(lease_s, 3 * interval_s)
         self._rng = rng
         self._clock = clock
+        self.assignments: Counter[tuple[Role, str]] = Counter()
         self._holder = uuid.uuid4().hex
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
@@ -150,6 +155,7 @@ class PoolsKeeper:
             # The lease ran out meanwhile, and another may lead by now.
             self._follow()
             return False
+        self.assignments[change.role, change.reason] += 1
         self._assigned[change.worker_id] = _Assigned(change.role, change.lane, self._clock() + ttl_s)
         log.info(
             "worker %s: %s -> %s (%s)",

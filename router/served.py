@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ampd.metrics import names
 from ampd.types import Slo
 from router.record import DecisionRecord
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +21,11 @@ class ServedRound:
         record: its decision record, as the client may ask for it.
         is_initial: its session was bound by this round.
         is_complete: it ended by itself: neither the client left nor a worker was lost for good.
+        was_left: the client ended it, which is also how the frontend ends a round at a stop string.
         ttft_s: from its arrival to its first token; None: it had none.
         itl_s: mean gap of its first choice; None: it had fewer than two tokens.
         output_tokens: of its first choice.
+        lasted_s: from its arrival to its end.
     """
 
     record: DecisionRecord
@@ -29,6 +35,8 @@ class ServedRound:
     ttft_s: float | None
     itl_s: float | None
     output_tokens: int
+    was_left: bool
+    lasted_s: float
 
     @property
     def ttft_met(self) -> bool:
@@ -40,6 +48,27 @@ class ServedRound:
         """Whether the mean gap was within its target; a single token has none."""
         return self.itl_s is None or self.itl_s <= self.slo.itl_s
 
+    @property
+    def outcome(self) -> str:
+        """One of `names.OUTCOMES`: what this round counts as against its targets, as far as it came."""
+        if not self.is_complete and not self.was_left:
+            return names.FAILED
+        in_time = self.ttft_met or (self.ttft_s is None and self.lasted_s <= self.slo.ttft_s)
+        if not in_time:
+            return names.MISSED_TTFT if self.itl_met else names.MISSED_BOTH
+        if self.ttft_s is None and not self.is_complete:
+            return names.ABANDONED
+        return names.MET if self.itl_met else names.MISSED_ITL
+
 
 Observer = Callable[[ServedRound], None]
-"""Must neither wait nor raise: it runs in the round's own task."""
+"""Must not wait: it runs in the round's own task."""
+
+
+def tell(observers: Iterable[Observer], served: ServedRound) -> None:
+    """Tell each observer of a round; what one raises is logged, and concerns neither the round nor the others."""
+    for observe in observers:
+        try:
+            observe(served)
+        except Exception:
+            log.exception("an observer of rounds failed")

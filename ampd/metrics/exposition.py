@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ampd.metrics.names import PREFIX, Kind, Metric
+from ampd.metrics.names import METRICS, PREFIX, Kind, Metric, Process
 from ampd.metrics.values import Counter, Histogram
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ Read = Callable[[], Iterable[Reading]]
 class ProcessCollector:
     """All metrics of one process: what was recorded, and what is read at the moment of the scrape.
 
+    Each metric of the process is named in each scrape, also one that has no value yet.
+
     Dynamo scrapes on a thread of its own, and what is read belongs to the event loop, so it is read there. A loop that
     does not come to it within a second has none of these in that scrape; what was recorded is there all the same.
 
@@ -43,8 +45,14 @@ class ProcessCollector:
     """
 
     def __init__(
-        self, recorded: Sequence[Counter | Histogram], read: Read, loop: asyncio.AbstractEventLoop | None = None
+        self,
+        process: Process,
+        recorded: Sequence[Counter | Histogram],
+        read: Read,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        names = {one.metric.name for one in recorded}
+        self._mirrors = [one for one in METRICS if process in one.processes and one.name not in names]
         self._recorded = recorded
         self._read = read
         self._loop = loop
@@ -58,7 +66,7 @@ class ProcessCollector:
         except Exception as error:
             _LOG.warning("metrics that mirror state are left out of a scrape: %r", error)
             return
-        yield from _mirrored(readings)
+        yield from _mirrored(self._mirrors, readings)
 
 
 def expose(
@@ -136,15 +144,13 @@ def _histogram(histogram: Histogram) -> Family:
     return family
 
 
-def _mirrored(readings: Iterable[Reading]) -> Iterator[Family]:
+def _mirrored(metrics: Iterable[Metric], readings: Iterable[Reading]) -> Iterator[Family]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for metric in metrics:
+        kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        families[metric.name] = kind(metric.family, metric.help, labels=list(metric.labels))
     for reading in readings:
-        metric = reading.metric
-        family = families.get(metric.name)
-        if family is None:
-            kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-            family = families[metric.name] = kind(metric.family, metric.help, labels=list(metric.labels))
-        family.add_metric(list(reading.labels), reading.value)
+        families[reading.metric.name].add_metric(list(reading.labels), reading.value)
     yield from families.values()

@@ -1,0 +1,96 @@
+"""The coordinator's metrics: counted at the end of each round, and read from its state at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ampd.metrics import names
+from ampd.metrics.exposition import Reading
+from ampd.metrics.state import state_readings
+from ampd.metrics.values import Counter, Histogram, Words
+from ampd.state.store import StateStore
+from ampd.types import Role
+from router.served import ServedRound
+
+if TYPE_CHECKING:
+    from router.coordinator import Coordinator
+    from router.settings import CoordinatorSettings
+
+_USUAL_FAILURES = {400: 0, 500: 0, 503: 0}
+"""Known to Prometheus before the first one happens, so that the first one is an increase."""
+
+
+class RoundRecorder:
+    """Counts rounds: an `Observer`."""
+
+    def __init__(self) -> None:
+        self._reasons = Words()
+        self._ttft, self._itl = Histogram(names.TTFT), Histogram(names.ITL)
+        self._rounds, self._routes = Counter(names.ROUNDS), Counter(names.ROUTES)
+        self._retries = Counter(names.ROUND_RETRIES)
+        self._prompt, self._output = Counter(names.PROMPT_TOKENS), Counter(names.OUTPUT_TOKENS)
+
+    @property
+    def recorded(self) -> list[Counter | Histogram]:
+        """All that is counted here."""
+        return [self._ttft, self._itl, self._rounds, self._routes, self._retries, self._prompt, self._output]
+
+    def __call__(self, served: ServedRound) -> None:
+        """Count one round."""
+        record = served.record
+        prefill = names.INITIAL if served.is_initial else names.INCREMENTAL
+        if served.ttft_s is not None:
+            self._ttft.observe(served.ttft_s, prefill, record.route)
+        if served.itl_s is not None:
+            self._itl.observe(served.itl_s)
+        self._rounds.add(1, served.outcome)
+        self._routes.add(1, record.route, self._reasons(record.reason))
+        self._retries.add(record.retries)
+        self._prompt.add(record.hist_tokens, names.HISTORY)
+        self._prompt.add(record.incr_tokens, names.INCREMENT)
+        self._output.add(served.output_tokens)
+
+
+class CoordinatorReader:
+    """Reads what a coordinator and its parts know at the moment."""
+
+    def __init__(self, coordinator: Coordinator, settings: CoordinatorSettings, store: StateStore) -> None:
+        self._coordinator = coordinator
+        self._settings = settings
+        self._store = store
+        self._reasons = Words()
+
+    def __call__(self) -> Iterator[Reading]:
+        """All readings; on the coordinator's event loop."""
+        settings, coordinator = self._settings, self._coordinator
+        yield Reading(names.SLO_TTFT, settings.ttft)
+        yield Reading(names.SLO_ITL, settings.itl)
+        yield Reading(names.COORDINATOR_INFO, 1, (settings.routing, settings.binding, settings.pools))
+        yield Reading(names.ROUNDS_IN_PROGRESS, coordinator.running)
+        for status, count in {**_USUAL_FAILURES, **coordinator.failures}.items():
+            yield Reading(names.ROUND_FAILURES, count, (str(status),))
+        placements = coordinator.placements
+        yield Reading(names.SESSIONS_BOUND, placements.bound)
+        yield Reading(names.SESSIONS_REPINNED, placements.repinned)
+        yield Reading(names.SESSIONS_LOST, placements.repinned, (names.WORKER_LOST,))
+        yield from self._cluster()
+        yield from self._roles()
+        yield from state_readings(self._store, is_available=coordinator.view.connected)
+
+    def _cluster(self) -> Iterator[Reading]:
+        view = self._coordinator.view
+        yield Reading(names.LIVE_WORKERS, len(view.prefill()), (Role.PREFILL,))
+        yield Reading(names.LIVE_WORKERS, len(view.decode()), (Role.DECODE,))
+        yield Reading(names.LEASES_EXPIRED, view.counters.expired_workers)
+        yield Reading(names.STATE_VIEW_AGE, view.age_s())
+        yield Reading(names.STATE_LOSSES, view.counters.losses)
+
+    def _roles(self) -> Iterator[Reading]:
+        pools = self._coordinator.pools
+        yield Reading(names.LEADING, pools is not None and pools.is_leading)
+        assigned = Counter(names.ROLE_ASSIGNMENTS)
+        for (role, reason), count in pools.assignments.items() if pools else ():
+            assigned.add(count, role, self._reasons(reason))
+        for labels, value in assigned.read():
+            yield Reading(names.ROLE_ASSIGNMENTS, value, labels)
