@@ -1,19 +1,31 @@
-"""A tiny random Llama with a tokenizer and a chat template: real engines run on it, and nothing is downloaded."""
+"""A tiny random Llama with a tokenizer and a chat template: real engines run on it, and nothing is downloaded.
+
+`python -m ampd.tiny_model --output FOLDER` makes one, for a pod or a script that wants it at a place of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ampd.cli import guarded
+from ampd.errors import RunError
+from ampd.settings import Settings, parse_settings
+
+PROG = "python -m ampd.tiny_model"
 
 _FORMAT = 1
 """Raised whenever the files change, so that an older cached model is not used."""
@@ -85,6 +97,26 @@ class TinyModel:
     head_dim: int = 64
     vocab_size: int = 768
     max_context_tokens: int = 65536
+
+
+class TinyModelSettings(Settings):
+    """Make the tiny model: a small random Llama that any engine can serve. It is the same wherever it is made."""
+
+    output: Path = Field(description="Folder to make; left alone if a complete model is there.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the model and print its folder."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _make(parse_settings(TinyModelSettings, arguments, PROG)))
+
+
+def _make(settings: TinyModelSettings) -> int:
+    try:
+        print(make_tiny_model(settings.output))
+    except OSError as error:
+        raise RunError(f"{PROG}: --output: {error}") from None
+    return 0
 
 
 def tiny_model_path(sizes: TinyModel | None = None) -> Path:
@@ -221,3 +253,7 @@ def _configs(sizes: TinyModel, tokenizer: Tokenizer) -> dict[str, dict[str, Any]
     }
     generation = {"eos_token_id": [end_of_turn, end_of_text], "pad_token_id": end_of_text}
     return {"config.json": config, "tokenizer_config.json": tokenizer_config, "generation_config.json": generation}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
