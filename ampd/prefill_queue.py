@@ -98,6 +98,9 @@ class PrefillQueue:
         clock: the clock of the tasks' `arrival_s`.
         call_later: the timer of that clock.
         on_change: called after every change of the queue.
+
+    Attributes:
+        postponements: how often a later prefill was picked before an earlier one.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class PrefillQueue:
         self._advancing = False
         self._cancel_wait: Callable[[], None] | None = None
         self._held_since_s: float | None = None
+        self.postponements = 0
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
         """Enter a prefill. `fetches`: it has a history to read first. Its turn may come before this returns."""
@@ -203,6 +207,7 @@ class PrefillQueue:
         members = [self._waiting[position] for position in positions]
         if free <= 0 and not any(entry.fetches for entry in members):
             return False
+        self.postponements += len(pick.postponed)
         for index in pick.postponed:
             late = self._waiting[index]
             late.task = replace(late.task, postponements=late.task.postponements + 1)

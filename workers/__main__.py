@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ampd.cli import guarded
 from ampd.logs import configure_logging
+from ampd.metrics import system
 from ampd.settings import parse_settings
 from workers.settings import PROG, chosen_engine
 
@@ -27,6 +28,8 @@ def _run(arguments: list[str]) -> int:
     from workers.engines import settings_model
 
     settings = parse_settings(settings_model(chosen_engine(arguments)), arguments, PROG)
+
+    system.prepare(PROG)
 
     # Only now: --help and mistakes should not wait for these.
     import uvloop

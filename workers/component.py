@@ -17,6 +17,9 @@ from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 from ampd import tracing
 from ampd.errors import RunError
 from ampd.logs import RoundLog
+from ampd.metrics import system
+from ampd.metrics.exposition import ProcessCollector, expose
+from ampd.metrics.names import Process
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateUnavailableError
@@ -26,6 +29,7 @@ from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOIN
 from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
+from workers.metrics import WorkerReader, WorkerRecorder
 from workers.peers import DynamoPeers
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
@@ -91,11 +95,14 @@ class Worker:
             *(endpoint.serve_endpoint(handlers[name]) for name, endpoint in self._endpoints.items())
         )
         watching = asyncio.create_task(self._watch_engine())
+        # Not after the registration: on Kubernetes only what is ready is discovered.
+        system.say_ready(self._runtime, True)
         try:
             await self._announce(serving)
             ends: set[asyncio.Future[Any]] = {serving, self._lost}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.done():
+                system.say_ready(self._runtime, False)
                 await self._publisher.retire()
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
@@ -249,10 +256,17 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         settings.prefetch,
         on_change=publisher.changed,
     )
-    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), publisher.held)
     sessions = SessionKeeper(engine.kv, settings.session_ttl_s)
+
+    def held(session_id: str, tokens: int) -> None:
+        publisher.held(session_id, tokens)
+        if role.role is Role.DECODE:  # elsewhere it is a copy
+            sessions.held(session_id, tokens)
+
+    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), held)
     sweeper = asyncio.create_task(sessions.run(), name="session-sweeper")
     stack.callback(sweeper.cancel)
+    recorder = WorkerRecorder()
     rounds = Rounds(
         worker_id,
         engine,
@@ -264,5 +278,16 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         settings.kv_timeout_s,
         slicing=(slicing, model),
         steps=RoundSteps(RoundLog(settings.log_rounds)),
+        recorder=recorder,
     )
+    reader = WorkerReader(settings, read_view, engine.kv, model, store, publisher, queue, sessions, role, rounds)
+    expose(
+        ProcessCollector(Process.WORKER, recorder.recorded, reader, asyncio.get_running_loop()),
+        endpoints[GENERATE_ENDPOINT],
+        namespace=settings.namespace,
+        component=COMPONENT,
+        name=GENERATE_ENDPOINT,
+        model_name=settings.model.name,
+    )
+    system.say_where(runtime)
     return Worker(runtime, settings, engine, rounds, publisher, endpoints)

@@ -61,6 +61,11 @@ class Publisher:
         """Whether the last write to the shared state succeeded."""
         return not self._lost
 
+    @property
+    def held_sessions(self) -> int:
+        """Sessions whose KV this worker holds."""
+        return len(self._held)
+
     # -- what the worker says; none of it waits
 
     def changed(self) -> None:

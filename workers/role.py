@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
@@ -17,9 +18,10 @@ _RETRY_S = 1.0
 
 
 class WorkerRole:
-    """Role and lane of this worker, as its next view says them."""
+    """Role and lane of this worker, as its next view says them; `changes` counts the new roles that it took."""
 
     def __init__(self, role: Role) -> None:
+        self.changes: Counter[Role] = Counter()
         self.role = role
         self.lane = ""
 
@@ -30,6 +32,7 @@ class WorkerRole:
         _LOG.info(
             "role: %s -> %s (%s)", _named(self.role, self.lane), _named(assigned.role, assigned.lane), assigned.reason
         )
+        self.changes[assigned.role] += assigned.role is not self.role
         self.role, self.lane = assigned.role, assigned.lane
         return True
 

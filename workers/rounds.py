@@ -19,6 +19,7 @@ from workers.chunks import chunk_of, task_from_wire, usage_of
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
+from workers.metrics import WorkerRecorder
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
 from workers.round_log import RoundSteps
@@ -56,6 +57,7 @@ class Rounds:
         slicing: how a prefill shares the worker with the decode batch and those that wait, and the model that it
             predicts with; None: it runs whole.
         steps: logs the steps of rounds.
+        recorder: counts them.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
         slicing: tuple[SlicingPolicy, PerformanceModel] | None = None,
         steps: RoundSteps | None = None,
+        recorder: WorkerRecorder | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
@@ -84,6 +87,7 @@ class Rounds:
         self._decoding = DecodingRounds(clock)
         self._slicer = Slicer(*slicing, engine, self._decoding, clock) if slicing else None
         self._steps = steps or RoundSteps()
+        self._recorder = recorder or WorkerRecorder()
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -242,6 +246,7 @@ class Rounds:
                 progress.rid, progress.session_id, token_ids, source, self._kv_timeout_s
             )
             self._steps.read(source, part, progress.fetched)
+            self._recorder.read(part, progress.fetched)
 
     async def _slices(
         self, request: PrefillRequest | GenerateRequest, task: PrefillTask, progress: _Progress, place: QueuePlace
@@ -257,6 +262,7 @@ class Rounds:
         now_s = self._clock()
         progress.prefill_s = now_s - progress.started_s
         self._steps.prefilled(task, progress.prefill_s)
+        self._recorder.prefilled(_queued_s(progress), progress.prefill_s, _slices(progress))
         self._ttft.add(now_s - task.arrival_s, now_s)
         self._publisher.changed()
 
@@ -273,7 +279,9 @@ class Rounds:
         before_s = last_s.get(output.index, progress.handed_over_s)
         last_s[output.index] = now_s
         if before_s is not None:
-            self._itl.add((now_s - before_s) / len(output.token_ids), now_s, len(output.token_ids))
+            gap_s, tokens = (now_s - before_s) / len(output.token_ids), len(output.token_ids)
+            self._itl.add(gap_s, now_s, tokens)
+            self._recorder.gap(gap_s, tokens)
             self._publisher.sampled()
 
     async def _with_report(self, chunk: Chunk, progress: _Progress) -> Chunk:
@@ -281,7 +289,7 @@ class Rounds:
         report = RoundReport(
             held_tokens=await self._engine.kv.held_tokens(progress.session_id),
             cached_tokens=progress.cached_tokens,
-            queued_s=max(0.0, progress.started_s - progress.arrived_s - progress.fetched.seconds),
+            queued_s=_queued_s(progress),
             prefill_s=progress.prefill_s,
             kv_read_tokens=progress.fetched.tokens,
             kv_read_bytes=progress.fetched.bytes,
@@ -291,9 +299,8 @@ class Rounds:
         )
         if progress.fetched.error:
             report["kv_read_error"] = progress.fetched.error
-        if progress.sliced and progress.sliced.slices:
-            # The round's own call is the last one.
-            report["slices"] = progress.sliced.slices + 1
+        if (slices := _slices(progress)) > 1:
+            report["slices"] = slices
         return {**chunk, "ampd": report}
 
     def _peer(self, worker_id: str | None) -> str | None:
@@ -311,6 +318,15 @@ class Rounds:
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))
+
+
+def _queued_s(progress: _Progress) -> float:
+    return max(0.0, progress.started_s - progress.arrived_s - progress.fetched.seconds)
+
+
+def _slices(progress: _Progress) -> int:
+    """Calls of the engine for the prefill; the round's own is the last one."""
+    return progress.sliced.slices + 1 if progress.sliced else 1
 
 
 def _cached_tokens(output: EngineOutput, progress: _Progress) -> int:

@@ -24,13 +24,20 @@ class _Use:
 
 
 class SessionKeeper:
-    """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds."""
+    """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds.
+
+    Attributes:
+        expired: sessions that had no round for so long.
+        evicted: sessions that lost their KV between two rounds without being released.
+    """
 
     def __init__(self, kv: KvExchange, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._kv = kv
         self._ttl_s = ttl_s
         self._clock = clock
         self._uses: OrderedDict[str, _Use] = OrderedDict()
+        self.expired = 0
+        self.evicted = 0
 
     @asynccontextmanager
     async def round(self, session_id: str) -> AsyncIterator[None]:
@@ -55,12 +62,19 @@ class SessionKeeper:
             return 0
         return await self._drop(session_id)
 
+    def held(self, session_id: str, tokens: int) -> None:
+        """The KV exchange's word on what it holds of a session; 0: no more."""
+        use = self._uses.get(session_id)
+        if not tokens and use is not None and not use.running:
+            self.evicted += 1
+
     async def release_idle(self) -> list[str]:
         """Release every session that has been idle for longer than the TTL; returns their ids."""
         horizon_s = self._clock() - self._ttl_s
         idle = [name for name, use in self._uses.items() if not use.running and use.last_s <= horizon_s]
         for session_id in idle:
             await self.release(session_id)
+        self.expired += len(idle)
         return idle
 
     async def run(self) -> None:

@@ -45,7 +45,7 @@ def prepare(prog: str, environment: MutableMapping[str, str] | None = None) -> N
             f"{prog}: {PORT_VARIABLE}={port}: not a port that Dynamo takes for metrics and health; use 1 to "
             f"{HIGHEST_PORT}, 0 (any free one) or {OFF} (none)"
         )
-    env[_BY_ENDPOINTS_VARIABLE] = "[]"
+    env.pop(_BY_ENDPOINTS_VARIABLE, None)
 
 
 def say_ready(runtime: Any, is_ready: bool) -> None:

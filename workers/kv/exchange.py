@@ -62,6 +62,11 @@ class KvExchange(Protocol):
         """Unpin all of a session's pages; returns the number of tokens released."""
         ...
 
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens of all pages that are kept for sessions; cheap, no I/O."""
+        ...
+
     def connect(self, peers: KvPeers, on_held: HeldListener) -> None:
         """Give the exchange its way to other workers and its listener, before the first fetch."""
         ...

@@ -1,0 +1,124 @@
+"""A worker's metrics: counted as rounds pass through it, and read from its state at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ampd.errors import UserError
+from ampd.metrics import names
+from ampd.metrics.exposition import Reading
+from ampd.metrics.state import state_readings
+from ampd.metrics.values import Counter, Histogram
+from ampd.perf.model import PerformanceModel
+from ampd.policies.estimates import queued_s
+from ampd.state.store import StateStore
+from ampd.types import Role, WorkerView
+from workers.kv.exchange import KvExchange, KvFetch
+
+if TYPE_CHECKING:
+    from workers.prefill_queue import AsyncPrefillQueue
+    from workers.publisher import Publisher
+    from workers.role import WorkerRole
+    from workers.rounds import Rounds
+    from workers.sessions import SessionKeeper
+    from workers.settings import WorkerSettings
+
+
+class WorkerRecorder:
+    """Counts what rounds do on a worker."""
+
+    def __init__(self) -> None:
+        self._wait, self._prefill = Histogram(names.PREFILL_WAIT), Histogram(names.PREFILL)
+        self._slices = Counter(names.SLICES)
+        self._read_s, self._read_bytes = Histogram(names.KV_READ_SECONDS), Counter(names.KV_READ_BYTES)
+        self._read_tokens, self._failures = Counter(names.KV_READ_TOKENS), Counter(names.KV_READ_FAILURES)
+        self._gap = Histogram(names.TOKEN_GAP)
+
+    @property
+    def recorded(self) -> list[Counter | Histogram]:
+        """All that is counted here."""
+        reads: list[Counter | Histogram] = [self._read_s, self._read_bytes, self._read_tokens, self._failures]
+        return [self._wait, self._prefill, self._slices, *reads, self._gap]
+
+    def read(self, part: str, fetch: KvFetch) -> None:
+        """A read of KV from another worker has ended; one that had nothing to read is none."""
+        if not fetch.tokens and fetch.error is None:
+            return
+        self._read_s.observe(fetch.seconds, part)
+        self._read_bytes.add(fetch.bytes, part)
+        self._read_tokens.add(fetch.tokens, part)
+        self._failures.add(fetch.error is not None, part)
+
+    def prefilled(self, waited_s: float, prefill_s: float, slices: int) -> None:
+        """A prefill has put out its first token."""
+        self._wait.observe(waited_s)
+        self._prefill.observe(prefill_s)
+        self._slices.add(slices)
+
+    def gap(self, seconds: float, tokens: int) -> None:
+        """A round that decodes here has put out `tokens` more, one each `seconds`."""
+        self._gap.observe(seconds, count=tokens)
+
+
+class WorkerReader:
+    """Reads what a worker's parts know at the moment.
+
+    Args:
+        read_view: the worker's view of itself, as it is published.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        read_view: Callable[[], WorkerView],
+        kv: KvExchange,
+        model: PerformanceModel,
+        store: StateStore,
+        publisher: Publisher,
+        queue: AsyncPrefillQueue,
+        sessions: SessionKeeper,
+        role: WorkerRole,
+        rounds: Rounds,
+    ) -> None:
+        self._settings = settings
+        self._read_view = read_view
+        self._kv = kv
+        self._model = model
+        self._store = store
+        self._publisher = publisher
+        self._queue = queue
+        self._sessions = sessions
+        self._role = role
+        self._rounds = rounds
+
+    def __call__(self) -> Iterator[Reading]:
+        """All readings; on the worker's event loop."""
+        view, settings = self._read_view(), self._settings
+        info = (settings.engine, str(view.parallelism.tp), settings.ordering, settings.slicing)
+        yield Reading(names.WORKER_INFO, 1, info)
+        for role in Role:
+            yield Reading(names.WORKER_ROLE, view.role is role, (role,))
+            yield Reading(names.ROLE_CHANGES, self._role.changes[role], (role,))
+        yield Reading(names.WORKER_ROUNDS, self._rounds.running)
+        yield Reading(names.DECODE_BATCH, view.decode_batch)
+        yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
+        yield from self._queued(view)
+        yield from self._memory(view)
+        yield from state_readings(self._store, is_available=self._publisher.available)
+
+    def _queued(self, view: WorkerView) -> Iterator[Reading]:
+        yield Reading(names.QUEUE_TASKS, len(view.queue))
+        yield Reading(names.POSTPONEMENTS, self._queue.postponements)
+        try:
+            yield Reading(names.QUEUE_WAIT, queued_s(view, self._model))
+        except UserError:
+            return  # a parallelism that the performance model lacks
+
+    def _memory(self, view: WorkerView) -> Iterator[Reading]:
+        yield Reading(names.KV_PINNED, self._kv.pinned_tokens)
+        yield Reading(names.KV_USED, view.kv_used_tokens)
+        yield Reading(names.KV_CAPACITY, view.kv_capacity_tokens)
+        yield Reading(names.SESSIONS_HELD, self._publisher.held_sessions)
+        yield Reading(names.SESSIONS_LOST, self._sessions.evicted, (names.EVICTED,))
+        yield Reading(names.SESSIONS_LOST, self._sessions.expired, (names.IDLE,))
