@@ -7,19 +7,31 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from ampd.errors import UserError
+
+PREFIX = "AMPD_"
+DYNAMO_PREFIX = "DYN_"
 
 
 class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
-    A field declared with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers.
+    A field declared with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. One with
+    another alias has it as its flag and, behind `AMPD_`, as its variable.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="AMPD_",
+        env_prefix=PREFIX,
         extra="forbid",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -28,6 +40,30 @@ class Settings(BaseSettings):
         populate_by_name=True,
         frozen=True,
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What was given, then our part of the environment; nothing else is read."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return init_settings, _OwnVariables(settings_cls)
+
+
+class _OwnVariables(EnvSettingsSource):
+    """The environment's `AMPD_*` and `DYN_*`: pydantic looks for aliases without a prefix, and `JSON` is not ours."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls)
+        ours, dynamo = PREFIX.lower(), DYNAMO_PREFIX.lower()
+        own = {name: value for name, value in self.env_vars.items() if name.startswith((ours, dynamo))}
+        aliases = {name.removeprefix(ours): value for name, value in own.items() if name.startswith(ours)}
+        self.env_vars = {name: value for name, value in aliases.items() if not name.startswith(dynamo)} | own
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

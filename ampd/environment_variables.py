@@ -1,0 +1,161 @@
+"""Environment variables that are no flags of ours: whose they are, and what they are for here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One or several variables that belong together.
+
+    Attributes:
+        owner: the software that reads it.
+        text: what it is for, and who sets it.
+        source: where its owner says so.
+    """
+
+    names: tuple[str, ...]
+    owner: str
+    text: str
+    source: str
+
+
+_DYNAMO = "[names](https://github.com/ai-dynamo/dynamo/blob/main/lib/runtime/src/config/environment_names.rs)"
+_DYNAMO_RUNTIME = "[runtime](https://docs.nvidia.com/dynamo/v1.6.0/reference/components/runtime-configuration)"
+_DYNAMO_LOGS = "[observability](https://docs.nvidia.com/dynamo/v1.5.0/reference/observability/environment-variables.md)"
+_NIXL = "[NIXL's UCX backend](https://docs.nvidia.com/nixl/user-guide/backend-selection/ucx)"
+
+ENVIRONMENT: tuple[Variable, ...] = (
+    Variable(
+        ("AMPD_POLICY_MODULES",),
+        "AMPD",
+        "Modules with policies of your own, comma-separated; every process of a graph imports them, the simulator too.",
+        "[policies.md](policies.md)",
+    ),
+    Variable(
+        ("AMPD_SGLANG_ENGINE",),
+        "AMPD",
+        "Set by a worker for the processes of its own engine; without it our SGLang plugin changes nothing.",
+        "`workers/engines/sglang_plugin.py`",
+    ),
+    Variable(
+        ("AMPD_REDIS_PASSWORD",),
+        "manifests",
+        "The password from the Secret `ampd-redis`; the manifests put it into `AMPD_STATE_URL`. No process reads it.",
+        "`k8s/base/graph.yaml`",
+    ),
+    Variable(
+        ("DYN_DISCOVERY_BACKEND",),
+        "Dynamo",
+        "How processes find each other: `file` (set by `ampd serve`), `kubernetes` (in the manifests), `etcd` (the "
+        "default).",
+        _DYNAMO_RUNTIME,
+    ),
+    Variable(("DYN_FILE_KV",), "Dynamo", "Folder of the discovery `file`; set by `ampd serve`.", _DYNAMO_RUNTIME),
+    Variable(
+        ("DYN_REQUEST_PLANE",),
+        "Dynamo",
+        "How requests travel; `tcp`, set by `ampd serve` and in the manifests.",
+        _DYNAMO_RUNTIME,
+    ),
+    Variable(
+        ("DYN_EVENT_PLANE",),
+        "Dynamo",
+        "How Dynamo's events travel; `zmq`, which needs no server. AMPD itself sends none.",
+        _DYNAMO_RUNTIME,
+    ),
+    Variable(
+        ("DYN_SYSTEM_PORT", "DYN_SYSTEM_HOST"),
+        "Dynamo",
+        "Where coordinators and workers answer `/live`, `/health` and `/metrics`: port 9090 in the manifests, at most "
+        "32767; `-1`, the default, opens none.",
+        _DYNAMO,
+    ),
+    Variable(
+        ("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS",),
+        "Dynamo",
+        "Coordinators and workers set it to `[]`, whatever it was: they say themselves whether they can work.",
+        _DYNAMO,
+    ),
+    Variable(
+        ("DYN_NAMESPACE_PREFIX",),
+        "Dynamo",
+        "Namespaces whose models the frontend serves; in the manifests the graph's own.",
+        "`python -m dynamo.frontend --help`",
+    ),
+    Variable(
+        ("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",),
+        "Dynamo",
+        "How long the frontend waits for its requests after SIGTERM; set in the manifests.",
+        _DYNAMO,
+    ),
+    Variable(
+        ("DYN_LOG",),
+        "Dynamo",
+        "Log level, also by target: `info,router=debug,workers=debug`. Ours obey it, too.",
+        _DYNAMO_LOGS,
+    ),
+    Variable(
+        ("DYN_LOGGING_JSONL",),
+        "Dynamo",
+        "`1`: a JSON object a line, with trace ids; set in the manifests.",
+        _DYNAMO_LOGS,
+    ),
+    Variable(
+        ("OTEL_EXPORT_ENABLED",),
+        "Dynamo",
+        "`1` sends logs and traces to an OpenTelemetry collector (`OTEL_EXPORTER_OTLP_ENDPOINT`).",
+        _DYNAMO_LOGS,
+    ),
+    Variable(
+        ("DYN_SGL_ALLOW_TOP_LOGPROBS",),
+        "Dynamo",
+        "`1`: SGLang workers return top log-probabilities, as Dynamo's own; otherwise such a request gets a 400.",
+        "`dynamo/sglang` in the package",
+    ),
+    Variable(
+        ("UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_SCHEME"),
+        "UCX",
+        "Transports and devices that KV may travel on, and how large pieces go; UCX chooses what is not set. The "
+        "component `k8s/components/rdma` sets the first and the last.",
+        _NIXL,
+    ),
+    Variable(
+        ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL"),
+        "UCX, NIXL",
+        "How much the transport logs; SGLang workers set `error` and `WARN` unless they are set already, as in `k8s/base`.",
+        _NIXL,
+    ),
+    Variable(
+        ("SGLANG_PLUGINS",),
+        "SGLang",
+        "Which plugins are loaded, default all; it must not leave `ampd` out, or a worker ends at its start.",
+        "`sglang.srt.plugins`",
+    ),
+    Variable(
+        ("CUDA_VISIBLE_DEVICES",),
+        "CUDA",
+        "`ampd serve` divides these GPUs among its workers; a worker on the CPU hides them.",
+        "[CUDA](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)",
+    ),
+    Variable(
+        ("OMP_NUM_THREADS",),
+        "OpenMP",
+        "`ampd serve` divides the cores among workers without GPU.",
+        "[OpenMP](https://www.openmp.org/spec-html/5.0/openmpse50.html)",
+    ),
+    Variable(
+        ("HF_HUB_OFFLINE",),
+        "Hugging Face",
+        "`1` in every process that `ampd serve` or the manifests start: models are folders, nothing is downloaded.",
+        "[huggingface_hub](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)",
+    ),
+    Variable(
+        ("XDG_CACHE_HOME", "HOME"),
+        "XDG",
+        "Where the tiny model and simulated curves of plans are kept: `$XDG_CACHE_HOME/ampd`, else `~/.cache/ampd`.",
+        "[XDG](https://specifications.freedesktop.org/basedir-spec/latest/)",
+    ),
+)
+"""In the order of the reference."""
