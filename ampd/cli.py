@@ -15,6 +15,7 @@ COMMANDS = {
     "profile": ("ampd.profile_command", "measure an engine and fit its performance model"),
     "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
+    "top": ("ampd.top.command", "watch a running graph: workers, queues, latencies, routes, sessions"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""

@@ -22,8 +22,8 @@ class ServedWindow:
         failed: of these, ended by an error.
         met, met_ttft, met_itl: of these, with both targets met, with the one, with the other.
         output_tokens: of the first choice of each.
-        sessions_bound, sessions_repinned, sessions_lost: sessions that were bound to a decode worker, moved to another
-            one, and whose KV was lost with its worker.
+        sessions_bound: sessions that were bound to a decode worker.
+        sessions_repinned: sessions that were moved to another one, because theirs was lost.
         routes: (route, reason) -> rounds.
         ttft_initial, ttft_incremental: TTFTs of rounds that bound their session, and of the others.
         itl: mean gaps between a round's tokens, one for each round.
@@ -40,7 +40,6 @@ class ServedWindow:
     output_tokens: int = 0
     sessions_bound: int = 0
     sessions_repinned: int = 0
-    sessions_lost: int = 0
     routes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ttft_initial: Latencies = field(default_factory=Latencies)
     ttft_incremental: Latencies = field(default_factory=Latencies)
@@ -70,7 +69,6 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
         output_tokens=sum(part.output_tokens for part in parts),
         sessions_bound=sum(part.sessions_bound for part in parts),
         sessions_repinned=sum(part.sessions_repinned for part in parts),
-        sessions_lost=sum(part.sessions_lost for part in parts),
         routes=dict(routes),
         ttft_initial=latencies.merged(part.ttft_initial for part in parts),
         ttft_incremental=latencies.merged(part.ttft_incremental for part in parts),

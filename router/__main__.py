@@ -115,14 +115,17 @@ async def _serve(
     from router.coordinator import Coordinator
     from router.metrics import CoordinatorReader, RoundRecorder
     from router.presence import Presence
+    from router.round_window import RoundWindow
+    from router.standing import Standing, StandingPublisher
 
     try:
         store = await open_store(settings.state_url, settings.namespace)
     except StateUnavailableError as error:
         raise UserError(f"{PROG}: --state-url: {error}") from None
     calls = await DynamoCalls.connect(runtime, settings.namespace)
-    recorder = RoundRecorder()
-    coordinator = Coordinator(settings, calls, store, binding, routing, model, pools=pools, observers=(recorder,))
+    recorder, window = RoundRecorder(), RoundWindow()
+    observers = (recorder, window)
+    coordinator = Coordinator(settings, calls, store, binding, routing, model, pools=pools, observers=observers)
     endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
 
     async def drain() -> None:
@@ -138,6 +141,9 @@ async def _serve(
         asyncio.get_running_loop(), runtime, [presence], grace_period_s=settings.grace_s, drain_callback=drain
     )
     await coordinator.start()
+    standing = Standing(f"{endpoint.connection_id():x}", coordinator, settings, window)
+    publisher = StandingPublisher(store, standing, settings.lease_s)
+    publisher.start()
     reader = CoordinatorReader(coordinator, settings, store)
     metrics = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, asyncio.get_running_loop())
     expose(
@@ -165,6 +171,7 @@ async def _serve(
             await endpoint.serve_endpoint(coordinator.generate, graceful_shutdown=True)
     finally:
         await presence.stop()
+        await publisher.stop()
         await coordinator.stop()
         await store.close()
 

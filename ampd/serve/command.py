@@ -16,8 +16,10 @@ from pathlib import Path
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
 from ampd.serve import checks
+from ampd.serve.announce import RunningGraph, announce
 from ampd.serve.devices import visible_gpus, worker_environments
-from ampd.serve.graph import GraphSite, graph_processes
+from ampd.serve.graph import FRONTEND, GraphSite, graph_processes
+from ampd.serve.metrics import free_ports, write_targets
 from ampd.serve.processes import Supervisor
 from ampd.serve.ready import wait_until_ready
 from ampd.serve.settings import EMBEDDED, STATIC_POOLS, TINY, EngineName, ServeSettings
@@ -51,6 +53,7 @@ def run(argv: Sequence[str]) -> int:
             port=port,
             discovery_dir=Path(scratch) / "discovery",
             worker_env=tuple(environments),
+            system_ports=free_ports(settings.host, workers + settings.coordinators) if settings.metrics else (),
         )
         with _log_dir(settings) as log_dir:
             return asyncio.run(_serve(settings, site, log_dir))
@@ -85,8 +88,16 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         raise UserError(f"ampd serve: --state-url: {error}") from None
     supervisor = Supervisor(log_dir)
     url = f"http://{settings.host}:{site.port}"
+    if settings.state_url == EMBEDDED:
+        announce(
+            RunningGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_anywhere(settings.perf))
+        )
     try:
-        for spec in graph_processes(settings, site):
+        specs = graph_processes(settings, site)
+        if settings.metrics:
+            targets = write_targets(log_dir, settings.host, specs, {FRONTEND: site.port})
+            _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
+        for spec in specs:
             supervisor.start(spec)
         expected = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
         ready = asyncio.create_task(
@@ -107,6 +118,11 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         _progress("stopping")
         await asyncio.to_thread(supervisor.stop)
         await store.close()
+
+
+def _anywhere(name_or_path: str) -> str:
+    """A performance model's name, or its path so that it holds in any folder."""
+    return str(Path(name_or_path).resolve()) if Path(name_or_path).is_file() else name_or_path
 
 
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:

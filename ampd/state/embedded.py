@@ -21,6 +21,9 @@ START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _LONGEST_SOCKET_PATH = 100
 
+FOLDER_PREFIX = "ampd-redis-"
+"""How the folders of these servers are called; they lie in the temporary directory and belong to their user alone."""
+
 # Runs in the child: have the kernel end it with its parent, unless that has gone already, and become the server.
 _LEASHED = """
 import ctypes, os, signal, sys
@@ -153,7 +156,7 @@ class EmbeddedRedis:
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
         give_up_s = time.monotonic() + START_TIMEOUT_S
-        while not _answers(self._socket):
+        while not answers(self._socket):
             if self._process.poll() is not None:
                 raise RunError(f"redis-server ended at once: {self._last_words()}")
             if time.monotonic() > give_up_s:
@@ -184,22 +187,28 @@ class EmbeddedRedis:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _answers(path: Path) -> bool:
+def socket_of(url: str) -> Path:
+    """The socket of an embedded server, from its URL."""
+    return Path(url.removeprefix("unix://"))
+
+
+def answers(path: Path) -> bool:
+    """Whether a Redis listens on a socket, asking for a password included."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1.0)
         client.connect(str(path))
         client.sendall(b"PING\r\n")
-        return bool(client.recv(64))  # an error asking for a password is an answer too
+        return bool(client.recv(64))
     return False
 
 
 def _short_temporary_directory() -> Path:
     # a socket's path may have 107 bytes at most; some temporary directories are longer than that
-    path = Path(tempfile.mkdtemp(prefix="ampd-redis-"))
+    path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     if len(os.fsencode(path)) + len("/redis.sock") <= _LONGEST_SOCKET_PATH:
         return path
     path.rmdir()
-    return Path(tempfile.mkdtemp(prefix="ampd-redis-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
 
 
 def _free_port() -> int:

@@ -37,7 +37,7 @@ class RedisConnection:
     def __init__(self, url: str, timeout_s: float) -> None:
         self.round_trips = RoundTrips()
         self.timeout_s = timeout_s
-        self.place = _without_secrets(url)
+        self.place = without_secrets(url)
         try:
             self._pool: Any = BlockingConnectionPool.from_url(
                 url,
@@ -176,7 +176,8 @@ def _script(name: str) -> tuple[str, str]:
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: where the Redis is, without user, password and options."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"

@@ -35,7 +35,6 @@ FULL = CoordinatorView(
         output_tokens=10**12,
         sessions_bound=4,
         sessions_repinned=2,
-        sessions_lost=1,
         routes={("local", "ttft-slack"): 5, ("remote", 'a "reason"\n'): 4},
         ttft_initial=Latencies.of([0.1, 0.2]),
         ttft_incremental=Latencies.of([0.05]),

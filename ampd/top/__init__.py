@@ -1,0 +1,1 @@
+"""`ampd top`: a live view of a running graph, from its shared state alone."""

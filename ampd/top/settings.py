@@ -1,0 +1,34 @@
+"""Settings of `ampd top`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ampd.graph_settings import GraphSettings
+from ampd.settings import Settings
+
+
+class TopSettings(Settings):
+    """Watch a running graph: workers, queues, latencies against the SLO, routes, sessions. q or Ctrl-C ends it."""
+
+    namespace: str | None = Field(
+        None,
+        validation_alias="dyn_namespace",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="Dynamo namespace of the graph; default: that of the `ampd serve` found here, else `ampd`.",
+    )
+    state_url: str | None = Field(
+        None,
+        description="The graph's shared state: redis://, rediss:// (TLS) or unix://, credentials in it; default: the "
+        f"`ampd serve` that runs on this machine, else {GraphSettings.model_fields['state_url'].default}.",
+    )
+    interval_s: float = Field(1.0, ge=0.1, description="Seconds between two looks.")
+    once: bool = Field(False, description="Look once, print it and end.")
+    as_json: bool = Field(
+        False, validation_alias="json", description="Print one JSON object on stdout; without --once, one line a look."
+    )
+    perf: str | None = Field(
+        None,
+        description="Performance model, to predict the waiting time of each queue: a shipped profile's name, or a "
+        "profile file; default: that of the `ampd serve` found here, else none.",
+    )
