@@ -5,11 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
 from ampd.graph_settings import GraphSettings
+from ampd.serve.metrics import system_environment
 from ampd.serve.processes import ProcessSpec, python_module
 from ampd.serve.settings import ServeSettings
+
+FRONTEND = "frontend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class GraphSite:
         port: the frontend's port.
         discovery_dir: folder of Dynamo's file discovery.
         worker_env: device environment per worker, prefill workers first.
+        system_ports: for the metrics of workers and coordinators, in this order; empty: they have none.
     """
 
     model_path: Path
@@ -30,21 +35,27 @@ class GraphSite:
     port: int
     discovery_dir: Path
     worker_env: tuple[Mapping[str, str], ...]
+    system_ports: tuple[int, ...] = ()
 
 
 def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpec]:
     """Workers, coordinators and frontend, in the order in which to start them."""
     base = dynamo_environment(site.discovery_dir)
+    ports = chain(site.system_ports, repeat(None))
     roles = ["prefill"] * settings.prefill + ["decode"] * settings.decode
+
+    def environment() -> dict[str, str]:
+        return {**base, **system_environment(settings.host, next(ports))}
+
     specs = [
-        ProcessSpec(f"{role}-{index}", _worker_argv(settings, site, role), {**base, **site.worker_env[index]})
+        ProcessSpec(f"{role}-{index}", _worker_argv(settings, site, role), {**environment(), **site.worker_env[index]})
         for index, role in enumerate(roles)
     ]
     specs += [
-        ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), base)
+        ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), environment())
         for index in range(settings.coordinators)
     ]
-    return [*specs, ProcessSpec("frontend", _frontend_argv(settings, site), base)]
+    return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), environment())]
 
 
 def dynamo_environment(discovery_dir: Path) -> dict[str, str]:

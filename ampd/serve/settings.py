@@ -59,4 +59,7 @@ class ServeSettings(GraphSettings):
     )
     router_args: str = Field("", description="Further flags for every coordinator (python -m router --help).")
     log_dir: str | None = Field(None, description="Folder for the processes' logs; default: a temporary one.")
+    metrics: bool = Field(
+        True, description="Give every process a port for its metrics; metrics.json among the logs lists them."
+    )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")

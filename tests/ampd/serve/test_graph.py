@@ -1,6 +1,7 @@
 """The launcher's command lines are accepted by the components that they start."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from ampd.serve.graph import GraphSite, graph_processes
@@ -63,3 +64,15 @@ def test_device_environment_reaches_each_worker() -> None:
     workers = _specs("--prefill", "1", "--decode", "1")[:2]
     assert [spec.env["OMP_NUM_THREADS"] for spec in workers] == ["0", "1"]
     assert {spec.env["DYN_DISCOVERY_BACKEND"] for spec in workers} == {"file"}
+
+
+def test_every_process_but_the_frontend_has_a_system_port_of_its_own() -> None:
+    settings = parse_settings(ServeSettings, ["--prefill", "2", "--coordinators", "2"], "ampd serve")
+    ports = (20001, 20002, 20003, 20004, 20005)
+    specs = graph_processes(settings, replace(SITE, system_ports=ports))
+    assert [spec.env["DYN_SYSTEM_PORT"] for spec in specs] == [*map(str, ports), "-1"]
+    assert {spec.env["DYN_SYSTEM_HOST"] for spec in specs[:-1]} == {settings.host}, "not open to the world"
+
+
+def test_without_metrics_no_process_opens_a_system_port() -> None:
+    assert {spec.env["DYN_SYSTEM_PORT"] for spec in _specs("--no-metrics")} == {"-1"}
