@@ -6,42 +6,22 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
-from planner.settings import CaseSettings, provenance_of
+from planner.manifest.planned import check_flags, write_plan
+from planner.plan_settings import PlanSettings
+from planner.settings import check_writable, provenance_of
 from planner.simulator.options import SimulationOptions
 from workloads.trace import Session, load_trace
 
 PROG = "ampd plan"
-
-
-class PlanSettings(CaseSettings):
-    """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
-
-    gpus: int = Field(ge=1, description="GPUs of the cluster.")
-    rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
-    )
-    degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
-    top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
-    routing: str = Field(defaults.ROUTING, description="Routing policy of the check.")
-    ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
-    slicing: str = Field(defaults.SLICING, description="How prefills share their worker with a decode batch.")
-    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
-    cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
-    use_cache: bool = Field(True, description="Keep simulated curves and use those of earlier plans.")
-    report: Path | None = Field(None, description="Write an HTML report to this file.")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -54,6 +34,8 @@ def run(argv: Sequence[str]) -> int:
     settings = parse_settings(PlanSettings, argv, PROG)
     for kind in ("routing", "ordering", "slicing"):
         create_named(kind, getattr(settings, kind))
+    check_writable(settings.report)
+    check_flags(settings)
     model = settings.performance_model()
     case, left_out = _case(settings, model)
     folder = (settings.cache or default_cache()) if settings.use_cache else None
@@ -62,6 +44,9 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(_too_small(case, plan))
     seconds = time.perf_counter() - start_s
     result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
+    layouts = [one.choice.layout for one in plan.layouts]
+    for note in write_plan(settings, layouts, model, result):
+        print(f"{PROG}: {note}", file=sys.stderr)
     if settings.report:
         from planner.plan_report import write_report
 
@@ -167,6 +152,7 @@ def _result(
         "seed": settings.seed,
         "resident_kv_tokens": plan.demand.resident_kv_tokens,
         "performance_model": provenance_of(model),
+        "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
         "seconds": seconds,
     }
 
@@ -216,7 +202,8 @@ def _table(result: dict[str, Any]) -> str:
         f"{result['gpus']} GPUs, {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
-    return "\n".join([head, "", *lines, "", *result["explanation"]])
+    written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
+    return "\n".join([head, "", *lines, "", *result["explanation"], *written])
 
 
 def _groups(groups: Sequence[dict[str, int]]) -> str:

@@ -28,6 +28,10 @@ from planner.simulator.simulate import simulate
 from workloads.retime import retime
 from workloads.trace import Session
 
+BINDING = "least-kv"
+POOLS = "static"
+"""The policies of the check that a plan does not choose: sessions go where there is room, and roles stay as planned."""
+
 _CURVE_SESSIONS = 300
 """Sessions of the trace that the curves are simulated with; an even choice of them where there are more."""
 _CHECK_SESSIONS = (300, 1500)
@@ -132,7 +136,7 @@ def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
     count = int(min(max(fewest, case.rate * _CHECK_S), most))
     sessions = retime(case.sessions, case.rate, case.options.seed, count)
     policies = Policies(
-        create_named("binding", "least-kv"),
+        create_named("binding", BINDING),
         create_named("routing", case.routing),
         create_named("ordering", case.ordering),
         create_named("slicing", case.slicing),

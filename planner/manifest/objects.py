@@ -1,0 +1,143 @@
+"""The objects of a deployment: the base's, with the graph and the performance model replaced. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from ampd.errors import UserError
+from ampd.policies.registry import MODULES_VARIABLE
+from planner.manifest import replica, routing_table
+from planner.manifest.arguments import with_environment, with_flags
+from planner.manifest.base import Object, config_map
+from planner.manifest.deployment import Deployment
+
+GRAPH_KIND = "DynamoGraphDeployment"
+PERFORMANCE_MODEL = "ampd-performance-model"
+MOST_COMPONENTS = 25
+"""What the resource definition of `DynamoGraphDeployment` allows (v1beta1)."""
+
+_MODEL_KEY = "model.json"
+_DIGEST = "ampd.dev/configuration"
+"""Annotation of pods: where a ConfigMap has changed, they are replaced when the objects are applied again."""
+
+
+def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[Object]:
+    """All objects to apply; `base` is left as it is.
+
+    Raises:
+        UserError: the layout has more groups than a graph may have components; the routing table cannot be read.
+    """
+    data = {PERFORMANCE_MODEL: {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"}}
+    if (table := routing_table.table_of(deployment.policies.routing)) is not None:
+        data[routing_table.CONFIG_MAP] = routing_table.data_of(table)
+    graph = next(one for one in base if one["kind"] == GRAPH_KIND)
+    planned: list[Object] = []
+    for name, texts in data.items():
+        planned.append(config_map(name, texts))
+        planned[-1]["metadata"]["labels"] = deepcopy(graph["spec"]["labels"])
+    planned.append(_graph(deployment, graph, data))
+    replaced = {_identity(one) for one in planned}
+    kept = [deepcopy(one) for one in base if _identity(one) not in replaced]
+    _restart_by(kept)
+    return [*planned[:-1], *kept, planned[-1]]
+
+
+def _identity(one: Object) -> tuple[str, str]:
+    return one["kind"], one["metadata"]["name"]
+
+
+def _restart_by(objects: Sequence[Object]) -> None:
+    """Have Redis start anew when its configuration changes: no name says it here, as kustomize's hash does."""
+    data = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
+    for one in objects:
+        if one["kind"] == "StatefulSet":
+            _annotate(one["spec"]["template"], data)
+
+
+def _annotate(pod: dict[str, Any], data: Mapping[str, Mapping[str, str]]) -> None:
+    digest = hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:16]
+    pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), _DIGEST: digest}
+
+
+def _graph(deployment: Deployment, base: Object, data: Mapping[str, Mapping[str, str]]) -> Object:
+    graph = deepcopy(base)
+    metadata, spec = graph["metadata"], graph["spec"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), **deployment.annotations}
+    environment = {"AMPD_TTFT": str(deployment.slo.ttft_s), "AMPD_ITL": str(deployment.slo.itl_s)}
+    if deployment.policy_modules:
+        environment[MODULES_VARIABLE] = deployment.policy_modules
+    spec["env"] = with_environment(spec["env"], environment)
+    # Other overlays patch components by their place: what is no worker stays where it is.
+    shared = [one for one in spec["components"] if one["type"] not in ("prefill", "decode")]
+    coordinator = next(one for one in shared if one["name"] == "coordinator")
+    _coordinator(coordinator, deployment)
+    workers = _workers(deployment, spec["components"])
+    spec["components"] = [*shared, *workers]
+    if len(spec["components"]) > MOST_COMPONENTS:
+        raise UserError(
+            f"--output-manifest: {deployment.layout} makes {len(spec['components'])} components, a "
+            f"{GRAPH_KIND} may have {MOST_COMPONENTS}; plan with fewer degrees (--degrees)"
+        )
+    for component in (coordinator, *workers):
+        _annotate(component["podTemplate"], data)
+    if deployment.image is not None:
+        for component in spec["components"]:
+            main_container(component)["image"] = deployment.image
+    return graph
+
+
+def main_container(component: Mapping[str, Any]) -> dict[str, Any]:
+    """The container of a component that runs the graph's process."""
+    found: dict[str, Any] = next(one for one in component["podTemplate"]["spec"]["containers"] if one["name"] == "main")
+    return found
+
+
+def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
+    policies = deployment.policies
+    main = main_container(component)
+    main["args"] = with_flags(
+        main["args"],
+        {
+            "--model": deployment.model_path,
+            "--model-name": deployment.model_name,
+            "--routing": routing_table.routing_in_container(policies.routing),
+            "--binding": policies.binding,
+            "--pools": policies.pools,
+            "--dyn-tool-call-parser": deployment.tool_call_parser,
+            "--dyn-reasoning-parser": deployment.reasoning_parser,
+        },
+    )
+    if routing_table.table_of(policies.routing) is not None:
+        routing_table.mounted(component["podTemplate"])
+
+
+def _workers(deployment: Deployment, components: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    layout = deployment.layout
+    return [
+        _group(next(one for one in components if one["type"] == role), role, tp, count, deployment)
+        for role, groups in (("prefill", layout.prefill), ("decode", layout.decode))
+        for tp, count in groups
+    ]
+
+
+def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployment: Deployment) -> dict[str, Any]:
+    """The component of one group of replicas, after the base's component of the role."""
+    component = {**deepcopy(dict(template)), "name": f"{role}-tp{tp}", "replicas": count}
+    component["sharedMemorySize"] = replica.shared_memory(tp)
+    main = main_container(component)
+    tokens = deployment.kv_capacity_tokens
+    main["args"] = with_flags(
+        main["args"],
+        {
+            "--model": deployment.model_path,
+            "--tp": str(tp),
+            "--ordering": deployment.policies.ordering,
+            "--slicing": deployment.policies.slicing,
+            "--max-total-tokens": None if tokens is None else str(tokens),
+        },
+    )
+    main["resources"] = replica.resources(tp, deployment.profile.kv_bytes_per_token)
+    return component

@@ -1,0 +1,133 @@
+"""From a finished plan to its manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import MODELS
+from ampd.policies.registry import MODULES_VARIABLE
+from planner.layout.layout import Layout
+from planner.layout.search import BINDING, POOLS
+from planner.manifest.base import base_objects
+from planner.manifest.deployment import Deployment, Policies
+from planner.manifest.expectations import expectations
+from planner.manifest.objects import deployment_objects
+from planner.manifest.target import check_target, is_single_file, write_manifest
+from planner.plan_settings import PlanSettings
+
+_PARSERS: dict[str, tuple[str, str | None]] = {
+    "qwen3-32b": ("hermes", "qwen3"),
+    "qwen3-0.6b": ("hermes", "qwen3"),
+    "llama-3.1-70b": ("llama3_json", None),
+    "llama-3.1-8b": ("llama3_json", None),
+}
+"""Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have such."""
+
+
+def check_flags(settings: PlanSettings) -> None:
+    """Refuse what can be refused before the plan is made.
+
+    Raises:
+        UserError: as one line.
+    """
+    if settings.output_manifest is None:
+        for name in ("manifest_layout", "manifest_model_path", "manifest_image"):
+            if name in settings.model_fields_set:
+                raise UserError(f"--{name.replace('_', '-')} says how to write --output-manifest, which is missing")
+        return
+    if settings.manifest_layout > settings.top:
+        raise UserError(f"--manifest-layout: {settings.manifest_layout} is more than the {settings.top} of --top")
+    check_target(settings.output_manifest)
+
+
+def write_plan(
+    settings: PlanSettings, layouts: list[Layout], model: PiecewiseModel, result: Mapping[str, Any]
+) -> list[str]:
+    """Write the manifest that the settings ask for.
+
+    Args:
+        layouts: the plan's, best first.
+        result: what `--json` prints.
+
+    Returns:
+        What its user should know, a sentence a line.
+
+    Raises:
+        UserError: there is no such layout, or the manifest cannot be written.
+    """
+    path = settings.output_manifest
+    if path is None:
+        return []
+    if settings.manifest_layout > len(layouts):
+        raise UserError(
+            f"--manifest-layout: there is no layout {settings.manifest_layout}, the plan has {len(layouts)}"
+        )
+    deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
+    write_manifest(path, deployment_objects(deployment, base_objects()), _head(deployment, path))
+    return _notes(deployment)
+
+
+def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, result: Mapping[str, Any]) -> Deployment:
+    preset, folder = _model_names(settings, model)
+    path = (settings.manifest_model_path or f"/models/{folder}").rstrip("/") or "/"
+    tool_calls, reasoning = _PARSERS.get(preset or "", (None, None))
+    return Deployment(
+        layout=layout,
+        model_path=path,
+        model_name=Path(path).name or folder,
+        profile=model.profile,
+        slo=settings.slo,
+        policies=Policies(settings.routing, BINDING, POOLS, settings.ordering, settings.slicing),
+        tool_call_parser=tool_calls,
+        reasoning_parser=reasoning,
+        kv_capacity_tokens=settings.kv_capacity_tokens,
+        policy_modules=os.environ.get(MODULES_VARIABLE, ""),
+        image=settings.manifest_image,
+        annotations=expectations(result, settings.manifest_layout - 1, version("ampd"), preset, settings.gpu),
+    )
+
+
+def _model_names(settings: PlanSettings, model: PiecewiseModel) -> tuple[str | None, str]:
+    """(preset that the model is, or None; name for its folder)."""
+    # A profile says it with the data type: "Qwen3-32B, 16-bit".
+    named = settings.model or model.provenance.model.partition(",")[0]
+    if named.lower() in MODELS:
+        return named.lower(), named.lower()
+    if settings.model is not None:
+        path = Path(settings.model).expanduser().resolve()
+        named = path.name if path.is_dir() else path.parent.name
+    return None, re.sub(r"[^A-Za-z0-9._-]+", "-", named.rpartition("/")[2]).strip("-.") or "model"
+
+
+def _head(deployment: Deployment, path: Path) -> list[str]:
+    apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name}"
+    return [
+        f"{deployment.layout}: {deployment.layout.gpus} GPUs. What the plan expects is in the graph's annotations.",
+        "Needs Dynamo's operator and, in the namespace, the Secret `ampd-redis` (key `password`, hexadecimal) and the",
+        f"volume claim `ampd-models` (mounted at /models) with the model in {deployment.model_path}. Then: {apply}",
+    ]
+
+
+def _notes(deployment: Deployment) -> list[str]:
+    layout = deployment.layout
+    notes = []
+    if degrees := sorted({tp for tp, _ in (*layout.prefill, *layout.decode) if tp > 1}):
+        notes.append(
+            f"the layout has replicas of TP {', '.join(map(str, degrees))}; the SGLang workers of this version refuse "
+            "--tp above 1, so that these pods will not start"
+        )
+    if deployment.tool_call_parser is None:
+        notes.append(
+            f"no tool-call parser is known for {deployment.model_name}; if it calls tools, give the coordinator "
+            "--dyn-tool-call-parser"
+        )
+    if deployment.policy_modules:
+        notes.append(f"the image must hold {deployment.policy_modules} ({MODULES_VARIABLE})")
+    return notes

@@ -1,0 +1,41 @@
+"""Settings of `ampd plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from ampd.policies import defaults
+from planner.settings import CaseSettings
+
+
+class PlanSettings(CaseSettings):
+    """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
+
+    gpus: int = Field(ge=1, description="GPUs of the cluster.")
+    rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
+    )
+    degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
+    top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
+    routing: str = Field(defaults.ROUTING, description="Routing policy of the check.")
+    ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
+    slicing: str = Field(defaults.SLICING, description="How prefills share their worker with a decode batch.")
+    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
+    use_cache: bool = Field(True, description="Keep simulated curves and use those of earlier plans.")
+    report: Path | None = Field(None, description="Write an HTML report to this file.")
+    output_manifest: Path | None = Field(
+        None,
+        description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder.",
+    )
+    manifest_layout: int = Field(1, ge=1, description="Which of the layouts to write: 1 is the best.")
+    manifest_model_path: str | None = Field(
+        None,
+        pattern="^/",
+        description="Folder of the model in the containers; default: /models/NAME, on the volume `ampd-models`.",
+    )
+    manifest_image: str | None = Field(
+        None, min_length=1, description="Image of the containers; default: the one that the manifests name."
+    )
