@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from ampd import tracing
+from ampd.stderr_lines import StderrLines
 
 _FIELDS = "ampd_fields"
 _TRUE = ("1", "true", "on", "yes")
@@ -75,6 +76,8 @@ def configure_logging() -> None:
     chosen = JsonHandler(os.environ.get("DYN_LOG", "")) if as_json else DynamoHandler(log_message)
     chosen.setLevel(root.level)
     root.addHandler(chosen)
+    if _is_true("DYN_LOGGING_JSONL"):
+        sys.stderr = StderrLines(JsonHandler("").handle, sys.stderr.fileno())
 
 
 class DynamoHandler(logging.Handler):

@@ -180,8 +180,6 @@ class NixlExchange:
             tokens, size, error = 0, 0, f"no KV from {source_worker_id} within {timeout_s:g} s"
         except (ConnectionError, RuntimeError, ValueError, KeyError) as failure:
             tokens, size, error = 0, 0, f"{type(failure).__name__}: {failure}"
-        if error:
-            logger.warning("KV fetch for %s: %s", rid, error)
         return KvFetch(tokens, size, time.monotonic() - started_s, error)
 
     async def _fetch(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ampd import tracing
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 
@@ -335,3 +336,31 @@ async def test_an_engine_that_never_comes_is_a_timeout() -> None:
         await exchange.open(0.1)
     await exchange.close()
     assert not folder.exists()
+
+
+async def test_calls_to_peers_are_made_for_the_round_that_reads(held_back: Made) -> None:
+    source, reader, peers = held_back
+    asked: list[tuple[str, str]] = []
+
+    def note(request: KvRequest) -> None:
+        trace = tracing.current()
+        asked.append((request["op"], trace.request_id if trace else "nobody"))
+
+    peers.before = note
+
+    async def read(name: str, tokens: list[int], timeout_s: float) -> None:
+        tracing.Trace(name).enter()
+        await reader.exchange.fetch(f"rid-{name}", name, tokens, "S", timeout_s)
+
+    contexts = {name: [number] * 9 for number, name in enumerate("ab")}
+    for at, (name, tokens) in enumerate(contexts.items()):
+        source.fill(name, tokens, first_page=4 * at)
+    # The reads never end, so each lease is given back by a task of its own, after the read was given up.
+    async with asyncio.TaskGroup() as group:
+        for name, tokens in contexts.items():
+            group.create_task(read(name, tokens, 0.2))
+    async with asyncio.timeout(10):
+        while len(asked) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert sorted(asked) == [("lease", "a"), ("lease", "b"), ("unlease", "a"), ("unlease", "b")]
+    assert tracing.current() is None

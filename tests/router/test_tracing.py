@@ -1,0 +1,194 @@
+"""One round's way through a whole graph, by the ids that its client sent: logs, decision record, errors."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.router.graph_lab import Graph, chat, completion, graph, profile, record, session
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = [5 + position % 300 for position in range(80)]
+LIMIT_TOKENS = 2048
+LOCAL = {"presence_penalty": 0.5}
+"""An option that keeps a round on its decode worker."""
+
+Line = dict[str, Any]
+
+
+@dataclass
+class Site:
+    """The graph and its processes, by name; workers also by id."""
+
+    graph: Graph
+    client: httpx.AsyncClient
+    coordinator: str
+    prefill_id: str
+    decode_id: str
+
+    @property
+    def prefill(self) -> str:
+        return self.graph.processes[self.prefill_id]
+
+    @property
+    def decode(self) -> str:
+        return self.graph.processes[self.decode_id]
+
+    def lines(self, process: str, **fields: str) -> list[Line]:
+        """AMPD's lines of a process that have these values. Every line of the process must be JSON."""
+        text = self.graph.log(process)
+        # The last line may be half written.
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        ours = [line for line in lines if line["target"].endswith("round_log")]
+        return [line for line in ours if line.items() >= fields.items()]
+
+    async def until_said(self, process: str, messages: set[str], **fields: str) -> dict[str, Line]:
+        """Message -> line, once there are exactly these."""
+        async with asyncio.timeout(20):
+            while messages - {line["message"] for line in self.lines(process, **fields)}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        lines = {line["message"]: line for line in self.lines(process, **fields)}
+        assert set(lines) == messages
+        return lines
+
+    async def round(self, prompt: list[int], trace_id: str, name: str, **options: Any) -> httpx.Response:
+        headers = {**session(name), "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "x-request-id": f"mine-{name}"}
+        return await self.client.post("/v1/completions", json=completion(prompt, **options), headers=headers)
+
+
+@asynccontextmanager
+async def site_of(one: Graph) -> AsyncIterator[Site]:
+    """Routed `always-remote`, over one prefill and one decode worker."""
+    perf = profile(one.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
+    coordinator = one.start_coordinator("always-remote")
+    one.start_frontend()
+    prefill = await one.new_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    decode = await one.new_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    await one.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=one.url, timeout=30) as client:
+        yield Site(one, client, coordinator, prefill, decode)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    with graph(tmp_path_factory.mktemp("tracing")) as one:
+        one.environment.update(DYN_LOGGING_JSONL="1", DYN_LOG="info", AMPD_LOG_ROUNDS="steps")
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(started: Graph) -> AsyncIterator[Site]:
+    async with site_of(started) as one:
+        yield one
+
+
+async def test_a_local_and_a_remote_round_are_found_everywhere_by_the_client_s_trace_id(site: Site) -> None:
+    first, second = uuid4().hex, uuid4().hex
+    await site.round(PROMPT, first, "way", max_tokens=4, **LOCAL)
+    placed = (await site.until_said(site.coordinator, {"round placed", "round finished"}, trace_id=first))[
+        "round placed"
+    ]
+    assert (placed["route"], placed["reason"]) == ("local", "cannot-carry-presence-penalty")
+    local = {"prefill queued", "prefill picked", "prefill done", "decode done"}
+    await site.until_said(site.decode, local, trace_id=first)
+    assert site.lines(site.prefill, trace_id=first) == []
+
+    answer = (await site.round(PROMPT * 2, second, "way", max_tokens=8)).json()
+    said = record(answer)
+    assert (said["trace_id"], f"cmpl-{said['request_id']}") == (second, answer["id"])
+    coordinator = await site.until_said(site.coordinator, {"round placed", "round finished"}, trace_id=second)
+    end = coordinator["round finished"]
+    assert (end["route"], end["output_tokens"], end["retries"]) == ("remote", 8, 0)
+    assert (end["prefill_worker"], end["decode_worker"]) == (site.prefill_id, site.decode_id)
+    assert coordinator["round placed"]["estimates"][0]["total_s"] == pytest.approx(
+        said["estimates"][0]["total_s"], abs=1e-6
+    )
+
+    remote = {"prefill queued", "prefill picked", "prefill done", "KV read"}
+    kv = {"KV lease", "KV unlease"}
+    prefill = await site.until_said(site.prefill, remote | kv, trace_id=second)
+    decode = await site.until_said(site.decode, {"KV read", "decode done"} | kv, trace_id=second)
+    for reader, source, part in ((prefill, site.decode_id, "history"), (decode, site.prefill_id, "increment")):
+        read = reader["KV read"]
+        assert (read["part"], read["kv_source"]) == (part, source)
+        assert (read["tokens"], read["bytes"]) == (said[f"kv_read_tokens_{part}"], said[f"kv_read_bytes_{part}"])
+        assert read["tokens"] > 0
+    assert {decode[message]["caller"] for message in kv} == {site.prefill_id}
+    assert {prefill[message]["caller"] for message in kv} == {site.decode_id}
+    ids = {"request_id": said["request_id"], "x_request_id": "mine-way", "session_id": "way"}
+    for line in (*coordinator.values(), *prefill.values(), *decode.values()):
+        assert line.items() >= ids.items()
+
+
+async def test_rounds_at_the_same_time_keep_their_lines_apart(site: Site) -> None:
+    traces = {f"apart-{number}": uuid4().hex for number in range(8)}
+    for grown in (1, 2, 3):
+        await asyncio.gather(
+            *(
+                # Tokens of its own, so that no round finds the KV of another.
+                site.round([20 + number] * 48 * grown, trace_id, name, max_tokens=5, **(LOCAL if number % 3 else {}))
+                for number, (name, trace_id) in enumerate(traces.items())
+            )
+        )
+    for name, trace_id in traces.items():
+        async with asyncio.timeout(20):
+            while len(site.lines(site.coordinator, session_id=name)) < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        for process in (site.coordinator, site.prefill, site.decode):
+            by_trace = site.lines(process, trace_id=trace_id)
+            assert by_trace == site.lines(process, session_id=name)
+            assert {line["x_request_id"] for line in by_trace} <= {f"mine-{name}"}
+    known = set(traces.values())
+    tasks = [line for line in site.lines(site.prefill) if line.get("trace_id") in known and "task_id" in line]
+    owners = {(line["task_id"], line["trace_id"]) for line in tasks}
+    assert len(owners) == len({task_id for task_id, _ in owners}) > 3
+
+
+async def test_the_end_of_a_session_is_found_where_its_kv_was(site: Site) -> None:
+    trace_id = uuid4().hex
+    headers = {**session("ends", final=True), "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    await site.client.post("/v1/completions", json=completion(PROMPT, max_tokens=3), headers=headers)
+    async with asyncio.timeout(20):
+        while not (said := site.lines(site.decode, trace_id=trace_id, message="KV release_session")):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert [line["caller"] for line in said] == ["coordinator"]
+
+
+async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> None:
+    trace_id = uuid4().hex
+    headers = {**session("long"), "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "x-request-id": "mine-long"}
+    # Not a completion: without streaming, the frontend answers those that fail with a 500 of its own.
+    body = chat([{"role": "user", "content": "far too long " * LIMIT_TOKENS}], max_tokens=3)
+    answer = await site.client.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.headers["x-request-id"] == "mine-long"
+    text = site.graph.log(site.coordinator)
+    (line,) = [one for one in map(json.loads, text.splitlines()) if one["message"] == "round refused"]
+    assert line.items() >= {"trace_id": trace_id, "session_id": "long", "status": 400}.items()
+    assert f"(trace_id {trace_id}, request_id {line['request_id']}, x_request_id mine-long)" in answer.text
+
+
+async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_answer(tmp_path: Path) -> None:
+    with graph(tmp_path) as one:
+        one.environment.update(DYN_LOG="warn,router=info,workers=info")
+        async with site_of(one) as site:
+            answer = (await site.round(PROMPT, uuid4().hex, "text", max_tokens=4)).json()
+            said = record(answer)
+            assert (said["trace_id"], f"cmpl-{said['request_id']}") == (None, answer["id"])
+            async with asyncio.timeout(20):
+                while said["request_id"] not in one.log(site.coordinator):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            logs = [one.log(process) for process in (site.coordinator, site.prefill, site.decode)]
+            found = [line for text in logs for line in text.splitlines() if said["request_id"] in line]
+            assert len(found) == 1
+            assert "round finished route=remote" in found[0]
+            assert f"request_id={said['request_id']} session_id=text" in found[0]
