@@ -9,6 +9,8 @@ import kubernetes_validate
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.k8s.monitoring_schema import monitoring_problems
+
 _CRD = Path(__file__).parent / "schemas" / "nvidia.com_dynamographdeployments.yaml.gz"
 _OBJECT_META = {
     "type": "object",
