@@ -23,9 +23,6 @@ _OBJECT_META = {
         "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
     },
 }
-MONITORING_KINDS = ("PodMonitor", "PrometheusRule")
-"""Of the Prometheus operator; tests/k8s has checks of their own for them."""
-
 KUBERNETES_VERSION = "1.32.0"
 """Oldest version whose schemas the manifests are held against."""
 
@@ -34,8 +31,8 @@ def problems(document: dict[str, Any]) -> list[str]:
     """What is wrong with one document, as lines; validated by its kind."""
     if document["apiVersion"].startswith("nvidia.com/"):
         return graph_problems(document)
-    if document["kind"] in MONITORING_KINDS:
-        return []
+    if document["apiVersion"].startswith("monitoring.coreos.com/"):
+        return monitoring_problems(document)
     try:
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
     except kubernetes_validate.ValidationError as error:

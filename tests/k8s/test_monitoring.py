@@ -1,5 +1,6 @@
 """Dashboard, alerts and scraping: every panel and every alert asks for what exists, and every process is scraped."""
 
+import copy
 import json
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from ampd.metrics.names import METRICS
+from tests.k8s.monitoring_schema import monitoring_problems
 from tests.k8s.pods import Pod, pods
 from tests.k8s.promql_check import PromqlError, label_names, metrics_of, result_labels
 from tests.k8s.rendering import K8S, Document, graph_of, kustomize_together, named, needs_kubectl
@@ -224,3 +226,22 @@ def test_grafana_finds_the_dashboard() -> None:
 def test_the_alerts_are_deployed() -> None:
     groups = named(monitored(), "PrometheusRule", "ampd")["spec"]["groups"]
     assert [rule for group in groups for rule in group["rules"]] == RULES
+
+
+@needs_kubectl
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0, "honourLabels")),
+        ("PodMonitor", ("spec", "selector", "matchLabel")),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "annotation")),
+    ],
+)
+def test_a_misspelt_field_is_found(kind: str, way: tuple[str | int, ...]) -> None:
+    document = copy.deepcopy(named(monitored(), kind, "ampd"))
+    assert monitoring_problems(document) == []
+    place: Any = document
+    for step in way[:-1]:
+        place = place[step]
+    place[way[-1]] = True
+    assert monitoring_problems(document)
