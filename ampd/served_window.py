@@ -29,7 +29,7 @@ class ServedWindow:
         itl: mean gaps between a round's tokens, one for each round.
     """
 
-    length_s: float = 60.0
+    length_s: float = 0.0
     span_s: float = 0.0
     rounds: int = 0
     abandoned: int = 0
@@ -58,7 +58,7 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
     for part in parts:
         routes.update(part.routes)
     return ServedWindow(
-        length_s=max((part.length_s for part in parts), default=ServedWindow().length_s),
+        length_s=max((part.length_s for part in parts), default=0.0),
         span_s=max((part.span_s for part in parts), default=0.0),
         rounds=sum(part.rounds for part in parts),
         abandoned=sum(part.abandoned for part in parts),

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from ampd.state.embedded import FOLDER_PREFIX, answers, socket_of
 
+FOLDERS = (Path("/tmp"),)
+"""Where notes may lie besides the temporary directory: it may be too long a path for a socket."""
+
 _NOTE = "graph.json"
 
 
@@ -44,7 +47,7 @@ def running_graphs() -> list[RunningGraph]:
 
 
 def _notes() -> Iterable[Path]:
-    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
+    for folder in {Path(tempfile.gettempdir()), *FOLDERS}:
         yield from folder.glob(f"{FOLDER_PREFIX}*/{_NOTE}")
 
 

@@ -37,7 +37,7 @@ def as_text(snapshot: Snapshot, width: int, *, colours: bool = False) -> str:
 
 def screen(snapshot: Snapshot, width: int, height: int, last_line: str = "") -> Group:
     """What fills a terminal; `last_line` is a word to its reader."""
-    shown = lines(snapshot, width, height - 1)[: max(height - 1, 1)]
+    shown = lines(snapshot, width, height - 1)[: height - 1]
     return Group(*shown, clipped(Text(printable(last_line), style=QUIET), width))
 
 
@@ -83,7 +83,9 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
         f"  {printable(snapshot.state)}",
         style="default",
     )
-    found = [title, *(Text(printable(note), style=MISSED) for note in snapshot.notes), _traffic(snapshot)]
+    found = [title, *(Text(printable(note), style=MISSED) for note in snapshot.notes)]
+    if snapshot.coordinators:
+        found.append(_traffic(snapshot))
     if window.rounds:
         found.append(_attained(window))
     return [clipped(line, width) for line in found]

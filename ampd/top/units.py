@@ -9,7 +9,8 @@ def seconds(value_s: float | None) -> str:
     """A duration in at most 6 characters: `0.4ms`, `812ms`, `1.23s`, `45.6s`, `312s`, `2.5h`."""
     if value_s is None:
         return NOTHING
-    value_s = max(value_s, 0.0)
+    if value_s <= 0:
+        return "0s"
     if value_s < 0.00995:
         return f"{value_s * 1e3:.1f}ms"
     if value_s < 0.9995:

@@ -1,0 +1,127 @@
+"""What a coordinator says of itself: published in the background, renewed, taken back, and never in anybody's way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.state.memory import MemoryState, MemoryStore
+from ampd.state.store import StateStore
+from ampd.types import CoordinatorView, Slo
+from router.coordinator import Coordinator
+from router.placement import PlacementCounters
+from router.round_window import RoundWindow
+from router.settings import CoordinatorSettings
+from router.standing import Standing, StandingPublisher
+
+VIEW = CoordinatorView("c1", Slo(1.0, 0.1))
+LEASE_S = 60.0
+
+
+async def until(ask: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(20):
+        while not await ask():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def said(store: StateStore) -> list[CoordinatorView]:
+    return [heard.view for heard in (await store.overview()).coordinators]
+
+
+def counting() -> Callable[[], CoordinatorView]:
+    """A view that says how often it was read."""
+    reads = count(1)
+    return lambda: replace(VIEW, rounds_in_progress=next(reads))
+
+
+async def test_it_is_said_again_and_again_and_taken_back() -> None:
+    store = MemoryStore()
+    publisher = StandingPublisher(store, counting(), LEASE_S, interval_s=0.01)
+    publisher.start()
+
+    async def said_thrice() -> bool:
+        views = await said(store)
+        return bool(views) and views[0].rounds_in_progress >= 3
+
+    await until(said_thrice)
+    await publisher.stop()
+    assert await said(store) == []
+    await publisher.stop()
+
+
+async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    state = MemoryState()
+    store = MemoryStore(state)
+    reads = counting()
+    publisher = StandingPublisher(store, reads, LEASE_S, interval_s=0.01)
+    state.lose()
+    publisher.start()
+
+    async def tried_again() -> bool:
+        return store.round_trips.failures["publish_coordinator"] >= 3
+
+    await until(tried_again)
+    state.restore(empty=True)
+    await until(lambda: said(store))
+    state.lose()
+    await publisher.stop()
+    assert caplog.records == []
+
+
+async def test_a_view_that_cannot_be_read_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    store, reads = MemoryStore(), count()
+
+    def read() -> CoordinatorView:
+        if next(reads) == 0:
+            raise ValueError("not yet")
+        return VIEW
+
+    publisher = StandingPublisher(store, read, LEASE_S, interval_s=0.01)
+    publisher.start()
+    await until(lambda: said(store))
+    await publisher.stop()
+    assert "trying again" in caplog.text
+
+
+async def test_a_short_lease_is_renewed_in_time() -> None:
+    store = MemoryStore()
+    publisher = StandingPublisher(store, counting(), lease_s=0.3)
+    publisher.start()
+
+    async def renewed() -> bool:
+        views = await said(store)
+        return bool(views) and views[0].rounds_in_progress >= 4
+
+    await until(renewed)
+    await publisher.stop()
+
+
+async def test_a_standing_reads_its_coordinator() -> None:
+    settings = CoordinatorSettings(model="m", routing="ampd(alpha=0.8)", binding="least-kv", ttft=0.5, itl=0.05)
+    store, window = MemoryStore(), RoundWindow()
+    coordinator = Coordinator(
+        settings,
+        calls=None,  # type: ignore[arg-type]
+        store=store,
+        binding=registry.create_named("binding", settings.binding),
+        routing=registry.create_named("routing", settings.routing),
+        model=load_performance_model("tiny-cpu"),
+        observers=(window,),
+    )
+    standing = Standing("c1", coordinator, settings, window)
+    assert not standing().is_state_heard
+    await coordinator.start()
+    coordinator.placements.bound, coordinator.placements.repinned = 5, 2
+    assert standing().window.sessions_bound == 5
+    coordinator.placements.bound += 1
+    view = standing()
+    assert (view.window.sessions_bound, view.window.sessions_repinned) == (6, 2)
+    assert (view.coordinator_id, view.slo) == ("c1", Slo(0.5, 0.05))
+    assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "static")
+    assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)
+    assert coordinator.placements == PlacementCounters(6, 2)
+    await coordinator.stop()
