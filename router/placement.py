@@ -135,11 +135,10 @@ class Placer:
                 if known is None and not was_alone:
                     continue  # bind again, as the other replicas do without the store
                 alone = known or Binding(ask.session_id, decode.worker_id, 0)
-                return self._placed(Placement(alone, decode, decision, task, False, is_new_session=known is None))
+                return self._placed(Placement(alone, decode, decision, task, False, _is_new(ask, known, decode)))
             if outcome.accepted:
-                return self._placed(
-                    Placement(outcome.binding, decode, decision, task, True, is_new_session=known is None)
-                )
+                bound = outcome.binding
+                return self._placed(Placement(bound, decode, decision, task, True, _is_new(ask, known, decode)))
             known = outcome.binding
         raise RequestError(503, f"session {ask.session_id!r} is being moved between workers; try again")
 
@@ -261,6 +260,11 @@ class Placer:
         if not self._is_alone:
             self._is_alone = True
             log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
+
+
+def _is_new(ask: Ask, known: Binding | None, decode: WorkerView) -> bool:
+    """A session that another replica bound to the same worker is not known here, but that worker holds some of it."""
+    return known is None and not decode.held_tokens.get(ask.session_id)
 
 
 def fits(prompt_tokens: int, worker: WorkerView) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class RoundRun:
         self._emitted: list[int] = []
         self._finished = 0
         self._is_initial = False
+        self._is_dropped = False
         self._last_s = self._arrival_s
         self._lost: set[str] = set()
         self._forced_local: str | None = None
@@ -110,6 +112,9 @@ class RoundRun:
                     return
                 except WorkerLostError as error:
                     self._survive(error)
+        except (GeneratorExit, asyncio.CancelledError):
+            self._is_dropped = True  # nobody reads it any more
+            raise
         finally:
             self._close()
 
@@ -426,7 +431,7 @@ class RoundRun:
             ttft_s=ttft_s,
             itl_s=itl_s,
             output_tokens=len(self._emitted),
-            was_left=self._context.is_stopped(),
+            was_left=self._is_dropped or self._context.is_stopped(),
             lasted_s=self._clock() - self._arrival_s,
         )
 

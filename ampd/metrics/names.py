@@ -101,8 +101,8 @@ ROUNDS = Metric(
     "ampd_rounds_total",
     Kind.COUNTER,
     "Rounds that have ended, by outcome against their targets. A round that its client ends after the first token is "
-    "judged as far as it came (stop strings end rounds so); failed: ended by an error of whatever kind; abandoned: ended "
-    "by its client before its first token and before the TTFT target had passed. Attainment is met / (all but "
+    "judged as far as it came (stop strings end rounds so); failed: ended by an error of whatever kind; abandoned: "
+    "ended by its client before its first token and before the TTFT target had passed. Attainment is met / (all but "
     "abandoned).",
     _COORDINATOR,
     {"outcome": OUTCOMES},

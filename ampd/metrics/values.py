@@ -14,6 +14,7 @@ from ampd.metrics.names import OTHER, Kind, Metric
 
 _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 _MOST_WORDS = 64
+_LONGEST_WORD = 64
 
 
 class Words:
@@ -27,7 +28,7 @@ class Words:
         """The value that stands for `text`."""
         if text in self._known:
             return text
-        if len(self._known) >= self._most or not _WORD.fullmatch(text):
+        if len(self._known) >= self._most or len(text) > _LONGEST_WORD or not _WORD.fullmatch(text):
             return OTHER
         self._known.add(text)
         return text

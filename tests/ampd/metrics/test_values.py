@@ -81,7 +81,7 @@ def test_a_label_s_words_stay_few() -> None:
     ]
     assert words("one-too-many") == OTHER
     assert words("cheapest") == "cheapest"
-    for text in ("took 3 s", "a1", "", "Upper", "ends-", 'quote"', "two\nlines"):
+    for text in ("took 3 s", "a1", "", "Upper", "ends-", 'quote"', "two\nlines", "x" * 65):
         assert Words()(text) == OTHER, text
 
 

@@ -1,0 +1,245 @@
+"""The coordinator's metrics, from rounds and from a coordinator's state, on real Prometheus registries."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dynamo.llm import HttpError
+from dynamo.runtime import Context
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from ampd.metrics.exposition import ProcessCollector
+from ampd.metrics.names import OTHER, Process
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.policies.base import RoleChange
+from ampd.state.memory import MemoryStore
+from ampd.types import Role, Slo
+from router.coordinator import Coordinator
+from router.metrics import CoordinatorReader, RoundRecorder
+from router.record import DecisionRecord
+from router.served import ServedRound
+from router.settings import CoordinatorSettings
+from tests.router.test_rounds import PROMPT, Workers, cluster, worker
+
+SLO = Slo(ttft_s=1.0, itl_s=0.1)
+
+
+def registered(collector: ProcessCollector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
+
+
+def recorded(recorder: RoundRecorder) -> CollectorRegistry:
+    return registered(ProcessCollector(Process.COORDINATOR, recorder.recorded, tuple))
+
+
+def total(metrics: CollectorRegistry, name: str, **labels: str) -> float:
+    """The sum of a sample's values over all labels that are not named."""
+    return sum(
+        sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def served(**facts: Any) -> ServedRound:
+    usual = {"is_initial": True, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 10}
+    record = DecisionRecord(
+        "a session", "ampd", route="remote", reason="cheapest", hist_tokens=100, incr_tokens=20, retries=1
+    )
+    record = replace(record, **{name: facts.pop(name) for name in ("route", "reason") if name in facts})
+    return ServedRound(record, SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
+
+
+def test_one_round() -> None:
+    recorder = RoundRecorder()
+    recorder(served())
+    metrics = recorded(recorder)
+    assert total(metrics, "ampd_rounds_total", outcome="met") == total(metrics, "ampd_rounds_total") == 1
+    assert total(metrics, "ampd_routes_total", route="remote", reason="cheapest") == 1
+    labels = {"prefill": "initial", "route": "remote"}
+    assert metrics.get_sample_value("ampd_time_to_first_token_seconds_sum", labels) == 0.5
+    assert metrics.get_sample_value("ampd_time_to_first_token_seconds_bucket", {**labels, "le": "0.3"}) == 0
+    assert metrics.get_sample_value("ampd_time_to_first_token_seconds_bucket", {**labels, "le": "0.5"}) == 1
+    assert metrics.get_sample_value("ampd_inter_token_latency_seconds_sum") == 0.05
+    assert total(metrics, "ampd_prompt_tokens_total", part="history") == 100
+    assert total(metrics, "ampd_prompt_tokens_total", part="increment") == 20
+    assert total(metrics, "ampd_output_tokens_total") == 10
+    assert total(metrics, "ampd_round_retries_total") == 1
+
+
+rounds = st.builds(
+    served,
+    is_initial=st.booleans(),
+    is_complete=st.booleans(),
+    was_left=st.booleans(),
+    ttft_s=st.none() | st.floats(0, 3),
+    itl_s=st.none() | st.floats(0, 0.3),
+    lasted_s=st.floats(0, 5),
+    route=st.sampled_from(["local", "remote"]),
+    reason=st.sampled_from(["cheapest", "ttft-slack", "took 3 s", "x" * 2000]) | st.text(),
+)
+
+
+@given(st.lists(rounds, max_size=30))
+def test_nothing_is_lost_and_nothing_counted_twice(every: list[ServedRound]) -> None:
+    recorder = RoundRecorder()
+    for one in every:
+        recorder(one)
+    metrics = recorded(recorder)
+    for outcome, count in Counter(one.outcome for one in every).items():
+        assert total(metrics, "ampd_rounds_total", outcome=outcome) == count
+    assert total(metrics, "ampd_rounds_total") == len(every)
+    assert total(metrics, "ampd_routes_total") == len(every)
+    for route in ("local", "remote"):
+        assert total(metrics, "ampd_routes_total", route=route) == sum(one.record.route == route for one in every)
+    first_tokens = [one for one in every if one.ttft_s is not None]
+    assert total(metrics, "ampd_time_to_first_token_seconds_count") == len(first_tokens)
+    assert total(metrics, "ampd_time_to_first_token_seconds_count", prefill="initial") == sum(
+        one.is_initial for one in first_tokens
+    )
+    assert total(metrics, "ampd_inter_token_latency_seconds_count") == sum(one.itl_s is not None for one in every)
+    samples = [sample for family in metrics.collect() for sample in family.samples]
+    reasons = {sample.labels["reason"] for sample in samples if sample.name == "ampd_routes_total"}
+    assert "took 3 s" not in reasons
+    assert all(len(reason) < 100 for reason in reasons)
+    assert "a session" not in str(samples)
+
+
+# -- a coordinator's state
+
+
+class Site:
+    """A coordinator on a store in memory, with workers that play their part."""
+
+    def __init__(self, coordinator: Coordinator, workers: Workers, store: MemoryStore, metrics: CollectorRegistry):
+        self.coordinator, self.workers, self.store, self.metrics = coordinator, workers, store, metrics
+
+    def total(self, name: str, **labels: str) -> float:
+        return total(self.metrics, name, **labels)
+
+    async def round(self, session: str = "s", **fields: Any) -> None:
+        request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": session}}
+        async for _ in self.coordinator.generate({**request, **fields}, Context()):
+            pass
+
+
+async def site(*views: Any, pools: Any = None, **flags: Any) -> Site:
+    state = await cluster(*views)
+    store = MemoryStore(state)
+    workers = Workers(store)
+    settings = CoordinatorSettings(model="m", perf="tiny-cpu", retries=0, **flags)
+    recorder = RoundRecorder()
+    coordinator = Coordinator(
+        settings,
+        workers,
+        store,
+        registry.create("binding", "least-kv"),
+        registry.create("routing", "always-local"),
+        load_performance_model("tiny-cpu"),
+        pools=pools,
+        observers=(recorder,),
+    )
+    await coordinator.start()
+    reader = CoordinatorReader(coordinator, settings, store)
+    loop = asyncio.get_running_loop()
+    collector = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, loop)
+    return Site(coordinator, workers, store, registered(collector))
+
+
+async def test_the_state_of_a_coordinator() -> None:
+    one = await site(worker("d1"), worker("d2"), worker("p1", Role.PREFILL), ttft=1.5, itl=0.03, routing="x(y=1)")
+    try:
+        assert one.total("ampd_slo_time_to_first_token_seconds") == 1.5
+        assert one.total("ampd_slo_inter_token_latency_seconds") == 0.03
+        assert one.total("ampd_live_workers", role="decode") == 2
+        assert one.total("ampd_live_workers", role="prefill") == 1
+        assert one.total("ampd_state_available") == 1
+        assert one.total("ampd_coordinator_info", routing="x(y=1)") == 1
+        assert one.total("ampd_leading") == 0
+        await one.round()
+        await one.round()
+        assert one.total("ampd_rounds_total") == one.total("ampd_routes_total", route="local") == 2
+        assert one.total("ampd_sessions_bound_total") == 1
+        assert one.total("ampd_state_round_trips_total", operation="route") == 2
+        assert one.total("ampd_state_errors_total") == 0
+        one.store._state.lose()
+        while one.total("ampd_state_available"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert one.total("ampd_state_losses_total") == 1
+        assert one.total("ampd_live_workers", role="decode") == 2, "the last view goes on"
+    finally:
+        await one.coordinator.stop()
+
+
+async def test_rounds_in_progress_and_failures_by_status() -> None:
+    one = await site(worker("d1"))
+    try:
+        assert one.total("ampd_round_failures_total", status="503") == 0
+        assert one.total("ampd_round_failures_total", status="400") == 0
+        stream = one.coordinator.generate(
+            {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": "s"}},
+            Context(),
+        )
+        await anext(stream)
+        assert one.total("ampd_rounds_in_progress") == 1
+        await stream.aclose()
+        assert one.total("ampd_rounds_in_progress") == 0
+        with pytest.raises(HttpError):
+            await one.round(token_ids=[1] * 2000)
+        one.workers.fail["generate", "d1"] = 2
+        with pytest.raises(HttpError):
+            await one.round()
+        with pytest.raises(HttpError):
+            await one.round(token_ids=None)
+        statuses = {status: one.total("ampd_round_failures_total", status=status) for status in ("400", "500", "503")}
+        assert sum(statuses.values()) == one.total("ampd_round_failures_total") == 3
+        assert (statuses["503"], statuses["400"]) == (1, 2)
+        assert one.total("ampd_rounds_total", outcome="met") == 1, "the one that nobody read any more"
+        assert one.total("ampd_rounds_total", outcome="failed") == 1, "the one that had reached a worker"
+    finally:
+        await one.coordinator.stop()
+
+
+async def test_a_worker_that_is_lost_and_its_sessions() -> None:
+    one = await site(worker("d1"), worker("d2", kv_used_tokens=1))
+    try:
+        await one.round("a")
+        await one.store.remove_worker("d1")
+        await asyncio.sleep(0)
+        await one.round("a")
+        assert one.total("ampd_live_workers", role="decode") == 1
+        assert one.total("ampd_sessions_repinned_total") == 1
+        assert one.total("ampd_sessions_lost_total", reason="worker-lost") == 1
+        assert one.total("ampd_sessions_bound_total") == 1
+    finally:
+        await one.coordinator.stop()
+
+
+async def test_a_leader_and_the_roles_that_it_assigns() -> None:
+    change = RoleChange("d2", Role.PREFILL, "ttft-short")
+    other = RoleChange("d3", Role.PREFILL, "7 s late")
+    policy = SimpleNamespace(change=lambda *_: (change, other))
+    one = await site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
+    try:
+        while not one.total("ampd_role_assignments_total", reason=OTHER):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert one.total("ampd_leading") == 1
+        assert one.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
+        assert one.total("ampd_role_assignments_total", role="decode") == 0
+    finally:
+        await one.coordinator.stop()
+
+
+def test_every_metric_of_a_coordinator_is_its_own() -> None:
+    recorder = RoundRecorder()
+    recorder(served())
+    assert all(Process.COORDINATOR in part.metric.processes for part in recorder.recorded)
