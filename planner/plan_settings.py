@@ -32,9 +32,7 @@ class PlanSettings(CaseSettings):
     )
     manifest_layout: int = Field(1, ge=1, description="Which of the layouts to write: 1 is the best.")
     manifest_model_path: str | None = Field(
-        None,
-        pattern="^/",
-        description="Folder of the model in the containers; default: /models/NAME, on the volume `ampd-models`.",
+        None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."
     )
     manifest_image: str | None = Field(
         None, min_length=1, description="Image of the containers; default: the one that the manifests name."

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ampd.errors import UserError
@@ -31,6 +31,10 @@ _PARSERS: dict[str, tuple[str, str | None]] = {
 """Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have such."""
 
 
+MODELS_MOUNT = "/models"
+"""Where the base mounts the volume with the models."""
+
+
 def check_flags(settings: PlanSettings) -> None:
     """Refuse what can be refused before the plan is made.
 
@@ -44,6 +48,11 @@ def check_flags(settings: PlanSettings) -> None:
         return
     if settings.manifest_layout > settings.top:
         raise UserError(f"--manifest-layout: {settings.manifest_layout} is more than the {settings.top} of --top")
+    if settings.manifest_model_path is not None and not _is_on_volume(settings.manifest_model_path):
+        raise UserError(
+            f"--manifest-model-path: {settings.manifest_model_path} is no folder below {MODELS_MOUNT}, where the "
+            "volume `ampd-models` is mounted"
+        )
     check_target(settings.output_manifest)
 
 
@@ -76,12 +85,12 @@ def write_plan(
 
 def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, result: Mapping[str, Any]) -> Deployment:
     preset, folder = _model_names(settings, model)
-    path = (settings.manifest_model_path or f"/models/{folder}").rstrip("/") or "/"
+    path = PurePosixPath(settings.manifest_model_path or f"{MODELS_MOUNT}/{folder}")
     tool_calls, reasoning = _PARSERS.get(preset or "", (None, None))
     return Deployment(
         layout=layout,
-        model_path=path,
-        model_name=Path(path).name or folder,
+        model_path=str(path),
+        model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
         policies=Policies(settings.routing, BINDING, POOLS, settings.ordering, settings.slicing),
@@ -106,12 +115,18 @@ def _model_names(settings: PlanSettings, model: PiecewiseModel) -> tuple[str | N
     return None, re.sub(r"[^A-Za-z0-9._-]+", "-", named.rpartition("/")[2]).strip("-.") or "model"
 
 
+def _is_on_volume(path: str) -> bool:
+    folder = PurePosixPath(path)
+    return PurePosixPath(MODELS_MOUNT) in folder.parents and ".." not in folder.parts
+
+
 def _head(deployment: Deployment, path: Path) -> list[str]:
     apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name}"
     return [
         f"{deployment.layout}: {deployment.layout.gpus} GPUs. What the plan expects is in the graph's annotations.",
         "Needs Dynamo's operator and, in the namespace, the Secret `ampd-redis` (key `password`, hexadecimal) and the",
-        f"volume claim `ampd-models` (mounted at /models) with the model in {deployment.model_path}. Then: {apply}",
+        f"volume claim `ampd-models` ({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}.",
+        apply,
     ]
 
 

@@ -1,0 +1,78 @@
+"""The base as it is rendered here and by kustomize, and that what kustomize could do beyond it is not passed over."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.manifest.base import base_objects, rendered
+
+from .lab import K8S, Object, built, by_identity, needs_kubectl
+
+REPOSITORY = K8S.parent
+
+
+def without_hashes(objects: list[Object]) -> list[Object]:
+    """kustomize's objects with the names of ConfigMaps as they are in the generators."""
+    text = yaml.safe_dump_all(objects)
+    for one in objects:
+        name = one["metadata"]["name"]
+        stem, _, suffix = name.rpartition("-")
+        if one["kind"] == "ConfigMap" and len(suffix) == 10:
+            text = text.replace(name, stem)
+    return list(yaml.safe_load_all(text))
+
+
+@needs_kubectl
+def test_the_base_is_what_kustomize_makes_of_it() -> None:
+    ours, theirs = by_identity(base_objects()), by_identity(without_hashes(built(K8S / "base")))
+    assert ours == theirs
+    assert len(ours) > 10
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("patches", [{"path": "x.yaml"}]),
+        ("labels", [{"pairs": {"a": "b"}, "includeSelectors": True}]),
+        ("configMapGenerator", [{"name": "x", "envs": ["x.env"]}]),
+        ("configMapGenerator", [{"name": "x", "options": {"immutable": True}}]),
+    ],
+)
+def test_what_is_not_known_is_an_error_and_not_left_out(key: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [], key: value}))
+    with pytest.raises(ValueError, match=r"is not known"):
+        rendered(tmp_path)
+
+
+def test_callers_may_change_what_they_get() -> None:
+    base_objects()[0]["metadata"]["name"] = "changed"
+    assert base_objects()[0]["metadata"]["name"] != "changed"
+
+
+def test_an_installed_wheel_has_every_file_of_the_base_and_the_components(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    for room in ("k8s", "planner"):
+        shutil.copytree(REPOSITORY / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('.')"]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = source.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = set(archive.namelist())
+    folders = ("base", "components", "overlays", "monitoring")
+    expected = {
+        str(file.relative_to(REPOSITORY))
+        for folder in folders
+        for file in (K8S / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert expected <= shipped, sorted(expected - shipped)
+    assert "k8s/base/graph.yaml" in expected

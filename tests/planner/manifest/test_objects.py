@@ -1,0 +1,236 @@
+"""The objects of hand-made and of arbitrary layouts: replicas, GPUs, policies, targets, performance model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.presets import MODELS, analytic_model
+from ampd.policies.registry import create_named
+from ampd.types import Parallelism
+from planner.layout.layout import Layout
+from planner.manifest import replica
+from planner.manifest.base import base_objects
+from planner.manifest.objects import MOST_COMPONENTS, deployment_objects
+from workers.engines.sglang_settings import SglangSettings
+
+from .lab import DEPLOYMENT, MIXED, by_identity, components, graph_of, layouts, main, objects_of, of_kind
+
+GPU = "nvidia.com/gpu"
+
+
+def test_each_group_of_replicas_is_a_component() -> None:
+    graph = components(objects_of())
+    assert list(graph) == ["frontend", "coordinator", "prefill-tp2", "prefill-tp4", "decode-tp1", "decode-tp8"]
+    for role, groups in (("prefill", MIXED.prefill), ("decode", MIXED.decode)):
+        for tp, count in groups:
+            component = graph[f"{role}-tp{tp}"]
+            container = main(component)
+            assert component["replicas"] == count
+            assert component["type"] == role
+            assert component["sharedMemorySize"] == f"{4 * tp}Gi"
+            assert container["resources"]["limits"][GPU] == container["resources"]["requests"][GPU] == str(tp)
+            assert f"--tp={tp}" in container["args"]
+            assert f"--role={role}" in container["args"]
+            assert "--engine=sglang" in container["args"]
+            assert "--model=/models/qwen3-32b" in container["args"]
+            assert "--ordering=on-time" in container["args"]
+            assert "--slicing=slack(itl_share=0.5)" in container["args"]
+            assert component["podTemplate"]["metadata"]["labels"]["app.kubernetes.io/component"] == role
+
+
+def test_the_coordinator_has_the_policies_of_the_plan() -> None:
+    arguments = main(components(objects_of())["coordinator"])["args"]
+    for expected in (
+        "--routing=predictive(headroom=0.9)",
+        "--binding=least-kv",
+        "--pools=static",
+        "--model=/models/qwen3-32b",
+        "--model-name=qwen3-32b",
+        "--dyn-tool-call-parser=hermes",
+        "--dyn-reasoning-parser=qwen3",
+    ):
+        assert arguments.count(expected) == 1
+    none = objects_of(tool_call_parser=None, reasoning_parser=None)
+    assert not [one for one in main(components(none)["coordinator"])["args"] if "parser" in one]
+
+
+def test_targets_reach_coordinator_and_workers_through_the_graphs_environment() -> None:
+    environment = {one["name"]: one.get("value") for one in graph_of(objects_of())["spec"]["env"]}
+    assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.35", "0.04")
+    names = [one["name"] for one in graph_of(objects_of())["spec"]["env"]]
+    base_names = [one["name"] for one in graph_of(base_objects())["spec"]["env"]]
+    assert names == base_names  # components patch variables by their place
+
+
+def test_what_the_user_adds_is_in_all_processes_that_need_it() -> None:
+    objects = objects_of(policy_modules="mine", image="registry.example/ampd:1", kv_capacity_tokens=5000)
+    environment = {one["name"]: one.get("value") for one in graph_of(objects)["spec"]["env"]}
+    assert environment["AMPD_POLICY_MODULES"] == "mine"
+    for name, component in components(objects).items():
+        assert main(component)["image"] == "registry.example/ampd:1"
+        assert ("--max-total-tokens=5000" in main(component)["args"]) == ("-tp" in name)
+    assert "AMPD_POLICY_MODULES" not in str(objects_of())
+
+
+def test_the_rest_of_the_base_stays() -> None:
+    objects, base = by_identity(objects_of()), by_identity(base_objects())
+    assert objects.keys() == base.keys()
+    changed = {kind for kind, name in base if objects[kind, name] != base[kind, name]}
+    # The StatefulSet has one annotation more.
+    assert changed == {"DynamoGraphDeployment", "ConfigMap", "StatefulSet"}
+    assert {name for kind, name in base if kind == "ConfigMap" and objects[kind, name] != base[kind, name]} == {
+        "ampd-performance-model"
+    }
+    ours, theirs = components(objects.values()), components(base.values())
+    assert ours["frontend"] == theirs["frontend"]
+    for name in ("prefill-tp4", "decode-tp8"):
+        mine, template = ours[name]["podTemplate"]["spec"], theirs[name.split("-")[0]]["podTemplate"]["spec"]
+        assert mine["volumes"] == template["volumes"]
+        assert mine["terminationGracePeriodSeconds"] == template["terminationGracePeriodSeconds"]
+
+
+def test_the_base_is_not_changed() -> None:
+    base = base_objects()
+    deployment_objects(DEPLOYMENT, base)
+    assert base == base_objects()
+
+
+def test_annotations_come_beside_those_of_the_base() -> None:
+    annotations = graph_of(objects_of())["metadata"]["annotations"]
+    assert annotations["ampd.dev/rate-sessions-per-second"] == "6"
+    assert annotations.items() >= graph_of(base_objects())["metadata"]["annotations"].items()
+
+
+@given(layout=layouts)
+def test_gpus_and_replicas_add_up_to_the_layout(layout: Layout) -> None:
+    groups = len(layout.prefill) + len(layout.decode)
+    if groups + 2 > MOST_COMPONENTS:
+        with pytest.raises(UserError, match="components"):
+            objects_of(layout=layout)
+        return
+    workers = {name: one for name, one in components(objects_of(layout=layout)).items() if "-tp" in name}
+    assert len(workers) == groups
+    gpus = sum(one["replicas"] * int(main(one)["resources"]["limits"][GPU]) for one in workers.values())
+    assert gpus == layout.gpus
+    for role, side in (("prefill", layout.prefill), ("decode", layout.decode)):
+        counts = [one["replicas"] for one in workers.values() if one["type"] == role]
+        assert counts == [count for _, count in side]
+
+
+def test_more_groups_than_a_graph_may_have_components_are_refused() -> None:
+    groups = tuple((tp, 1) for tp in range(1, 13))
+    assert len(components(objects_of(layout=Layout(groups, groups[:11])))) == MOST_COMPONENTS
+    with pytest.raises(UserError, match=r"makes 26 components, a DynamoGraphDeployment may have 25; .*--degrees"):
+        objects_of(layout=Layout(groups, groups))
+
+
+models = st.one_of(
+    st.sampled_from(["qwen3-32b-h20", "tiny-cpu"]).map(load_performance_model),
+    st.builds(analytic_model, st.sampled_from(sorted(MODELS)), st.sampled_from(["h20", "h200", "b200"])),
+)
+tokens = st.integers(0, 1_000_000)
+
+
+@settings(max_examples=60)
+@given(model=models, hist=tokens, incr=tokens, batch=st.integers(0, 2000), data=st.data())
+def test_the_performance_model_of_the_manifest_gives_the_same_times(
+    tmp_path_factory: pytest.TempPathFactory, model: PiecewiseModel, hist: int, incr: int, batch: int, data: Any
+) -> None:
+    config_map = by_identity(objects_of(profile=model.profile))["ConfigMap", "ampd-performance-model"]
+    path = tmp_path_factory.mktemp("perf") / "model.json"
+    path.write_text(config_map["data"]["model.json"], encoding="utf-8")
+    loaded = load_performance_model(path)
+    assert loaded.profile == model.profile
+    theta = data.draw(st.sampled_from(model.parallelisms))
+    assert loaded.prefill_s(hist, incr, theta) == model.prefill_s(hist, incr, theta)
+    assert loaded.decode_step_s(batch, hist, theta) == model.decode_step_s(batch, hist, theta)
+    for curve in model.profile.kv_transfers:
+        pair = Parallelism(curve.tp_source), Parallelism(curve.tp_target)
+        assert loaded.kv_transfer_s(incr, *pair) == model.kv_transfer_s(incr, *pair)
+
+
+def test_every_process_that_decides_reads_the_performance_model() -> None:
+    for name, component in components(objects_of()).items():
+        if name == "frontend":
+            continue
+        environment = {one["name"]: one.get("value") for one in main(component)["env"]}
+        pod = component["podTemplate"]["spec"]
+        (mount,) = [one for one in main(component)["volumeMounts"] if one["name"] == "performance-model"]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "performance-model"]
+        assert volume["configMap"]["name"] == "ampd-performance-model"
+        assert environment["AMPD_PERF"] == f"{mount['mountPath']}/model.json"
+
+
+def configuration(objects: list[Any], name: str) -> str:
+    pod = components(objects)[name]["podTemplate"]
+    return str(pod["metadata"]["annotations"]["ampd.dev/configuration"])
+
+
+def test_pods_are_replaced_when_the_performance_model_changes() -> None:
+    other = analytic_model("qwen3-32b", "h20").profile
+    for name in ("coordinator", "prefill-tp2", "decode-tp8"):
+        assert configuration(objects_of(), name) == configuration(objects_of(), name)
+        assert configuration(objects_of(), name) != configuration(objects_of(profile=other), name)
+
+
+def test_redis_starts_anew_when_its_configuration_changes() -> None:
+    base = base_objects()
+
+    def of_redis() -> str:
+        (redis,) = of_kind(deployment_objects(DEPLOYMENT, base), "StatefulSet")
+        return str(redis["spec"]["template"]["metadata"]["annotations"]["ampd.dev/configuration"])
+
+    before = of_redis()
+    assert of_redis() == before
+    by_identity(base)["ConfigMap", "ampd-redis-config"]["data"]["redis.conf"] += "\n"
+    assert of_redis() != before
+
+
+def test_a_routing_table_of_the_users_own_travels_along(tmp_path: Path) -> None:
+    from ampd.policies.table_file import DEFAULT_TABLE
+
+    table = tmp_path / "mine.json"
+    table.write_bytes(DEFAULT_TABLE.read_bytes())
+    policies = replace(DEPLOYMENT.policies, routing=f"table(table={table}, output_tokens=50)")
+    objects = objects_of(policies=policies)
+    config_map = by_identity(objects)["ConfigMap", "ampd-routing-table"]
+    coordinator = components(objects)["coordinator"]
+    (routing,) = [one for one in main(coordinator)["args"] if one.startswith("--routing=")]
+    assert routing == "--routing=table(table=/etc/ampd/routing/table.json, output_tokens=50)"
+    (mount,) = [one for one in main(coordinator)["volumeMounts"] if one["name"] == "routing-table"]
+    assert mount["mountPath"] == "/etc/ampd/routing"
+    (volume,) = [one for one in coordinator["podTemplate"]["spec"]["volumes"] if one["name"] == "routing-table"]
+    assert volume["configMap"]["name"] == "ampd-routing-table"
+    assert json.loads(config_map["data"]["table.json"]) == json.loads(table.read_text())
+    in_container = tmp_path / "table.json"
+    in_container.write_text(config_map["data"]["table.json"])
+    create_named("routing", routing.partition("=")[2].replace("/etc/ampd/routing", str(tmp_path)))
+    shipped = objects_of(policies=replace(DEPLOYMENT.policies, routing="table"))
+    assert ("ConfigMap", "ampd-routing-table") not in by_identity(shipped)
+    assert "--routing=table" in main(components(shipped)["coordinator"])["args"]
+    table.unlink()
+    with pytest.raises(UserError, match=r"mine\.json: cannot read the routing table"):
+        objects_of(policies=policies)
+
+
+def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
+    worker = components(base_objects())["prefill"]
+    assert "--tp=4" in main(worker)["args"]
+    assert "--model=/models/qwen3-32b" in main(worker)["args"]
+    assert replica.resources(4, DEPLOYMENT.profile.kv_bytes_per_token) == main(worker)["resources"]
+    assert replica.resources(4, None) == main(worker)["resources"]
+    assert replica.shared_memory(4) == worker["sharedMemorySize"]
+
+
+def test_the_memory_of_a_pod_holds_what_the_workers_stage() -> None:
+    assert SglangSettings.model_fields["staging_tokens"].default == 65_536
+    assert not [one for one in main(components(base_objects())["decode"])["args"] if "staging" in one]
+    small, large = (replica.resources(1, size)["requests"]["memory"] for size in (1024, 320 << 10))
+    assert (small, large) == ("13Gi", "32Gi")

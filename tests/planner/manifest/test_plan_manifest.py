@@ -1,0 +1,204 @@
+"""`ampd plan --output-manifest`: real plans written in both forms, what is said about them, and refusals."""
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ampd.cli import main as ampd
+from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import MODELS, analytic_model
+from planner import plan_command
+from planner.manifest.planned import _PARSERS
+
+from .lab import built, by_identity, components, graph_of, main, needs_kubectl
+
+TAU = ["plan", "tau-bench-airline", "--gpus", "6", "--rate", "12", "--ttft", "0.2", "--itl", "0.02"]
+LLAMA = [*TAU, "--model", "llama-3.1-8b", "--gpu", "h100"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def planned(capsys: pytest.CaptureFixture[str], argv: list[str], cache: Path) -> tuple[dict[str, Any], str]:
+    assert ampd([*argv, "--json", "--cache", str(cache)]) == 0
+    out, err = capsys.readouterr()
+    result: dict[str, Any] = json.loads(out)
+    return result, err
+
+
+@needs_kubectl
+def test_a_plan_is_written_in_both_forms(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "plan.yaml", tmp_path / "plan"
+    result, err = planned(capsys, [*LLAMA, "--output-manifest", str(file)], cache)
+    assert result["manifest"] == str(file)
+    again, _ = planned(capsys, [*LLAMA, "--output-manifest", str(folder)], cache)
+    assert again["manifest"] == str(folder)
+    objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    assert by_identity(built(folder)) == by_identity(objects)
+
+    best = result["layouts"][0]
+    graph = components(objects)
+    for role in ("prefill", "decode"):
+        for group in best[role]:
+            assert graph[f"{role}-tp{group['tp']}"]["replicas"] == group["replicas"]
+    workers = [one for one in graph.values() if one["type"] in ("prefill", "decode")]
+    gpus = sum(one["replicas"] * int(main(one)["resources"]["limits"]["nvidia.com/gpu"]) for one in workers)
+    assert gpus == best["gpus"]
+    arguments = main(graph["coordinator"])["args"]
+    assert "--model=/models/llama-3.1-8b" in arguments
+    assert f"--routing={result['routing']}" in arguments
+    assert "--dyn-tool-call-parser=llama3_json" in arguments
+    assert not [one for one in arguments if "reasoning" in one]
+
+    profile = tmp_path / "model.json"
+    profile.write_text(by_identity(objects)["ConfigMap", "ampd-performance-model"]["data"]["model.json"])
+    assert load_performance_model(profile).profile == analytic_model("llama-3.1-8b", "h100").profile
+
+    has_groups = any(group["tp"] > 1 for role in ("prefill", "decode") for group in best[role])
+    assert has_groups
+    assert len([line for line in err.splitlines() if "refuse --tp above 1" in line]) == 1
+
+
+def test_the_annotations_are_what_the_plan_expects(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.yaml"
+    result, _ = planned(capsys, [*LLAMA, "--output-manifest", str(file), "--manifest-layout", "2"], cache)
+    objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    annotations = graph_of(objects)["metadata"]["annotations"]
+    ours = {key.removeprefix("ampd.dev/"): value for key, value in annotations.items() if "ampd.dev/" in key}
+    layout = result["layouts"][1]
+    seen = layout["simulated"]
+    figures = {
+        "expected-attainment-rounds": seen["attainment"]["rounds"],
+        "expected-attainment-sessions": seen["attainment"]["sessions"],
+        "expected-ttft-p95-seconds": seen["ttft_s"]["p95"],
+        "expected-itl-p95-seconds": seen["itl_s"]["p95"],
+        "expected-local-rounds": seen["routes"]["local"] / sum(seen["routes"].values()),
+        "rate-sessions-per-second": 12,
+        "gpus": layout["gpus"],
+        "objective": layout["objective"],
+        "headroom": layout["headroom"],
+        "ttft-target-seconds": 0.2,
+        "itl-target-seconds": 0.02,
+        "seed": 0,
+        "layout-rank": 2,
+    }
+    for name, value in figures.items():
+        assert float(ours.pop(name)) == pytest.approx(value, rel=1e-5), name
+    sides = ("+".join(f"{one['replicas']}xTP{one['tp']}" for one in layout[role]) for role in ("prefill", "decode"))
+    assert ours == {
+        "version": version("ampd"),
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "performance-model": "analytic",
+        "trace": "tau-bench-airline",
+        "layout": "prefill {}, decode {}".format(*sides),
+    }
+    assert all(isinstance(value, str) for value in annotations.values())
+    names = [name for name in components(objects) if "-tp" in name]
+    assert names == [f"{role}-tp{one['tp']}" for role in ("prefill", "decode") for one in layout[role]]
+
+
+def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rounds = [{"incr_tokens": 40, "output_tokens": 1}]
+    trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(9)))
+    file = tmp_path / "plan.yaml"
+    argv = ["plan", str(trace), "--perf", "tiny-cpu", "--gpus", "2", "--ttft", "0.25", "--itl", "0.03", "--seed", "3"]
+    argv += ["--ordering", "fcfs", "--slicing", "whole", "--kv-capacity-tokens", "9000", "--limit", "8"]
+    argv += ["--output-manifest", str(file), "--manifest-model-path", "/models/mine/My-Model/"]
+    argv += ["--manifest-image", "registry.example/ampd:7", "--degrees", "1"]
+    result, err = planned(capsys, argv, cache)
+    objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    graph = components(objects)
+    coordinator, worker = main(graph["coordinator"]), main(graph["decode-tp1"])
+    assert "--model=/models/mine/My-Model" in coordinator["args"]
+    assert "--model-name=My-Model" in coordinator["args"]
+    for flag in ("--model=/models/mine/My-Model", "--ordering=fcfs", "--slicing=whole", "--max-total-tokens=9000"):
+        assert flag in worker["args"]
+    assert worker["image"] == coordinator["image"] == "registry.example/ampd:7"
+    annotations = graph_of(objects)["metadata"]["annotations"]
+    assert annotations["ampd.dev/trace"] == "trace.jsonl"  # not where it lies on this machine
+    assert annotations["ampd.dev/model"] == result["performance_model"]["model"]
+    assert annotations["ampd.dev/gpu"] == result["performance_model"]["gpu"]
+    assert annotations["ampd.dev/seed"] == "3"
+    assert result["layouts"][0]["simulated"]["itl_s"]["p95"] is None
+    assert "ampd.dev/expected-itl-p95-seconds" not in annotations
+    assert str(tmp_path) not in file.read_text(encoding="utf-8")
+    assert "no tool-call parser is known for My-Model" in err
+    assert "refuse --tp" not in err
+    environment = {one["name"]: one.get("value") for one in graph_of(objects)["spec"]["env"]}
+    assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
+
+
+def test_the_table_names_the_file_too(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.yaml"
+    assert ampd([*LLAMA, "--cache", str(cache), "--output-manifest", str(file)]) == 0
+    assert f"Manifest: {file}" in capsys.readouterr().out.splitlines()
+    assert ampd([*LLAMA, "--cache", str(cache)]) == 0
+    assert "Manifest" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--output-manifest", "{}/missing/plan.yaml"], r"--output-manifest: .*cannot be written: .*No such file"),
+        (["--output-manifest", "{}/foreign"], r"--output-manifest: .* holds notes\.txt"),
+        (["--output-manifest", "{}/plan.yaml", "--manifest-layout", "4"], r"--manifest-layout: 4 is more than the 3"),
+        (["--output-manifest", "{}/plan.yaml", "--manifest-layout", "0"], r"--manifest-layout"),
+        *(
+            (
+                ["--output-manifest", "{}/plan.yaml", "--manifest-model-path", path],
+                r"--manifest-model-path: .* below /models",
+            )
+            for path in ("qwen", "/models", "/weights/qwen", "/models/../etc", "/modelsqwen")
+        ),
+        (["--output-manifest", "{}/plan.yaml", "--report", "{}/missing/x.html"], r"x\.html: cannot be written"),
+        (["--manifest-layout", "2"], r"--manifest-layout says how to write --output-manifest, which is missing"),
+    ],
+)
+def test_wrong_calls_are_refused_before_anything_is_planned(
+    flags: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_plan(*_: object) -> None:
+        raise AssertionError("it planned")
+
+    monkeypatch.setattr(plan_command, "make_plan", no_plan)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    assert ampd([*LLAMA, *(flag.format(tmp_path) for flag in flags)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert re.search(words, err), err
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_a_layout_that_the_plan_does_not_have_is_refused(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--gpus", "2", "--rate", "3"]
+    argv += ["--cache", str(cache), "--output-manifest", str(tmp_path / "plan.yaml"), "--manifest-layout", "3"]
+    assert ampd(argv) == 2
+    assert "--manifest-layout: there is no layout 3, the plan has 1" in capsys.readouterr().err
+
+
+def test_parsers_are_dynamos_and_models_are_presets() -> None:
+    from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
+
+    assert _PARSERS.keys() <= MODELS.keys()
+    for tool_calls, reasoning in _PARSERS.values():
+        assert tool_calls in get_tool_parser_names()
+        assert reasoning is None or reasoning in get_reasoning_parser_names()
