@@ -1,0 +1,303 @@
+"""A worker's metrics, from rounds on modelled engines in this process, on real Prometheus registries."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from ampd.errors import UserError
+from ampd.metrics.exposition import ProcessCollector
+from ampd.metrics.names import Process
+from ampd.policies.base import Pick, Slice
+from ampd.policies.registry import create
+from ampd.state.memory import MemoryStore
+from ampd.state.store import RoleAssigned
+from ampd.state.window import SlidingWindow
+from ampd.types import Parallelism, Role, WorkerView
+from tests.ampd.policies.routing_lab import queue_of
+from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from tests.workers.slices_lab import message, script
+from workers.kv.exchange import KvFetch
+from workers.metrics import WorkerReader, WorkerRecorder
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.publisher import Publisher
+from workers.role import WorkerRole
+from workers.rounds import Rounds
+from workers.sessions import SessionKeeper
+from workers.settings import WorkerSettings
+
+
+def registered(collector: ProcessCollector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
+
+
+def total(metrics: CollectorRegistry, name: str, **labels: str) -> float:
+    """The sum of a sample's values over all labels that are not named."""
+    return sum(
+        sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+class Station:
+    """One worker without Dynamo."""
+
+    def __init__(self, name: str, role: Role, engine: Any, times: Any, store: MemoryStore, slicing: Any) -> None:
+        self.engine, self.role = engine, WorkerRole(role)
+        self.sessions = SessionKeeper(engine.kv, 60.0)
+        self.queue = AsyncPrefillQueue(create("ordering", "fcfs"), times, Parallelism())
+        self.publisher = Publisher(store, self.view, 60.0)
+        recorder = WorkerRecorder()
+        windows = SlidingWindow(), SlidingWindow()
+        self.rounds = Rounds(
+            name,
+            engine,
+            self.queue,
+            self.sessions,
+            self.publisher,
+            *windows,
+            1.0,
+            slicing=(slicing, times),
+            recorder=recorder,
+        )
+        settings = WorkerSettings(role=role.value, engine="modelled", model=Path("m"), ordering="fcfs")
+        self.reader = WorkerReader(
+            settings,
+            self.view,
+            engine.kv,
+            times,
+            store,
+            self.publisher,
+            self.queue,
+            self.sessions,
+            self.role,
+            self.rounds,
+        )
+        loop = asyncio.get_running_loop()
+        self.metrics = registered(ProcessCollector(Process.WORKER, recorder.recorded, self.reader, loop))
+
+    def view(self) -> WorkerView:
+        load = self.engine.load()
+        return WorkerView(
+            "w",
+            self.role.role,
+            queue=self.queue.tasks(),
+            decode_batch=load.running_requests,
+            decode_context_tokens=load.running_context_tokens,
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=self.engine.info.kv_capacity_tokens,
+        )
+
+    def total(self, name: str, **labels: str) -> float:
+        return total(self.metrics, name, **labels)
+
+
+@asynccontextmanager
+async def stations(folder: Path, slicing: Any = None, **times: float) -> AsyncIterator[tuple[Lab, Station, Station]]:
+    """A prefill worker `P` and a decode worker `D` that read from each other."""
+    lab, store = Lab(folder, Times(**times)), MemoryStore()
+    async with AsyncExitStack() as stack:
+        both = []
+        for name, role in (("P", Role.PREFILL), ("D", Role.DECODE)):
+            engine = await stack.enter_async_context(lab.engine(name))
+            both.append(Station(name, role, engine, lab.times, store, slicing or create("slicing", "whole")))
+        yield lab, *both
+
+
+async def remote_round(
+    prefill: Station, decode: Station, context: list[int], source: str | None
+) -> tuple[list[int], tuple[dict[str, Any], dict[str, Any]]]:
+    """Prefill at `P`, decode at `D`: the output, and what both reported."""
+    call: Any = message(context, 1, "s", source=source)
+    async with aclosing(prefill.rounds.prefill(call)) as chunks:
+        (first,) = [chunk async for chunk in chunks]
+    call = message(context + first["token_ids"], 7, "s", source="P")
+    async with aclosing(decode.rounds.generate(call)) as chunks:
+        rest = [chunk async for chunk in chunks]
+    out = [token for chunk in (first, *rest) for token in chunk["token_ids"]]
+    return out, (first["ampd"], rest[-1]["ampd"])
+
+
+async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
+    async with stations(model_folder) as (_, prefill, decode):
+        context = prompt_of(500)
+        out, reported = await remote_round(prefill, decode, context, None)
+        # A round in between makes some history that the prefill worker lacks.
+        context += out + prompt_of(60, seed=3)
+        call: Any = message(context, 4, "s")
+        async with aclosing(decode.rounds.generate(call)) as chunks:
+            context += [token async for chunk in chunks for token in chunk["token_ids"]] + prompt_of(40, seed=4)
+        reports = [reported, (await remote_round(prefill, decode, context, "D"))[1]]
+        for station, part, side in ((prefill, "history", 0), (decode, "increment", 1)):
+            other = "increment" if part == "history" else "history"
+            for what, key in (("bytes", "kv_read_bytes"), ("tokens", "kv_read_tokens")):
+                expected = sum(pair[side][key] for pair in reports)
+                assert expected > 0
+                assert station.total(f"ampd_kv_read_{what}_total", direction=part) == expected
+                assert station.total(f"ampd_kv_read_{what}_total", direction=other) == 0
+            reads = [pair[side]["kv_read_s"] for pair in reports if pair[side]["kv_read_tokens"]]
+            assert station.total("ampd_kv_read_seconds_count", direction=part) == len(reads)
+            assert station.total("ampd_kv_read_seconds_sum", direction=part) == pytest.approx(sum(reads))
+            assert station.total("ampd_kv_read_failures_total") == 0
+        assert prefill.total("ampd_prefill_seconds_count") == prefill.total("ampd_prefill_wait_seconds_count") == 2
+        assert prefill.total("ampd_prefill_seconds_sum") == pytest.approx(sum(one["prefill_s"] for one, _ in reports))
+        assert prefill.total("ampd_prefill_wait_seconds_sum") == pytest.approx(
+            sum(one["queued_s"] for one, _ in reports)
+        )
+        assert prefill.total("ampd_prefill_slices_total") == 2
+        # Seven tokens follow a first one that came from elsewhere, four have three gaps.
+        assert decode.total("ampd_token_gap_seconds_count") == 7 + 3 + 7
+        assert prefill.total("ampd_token_gap_seconds_count") == 0
+        assert decode.total("ampd_kv_pinned_tokens") == decode.total("ampd_kv_used_tokens") > 500
+        assert decode.total("ampd_worker_rounds_in_progress") == 0
+
+
+async def test_a_read_that_fails(model_folder: Path) -> None:
+    async with stations(model_folder) as (lab, prefill, _):
+        del lab.peers.engines["D"]
+        call: Any = message(prompt_of(300), 1, "s", source="D")
+        async with aclosing(prefill.rounds.prefill(call)) as chunks:
+            (chunk,) = [chunk async for chunk in chunks]
+        assert chunk["ampd"]["kv_read_error"]
+        assert prefill.total("ampd_kv_read_failures_total", direction="history") == 1
+        assert prefill.total("ampd_kv_read_failures_total", direction="increment") == 0
+        assert prefill.total("ampd_kv_read_seconds_count", direction="history") == 1
+        assert prefill.total("ampd_kv_read_bytes_total") == 0
+
+
+async def test_a_prefill_in_slices(model_folder: Path) -> None:
+    async with stations(model_folder, script(Slice(250), Slice(250), Slice(250))) as (_, _, decode):
+        call: Any = message(prompt_of(700), 2, "s")
+        async with aclosing(decode.rounds.generate(call)) as chunks:
+            report = [chunk async for chunk in chunks][-1]["ampd"]
+        assert decode.total("ampd_prefill_slices_total") == report["slices"] == 3
+        assert decode.total("ampd_prefill_seconds_count") == 1
+
+
+async def test_what_runs_and_waits(model_folder: Path) -> None:
+    async with stations(model_folder, per_token_s=0.5, step_s=0.01) as (_, _, decode):
+        calls: list[Any] = [message(prompt_of(100, seed=seed), 5, f"s{seed}") for seed in range(3)]
+        tasks = [asyncio.ensure_future(anext(decode.rounds.generate(call))) for call in calls]
+        while decode.total("ampd_prefill_queue_tasks") < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert decode.total("ampd_worker_rounds_in_progress") == 3
+        assert decode.total("ampd_prefill_queue_predicted_wait_seconds") == pytest.approx(3 * 100 * 0.5)
+        assert decode.total("ampd_decode_batch_rounds") == 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_prefills_that_are_overtaken(model_folder: Path) -> None:
+    """The last one first: each that is picked postpones all who came before it."""
+    last_first = SimpleNamespace(pick=lambda queue, *_: Pick(len(queue) - 1, tuple(range(len(queue) - 1))))
+    async with stations(model_folder) as (_, _, decode):
+        decode.queue._ordering = last_first  # type: ignore[assignment]
+        calls: list[Any] = [message(prompt_of(100, seed=seed), 1, f"s{seed}") for seed in range(4)]
+
+        async def run(call: Any) -> None:
+            async with aclosing(decode.rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+
+        await asyncio.gather(*map(run, calls))
+        # The first runs at once, alone; then the fourth overtakes two, the third one.
+        assert decode.total("ampd_prefill_postponements_total") == 2 + 1
+
+
+async def test_a_batch_that_decodes(model_folder: Path) -> None:
+    async with stations(model_folder, step_s=0.01) as (_, _, decode):
+        call: Any = message(prompt_of(100), 3000, "s")
+        async with aclosing(decode.rounds.generate(call)) as chunks:
+            await anext(chunks)
+            await anext(chunks)
+            assert decode.total("ampd_decode_batch_rounds") == 1
+            assert decode.total("ampd_decode_context_tokens") > 100
+            assert decode.total("ampd_kv_capacity_tokens") == 100_000
+
+
+async def test_a_role_that_changes(model_folder: Path) -> None:
+    async with stations(model_folder) as (_, _, decode):
+        assert decode.total("ampd_worker_role", role="decode") == 1
+        decode.role.adopt(RoleAssigned("w", Role.PREFILL, "", "ttft-short"))
+        decode.role.adopt(RoleAssigned("w", Role.PREFILL, "long", "balance"))  # another lane is no other role
+        assert decode.total("ampd_worker_role", role="decode") == 0
+        assert decode.total("ampd_worker_role", role="prefill") == 1
+        assert decode.total("ampd_worker_role_changes_total", role="prefill") == 1
+        assert decode.total("ampd_worker_role_changes_total", role="decode") == 0
+
+
+async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
+    async with stations(model_folder) as (_, _, decode):
+        for name in ("evicted", "ended", "running", "idle"):
+            async with decode.sessions.round(name):
+                pass
+            decode.publisher.held(name, 64)
+        assert decode.total("ampd_sessions_held") == 4
+        decode.sessions.held("evicted", 0)
+        await decode.sessions.release("ended")
+        decode.sessions.held("ended", 0)
+        decode.sessions.held("idle", 32)
+        async with decode.sessions.round("running"):
+            decode.sessions.held("running", 0)  # its prompt was rewritten
+        assert decode.total("ampd_sessions_lost_total", reason="evicted") == 1
+        assert decode.total("ampd_sessions_lost_total", reason="idle") == 0
+
+
+async def test_sessions_that_stay_away_for_too_long(model_folder: Path) -> None:
+    async with stations(model_folder) as (_, _, decode):
+        keeper = decode.sessions
+        for name in ("a", "b"):
+            async with keeper.round(name):
+                pass
+        keeper._ttl_s = 0.0
+        await keeper.release_idle()
+        assert decode.total("ampd_sessions_lost_total", reason="idle") == 2
+        assert decode.total("ampd_sessions_lost_total", reason="evicted") == 0
+
+
+async def test_a_model_that_lacks_this_parallelism_takes_only_its_prediction(model_folder: Path) -> None:
+    class Lacking(Times):
+        def prefill_s(self, *_: Any) -> float:
+            raise UserError("no tp 3")
+
+    async with stations(model_folder) as (_, _, decode):
+        decode.reader._model = Lacking()
+        decode.reader._read_view = lambda: WorkerView("w", Role.DECODE, queue=queue_of(10), kv_capacity_tokens=7)
+        assert decode.total("ampd_prefill_queue_tasks") == 1
+        assert decode.total("ampd_kv_capacity_tokens") == 7
+        assert decode.metrics.get_sample_value("ampd_prefill_queue_predicted_wait_seconds") is None
+
+
+fetches = st.builds(
+    KvFetch,
+    tokens=st.integers(0, 1000),
+    bytes=st.integers(0, 1 << 40),
+    seconds=st.floats(0, 20),
+    error=st.none() | st.text(),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["history", "increment"]), fetches), max_size=30))
+def test_reads_add_up(every: list[tuple[str, KvFetch]]) -> None:
+    recorder = WorkerRecorder()
+    for part, fetch in every:
+        recorder.read(part, fetch)
+    metrics = registered(ProcessCollector(Process.WORKER, recorder.recorded, tuple))
+    for part in ("history", "increment"):
+        real = [fetch for at, fetch in every if at == part and (fetch.tokens or fetch.error is not None)]
+        assert total(metrics, "ampd_kv_read_seconds_count", direction=part) == len(real)
+        assert total(metrics, "ampd_kv_read_tokens_total", direction=part) == sum(fetch.tokens for fetch in real)
+        assert total(metrics, "ampd_kv_read_bytes_total", direction=part) == sum(fetch.bytes for fetch in real)
+        failed = sum(fetch.error is not None for fetch in real)
+        assert total(metrics, "ampd_kv_read_failures_total", direction=part) == failed
