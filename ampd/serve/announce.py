@@ -6,16 +6,11 @@ The folder is the user's own and goes with the Redis; a note whose Redis does no
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from ampd.state.embedded import FOLDER_PREFIX, answers, socket_of
-
-FOLDERS = (Path("/tmp"),)
-"""Where notes may lie besides the temporary directory: it may be too long a path for a socket."""
+from ampd.state.embedded import FOLDER_PREFIX, answers, servers_folder, socket_of
 
 _NOTE = "graph.json"
 
@@ -42,13 +37,8 @@ def announce(graph: RunningGraph) -> None:
 
 def running_graphs() -> list[RunningGraph]:
     """The graphs of this user that were announced on this machine and whose Redis answers."""
-    found = (_read(note) for note in sorted(_notes()))
+    found = (_read(note) for note in sorted(servers_folder().glob(f"{FOLDER_PREFIX}*/{_NOTE}")))
     return [graph for graph in found if graph is not None and answers(socket_of(graph.state_url))]
-
-
-def _notes() -> Iterable[Path]:
-    for folder in {Path(tempfile.gettempdir()), *FOLDERS}:
-        yield from folder.glob(f"{FOLDER_PREFIX}*/{_NOTE}")
 
 
 def _read(note: Path) -> RunningGraph | None:

@@ -22,7 +22,7 @@ _STOP_TIMEOUT_S = 5.0
 _LONGEST_SOCKET_PATH = 100
 
 FOLDER_PREFIX = "ampd-redis-"
-"""How the folders of these servers are called; they lie in the temporary directory and belong to their user alone."""
+"""How the folders of these servers are called; each belongs to its user alone."""
 
 # Runs in the child: have the kernel end it with its parent, unless that has gone already, and become the server.
 _LEASHED = """
@@ -92,7 +92,7 @@ class EmbeddedRedis:
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> EmbeddedRedis:
-        self._directory = _short_temporary_directory()
+        self._directory = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=servers_folder()))
         try:
             self.start()
         except BaseException:
@@ -202,13 +202,11 @@ def answers(path: Path) -> bool:
     return False
 
 
-def _short_temporary_directory() -> Path:
-    # a socket's path may have 107 bytes at most; some temporary directories are longer than that
-    path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-    if len(os.fsencode(path)) + len("/redis.sock") <= _LONGEST_SOCKET_PATH:
-        return path
-    path.rmdir()
-    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
+def servers_folder() -> Path:
+    """Where the servers' folders lie: the temporary directory, unless its path is too long for a socket."""
+    folder = tempfile.gettempdir()
+    longest = len(os.fsencode(folder)) + len(f"/{FOLDER_PREFIX}12345678/redis.sock")
+    return Path(folder if longest <= _LONGEST_SOCKET_PATH else "/tmp")
 
 
 def _free_port() -> int:

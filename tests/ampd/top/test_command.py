@@ -31,7 +31,6 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr("ampd.serve.announce.FOLDERS", ())
     for name in ("AMPD_STATE_URL", "AMPD_PERF", "DYN_NAMESPACE", "AMPD_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
