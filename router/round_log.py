@@ -42,7 +42,8 @@ def end_logger(wanted: RoundLog) -> Observer:
         say(
             log,
             wanted.end_level,
-            "round finished" if served.is_complete else "round broken off",
+            _how_it_ended(served),
+            outcome=served.outcome,
             route=record.route,
             reason=record.reason,
             decode_worker=record.decode_worker,
@@ -53,9 +54,8 @@ def end_logger(wanted: RoundLog) -> Observer:
             cached_tokens=record.cached_tokens,
             output_tokens=served.output_tokens,
             ttft_s=served.ttft_s,
-            ttft_met=served.ttft_met,
             itl_s=served.itl_s,
-            itl_met=served.itl_met,
+            lasted_s=served.lasted_s,
             queued_s=record.queued_s,
             prefill_s=record.prefill_s,
             kv_read_bytes_history=record.kv_read_bytes_history,
@@ -66,3 +66,9 @@ def end_logger(wanted: RoundLog) -> Observer:
         )
 
     return log_end
+
+
+def _how_it_ended(served: ServedRound) -> str:
+    if served.is_complete:
+        return "round finished"
+    return "round left by its client" if served.was_left else "round failed"

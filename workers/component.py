@@ -277,7 +277,7 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         itl,
         settings.kv_timeout_s,
         slicing=(slicing, model),
-        steps=RoundSteps(RoundLog(settings.log_rounds)),
+        steps=RoundSteps(worker_id, RoundLog(settings.log_rounds)),
         recorder=recorder,
     )
     reader = WorkerReader(settings, read_view, engine.kv, model, store, publisher, queue, sessions, role, rounds)

@@ -18,10 +18,12 @@ class RoundSteps:
     """The lines of one worker. Ids come from the round that is being served.
 
     Args:
+        worker_id: of this worker.
         wanted: whether the steps of rounds are logged, or only what went wrong.
     """
 
-    def __init__(self, wanted: RoundLog = RoundLog.END) -> None:
+    def __init__(self, worker_id: str, wanted: RoundLog = RoundLog.END) -> None:
+        self._worker_id = worker_id
         self._level = wanted.step_level
 
     def queued(self, task: PrefillTask, source: str | None, queue_length: int, now_s: float) -> None:
@@ -30,6 +32,7 @@ class RoundSteps:
             log,
             self._level,
             "prefill queued",
+            worker_id=self._worker_id,
             task_id=task.task_id,
             hist_tokens=task.hist_tokens,
             incr_tokens=task.incr_tokens,
@@ -41,7 +44,8 @@ class RoundSteps:
 
     def picked(self, task: PrefillTask, now_s: float) -> None:
         """The ordering policy has chosen it; `waited_s` counts from the round's arrival at the coordinator."""
-        say(log, self._level, "prefill picked", task_id=task.task_id, waited_s=now_s - task.arrival_s)
+        waited_s = now_s - task.arrival_s
+        say(log, self._level, "prefill picked", worker_id=self._worker_id, task_id=task.task_id, waited_s=waited_s)
 
     def read(self, source: str, part: str, fetched: KvFetch) -> None:
         """KV came from another worker, or did not: then it is computed again here. `part`: history or increment."""
@@ -49,6 +53,7 @@ class RoundSteps:
             log,
             logging.WARNING if fetched.error else self._level,
             "KV read failed" if fetched.error else "KV read",
+            worker_id=self._worker_id,
             kv_source=source,
             part=part,
             tokens=fetched.tokens,
@@ -59,7 +64,7 @@ class RoundSteps:
 
     def prefilled(self, task: PrefillTask, prefill_s: float) -> None:
         """The first token has come out."""
-        say(log, self._level, "prefill done", task_id=task.task_id, prefill_s=prefill_s)
+        say(log, self._level, "prefill done", worker_id=self._worker_id, task_id=task.task_id, prefill_s=prefill_s)
 
     def decoded(self, last: dict[str, Any], engine_s: float) -> None:
         """The engine has ended the round, with this chunk; `engine_s`: since it got the round, a prefill included."""
@@ -68,6 +73,7 @@ class RoundSteps:
             log,
             self._level,
             "decode done",
+            worker_id=self._worker_id,
             output_tokens=tokens,
             finish_reason=last["finish_reason"],
             engine_s=engine_s,
@@ -80,6 +86,7 @@ class RoundSteps:
             log,
             self._level,
             f"KV {request.get('op')}",
+            worker_id=self._worker_id,
             caller=trace.caller if trace else None,
             asked_pages=None if keys is None else len(keys),
             held_pages=len(reply["pages"]) if "pages" in reply else reply.get("matched"),

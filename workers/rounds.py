@@ -86,7 +86,7 @@ class Rounds:
         self._clock = clock
         self._decoding = DecodingRounds(clock)
         self._slicer = Slicer(*slicing, engine, self._decoding, clock) if slicing else None
-        self._steps = steps or RoundSteps()
+        self._steps = steps or RoundSteps(worker_id)
         self._recorder = recorder or WorkerRecorder()
         self._running = 0
         self._idle = asyncio.Event()

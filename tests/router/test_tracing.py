@@ -107,7 +107,7 @@ async def test_a_local_and_a_remote_round_are_found_everywhere_by_the_client_s_t
     assert (said["trace_id"], f"cmpl-{said['request_id']}") == (second, answer["id"])
     coordinator = await site.until_said(site.coordinator, {"round placed", "round finished"}, trace_id=second)
     end = coordinator["round finished"]
-    assert (end["route"], end["output_tokens"], end["retries"]) == ("remote", 8, 0)
+    assert (end["route"], end["output_tokens"], end["outcome"], end["retries"]) == ("remote", 8, "met", 0)
     assert (end["prefill_worker"], end["decode_worker"]) == (site.prefill_id, site.decode_id)
     assert coordinator["round placed"]["estimates"][0]["total_s"] == pytest.approx(
         said["estimates"][0]["total_s"], abs=1e-6
@@ -122,6 +122,8 @@ async def test_a_local_and_a_remote_round_are_found_everywhere_by_the_client_s_t
         assert (read["part"], read["kv_source"]) == (part, source)
         assert (read["tokens"], read["bytes"]) == (said[f"kv_read_tokens_{part}"], said[f"kv_read_bytes_{part}"])
         assert read["tokens"] > 0
+    assert {line["worker_id"] for line in prefill.values()} == {site.prefill_id}
+    assert {line["worker_id"] for line in decode.values()} == {site.decode_id}
     assert {decode[message]["caller"] for message in kv} == {site.prefill_id}
     assert {prefill[message]["caller"] for message in kv} == {site.decode_id}
     ids = {"request_id": said["request_id"], "x_request_id": "mine-way", "session_id": "way"}
@@ -190,5 +192,5 @@ async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_ans
             logs = [one.log(process) for process in (site.coordinator, site.prefill, site.decode)]
             found = [line for text in logs for line in text.splitlines() if said["request_id"] in line]
             assert len(found) == 1
-            assert "round finished route=remote" in found[0]
+            assert "round finished outcome=met route=remote" in found[0]
             assert f"request_id={said['request_id']} session_id=text" in found[0]

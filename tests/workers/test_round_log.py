@@ -1,0 +1,43 @@
+"""What a worker says of a round's steps, and what it says although nobody asked for steps."""
+
+import logging
+
+import pytest
+
+from ampd import tracing
+from ampd.logs import RoundLog
+from ampd.tracing import Trace
+from workers.kv.exchange import KvFetch
+from workers.round_log import RoundSteps
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, dict[str, object]]]:
+    return [(record.levelno, record.getMessage(), getattr(record, "ampd_fields")) for record in caplog.records]  # noqa: B009
+
+
+@pytest.mark.parametrize("wanted", [RoundLog.NONE, RoundLog.END])
+def test_a_failed_read_is_told_in_any_case(caplog: pytest.LogCaptureFixture, wanted: RoundLog) -> None:
+    caplog.set_level(logging.INFO, "workers.round_log")
+    steps = RoundSteps("W", wanted)
+    steps.read("S", "history", KvFetch(16, 1024, 0.5))
+    steps.read("S", "history", KvFetch(0, 0, 0.5, "no answer"))
+    fields = {"worker_id": "W", "kv_source": "S", "part": "history", "tokens": 0, "bytes": 0, "seconds": 0.5}
+    assert said(caplog) == [(logging.WARNING, "KV read failed", {**fields, "error": "no answer"})]
+
+
+def test_an_answer_about_kv_says_who_asked_and_what_was_there(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "workers.round_log")
+    token = tracing._CURRENT.set(Trace("r", caller="P"))
+    try:
+        steps = RoundSteps("W", RoundLog.STEPS)
+        steps.served({"op": "lease", "keys": [b"a", b"b"]}, {"pages": [4], "lease_id": "7", "descriptor": b""})
+        steps.served({"op": "match", "keys": [b"a", b"b"]}, {"matched": 0})
+        steps.served({"op": "what"}, {"error": "unknown operation 'what'"})
+    finally:
+        tracing._CURRENT.reset(token)
+    asked = {"worker_id": "W", "caller": "P", "asked_pages": 2}
+    assert [(message, fields) for _, message, fields in said(caplog)] == [
+        ("KV lease", {**asked, "held_pages": 1, "lease_id": "7"}),
+        ("KV match", {**asked, "held_pages": 0}),
+        ("KV what", {"worker_id": "W", "caller": "P", "error": "unknown operation 'what'"}),
+    ]
