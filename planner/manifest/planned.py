@@ -42,9 +42,6 @@ def check_flags(settings: PlanSettings) -> None:
         UserError: as one line.
     """
     if settings.output_manifest is None:
-        for name in ("manifest_layout", "manifest_model_path", "manifest_image"):
-            if name in settings.model_fields_set:
-                raise UserError(f"--{name.replace('_', '-')} says how to write --output-manifest, which is missing")
         return
     if settings.manifest_layout > settings.top:
         raise UserError(f"--manifest-layout: {settings.manifest_layout} is more than the {settings.top} of --top")

@@ -12,8 +12,12 @@ import yaml
 from ampd.cli import main as ampd
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.presets import MODELS, analytic_model
+from ampd.tiny_model import tiny_model_path
 from planner import plan_command
 from planner.manifest.planned import _PARSERS
+from workers.engines.base import EngineError
+from workers.engines.sglang import SglangEngine
+from workers.engines.sglang_settings import SglangSettings
 
 from .lab import built, by_identity, components, graph_of, main, needs_kubectl
 
@@ -162,7 +166,6 @@ def test_the_table_names_the_file_too(tmp_path: Path, cache: Path, capsys: pytes
             for path in ("qwen", "/models", "/weights/qwen", "/models/../etc", "/modelsqwen")
         ),
         (["--output-manifest", "{}/plan.yaml", "--report", "{}/missing/x.html"], r"x\.html: cannot be written"),
-        (["--manifest-layout", "2"], r"--manifest-layout says how to write --output-manifest, which is missing"),
     ],
 )
 def test_wrong_calls_are_refused_before_anything_is_planned(
@@ -202,3 +205,10 @@ def test_parsers_are_dynamos_and_models_are_presets() -> None:
     for tool_calls, reasoning in _PARSERS.values():
         assert tool_calls in get_tool_parser_names()
         assert reasoning is None or reasoning in get_reasoning_parser_names()
+
+
+async def test_what_is_said_about_several_gpus_is_true() -> None:
+    """As soon as the workers take them, the plan and its documentation must not say otherwise any more."""
+    engine = SglangEngine(SglangSettings(model=tiny_model_path(), tp=2))
+    with pytest.raises(EngineError, match="use --tp 1"):
+        await engine.start()
