@@ -94,8 +94,8 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[s
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     store = await open_store(redis_url, "with")
     for name, url in urls.items():
-        expected = {Role.DECODE: 1} if name == "with" else {}
-        await wait_until_ready(store, url, _MODEL, expected, supervisor.ended, _START_S, lambda _: None)
+        expected, coordinators = ({Role.DECODE: 1}, 1) if name == "with" else ({}, 0)
+        await wait_until_ready(store, url, _MODEL, expected, supervisor.ended, _START_S, lambda _: None, coordinators)
     await store.close()
     return urls
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from pathlib import Path
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.serve.settings import EngineName, ServeSettings
 from ampd.types import Parallelism
+
+_WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_WATCHES_PER_PROCESS = 7
+"""Counted: 6 a worker, 8 a coordinator, 5 the frontend."""
 
 
 def check_policies(settings: ServeSettings) -> None:
@@ -33,6 +38,23 @@ def check_engine(engine: EngineName) -> None:
                     f"ampd serve: --engine sglang needs the package {module}; install it with "
                     "pip install 'ampd[sglang]', or use --engine modelled"
                 )
+
+
+def check_watches(processes: int) -> None:
+    """Refuse a graph with more processes than the kernel has file watches for: Dynamo's file discovery needs them.
+
+    A process without a watch sees nobody, and ends or waits without a word that says why.
+    """
+    try:
+        limit = int(_WATCH_LIMIT.read_text())
+    except (OSError, ValueError):
+        return
+    needed = processes * _WATCHES_PER_PROCESS
+    if needed > limit:
+        raise UserError(
+            f"ampd serve: {processes} processes need about {needed} inotify instances, this machine allows {limit} a "
+            f"user; start fewer workers, or: sysctl -w fs.inotify.max_user_instances={2 * needed}"
+        )
 
 
 def claim_port(host: str, port: int) -> int:

@@ -39,6 +39,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_policies(settings)
     checks.check_perf(settings.perf, settings.tp)
     checks.check_engine(settings.engine)
+    checks.check_watches(settings.prefill + settings.decode + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
     port = checks.claim_port(settings.host, settings.port)
@@ -102,7 +103,14 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         expected = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
         ready = asyncio.create_task(
             wait_until_ready(
-                store, url, site.model_name, expected, supervisor.ended, settings.start_timeout_s, _progress
+                store,
+                url,
+                site.model_name,
+                expected,
+                supervisor.ended,
+                settings.start_timeout_s,
+                _progress,
+                settings.coordinators,
             )
         )
         interrupted = asyncio.create_task(stopped.wait())

@@ -1,4 +1,4 @@
-"""Waiting until a local graph can serve: every worker has its lease and the frontend lists the model."""
+"""Waiting until a local graph can serve: workers have their leases, the frontend the model and its coordinators."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import httpx
 from ampd.errors import RunError
 from ampd.state.store import StateStore
 from ampd.types import Role
+from ampd.wire import COORDINATOR_COMPONENT
 
 _POLL_S = 0.2
 
@@ -24,8 +25,9 @@ async def wait_until_ready(
     ended: Callable[[], dict[str, str]],
     timeout_s: float,
     progress: Callable[[str], None],
+    coordinators: int = 1,
 ) -> None:
-    """Return when `expected` workers hold leases and `url` lists `model_name`.
+    """Return when `expected` workers hold leases and the frontend at `url` has `model_name` and its `coordinators`.
 
     Raises:
         RunError: a process died, or `timeout_s` passed; the line says what was still missing.
@@ -33,7 +35,7 @@ async def wait_until_ready(
     deadline = time.monotonic() + timeout_s
     said = ""
     async with httpx.AsyncClient(base_url=url, timeout=2.0) as client:
-        while missing := await _missing(store, client, model_name, expected):
+        while missing := await _missing(store, client, model_name, expected, coordinators):
             for line in ended().values():
                 raise RunError(f"ampd serve: {line}")
             if time.monotonic() > deadline:
@@ -44,7 +46,9 @@ async def wait_until_ready(
             await asyncio.sleep(_POLL_S)
 
 
-async def _missing(store: StateStore, client: httpx.AsyncClient, model_name: str, expected: dict[Role, int]) -> str:
+async def _missing(
+    store: StateStore, client: httpx.AsyncClient, model_name: str, expected: dict[Role, int], coordinators: int
+) -> str:
     live = Counter(view.role for view in await store.snapshot())
     parts = []
     if live.total() < sum(expected.values()):
@@ -52,6 +56,9 @@ async def _missing(store: StateStore, client: httpx.AsyncClient, model_name: str
         parts = [f"{count - live[role]} {role} worker(s)" for role, count in expected.items() if live[role] < count]
     if not await _lists_model(client, model_name):
         parts.append("the model at the frontend")
+    elif (absent := coordinators - await _coordinators(client)) > 0:
+        # They enter discovery when they see a decode worker.
+        parts.append(f"{absent} coordinator(s) at the frontend")
     return ", ".join(parts)
 
 
@@ -61,3 +68,12 @@ async def _lists_model(client: httpx.AsyncClient, model_name: str) -> bool:
         return any(model["id"] == model_name for model in reply.json()["data"])
     except (httpx.HTTPError, ValueError, KeyError):
         return False
+
+
+async def _coordinators(client: httpx.AsyncClient) -> int:
+    """How many the frontend knows of (its /health lists the instances that it has discovered)."""
+    try:
+        instances = (await client.get("/health")).json()["instances"]
+        return sum(one["component"] == COORDINATOR_COMPONENT for one in instances)
+    except (httpx.HTTPError, ValueError, KeyError):
+        return 0

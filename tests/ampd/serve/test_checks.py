@@ -1,8 +1,11 @@
-"""Policies of `ampd serve`: by name, with parameters, refused before anything starts."""
+"""What `ampd serve` refuses before anything starts: wrong policies, more processes than the machine has watches for."""
+
+from pathlib import Path
 
 import pytest
 
 from ampd.errors import UserError
+from ampd.serve import checks
 from ampd.serve.checks import check_policies
 from ampd.serve.settings import ServeSettings
 
@@ -28,3 +31,15 @@ def test_a_wrong_policy_is_one_line(flags: dict[str, str], words: str) -> None:
         check_policies(ServeSettings(**flags))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "max_user_instances"
+    limit.write_text("128\n")
+    monkeypatch.setattr(checks, "_WATCH_LIMIT", limit)
+    checks.check_watches(18)
+    with pytest.raises(UserError, match=r"19 processes.* 133 .* 128 .*sysctl") as refused:
+        checks.check_watches(19)
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr(checks, "_WATCH_LIMIT", tmp_path / "not-linux")
+    checks.check_watches(1000)
