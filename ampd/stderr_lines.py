@@ -18,6 +18,9 @@ class StderrLines(io.TextIOBase):
         write: gets each record; never prints to `sys.stderr` itself.
     """
 
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
     def __init__(self, write: Callable[[logging.LogRecord], object], descriptor: int) -> None:
         self._write = write
         self._descriptor = descriptor

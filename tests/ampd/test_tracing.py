@@ -61,6 +61,20 @@ def test_a_call_without_a_coordinator_is_known_by_its_own_id() -> None:
     assert tracing.proceed(Context(id="r")).fields() == {"request_id": "r"}
 
 
+def test_calls_for_a_round_whose_client_has_left_are_still_made() -> None:
+    context = Context(id="r")
+    tracing.begin(context)
+    context.stop_generating()
+    call = tracing.context_for_call("w")
+    assert call is not None
+    assert context.is_stopped()
+    assert not call.is_stopped()
+    call.stop_generating()
+    other = tracing.context_for_call("w")
+    assert other is not None
+    assert not other.is_stopped()
+
+
 def test_outside_of_a_round_there_is_no_context_for_calls() -> None:
     assert tracing.context_for_call("w") is None
     Trace("r").enter()
