@@ -217,7 +217,13 @@ def test_only_the_graph_talks_to_redis_and_to_the_workers(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_probes_ask_ports_that_are_there_and_give_time(name: str) -> None:
-    for pod in pods(rendered(name)):
+    documents = rendered(name)
+    for pod in pods(documents):
+        numbers = {port["name"]: str(port["containerPort"]) for port in pod.main["ports"]}
+        if pod.name == "frontend":
+            assert f"--http-port={numbers['http']}" in pod.main["args"]
+        elif pod.is_graph():
+            assert environment(pod, pod.main, documents)["DYN_SYSTEM_PORT"] == numbers["system"]
         for kind in ("readinessProbe", "livenessProbe", *(["startupProbe"] if pod.is_graph() else [])):
             probe = pod.main[kind]
             assert probe["timeoutSeconds"] <= probe["periodSeconds"]
