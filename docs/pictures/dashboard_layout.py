@@ -146,7 +146,7 @@ def _draw_lines(
     defaults = panel.defaults
     stacked = "stacking" in defaults["custom"]
     below: dict[float, float] = {}
-    handles = []
+    handles: list[Any] = []
     for index, (name, series) in enumerate(panel.lines):
         style = panel.style(name)
         color = NAMED.get(style.get("color", {}).get("fixedColor", ""), PALETTE[index % len(PALETTE)])
