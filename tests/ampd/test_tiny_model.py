@@ -13,7 +13,7 @@ from jinja2 import Environment
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from ampd.tiny_model import TinyModel, make_tiny_model, tiny_model_path
+from ampd.tiny_model import TinyModel, main, make_tiny_model, tiny_model_path
 
 SMALL = TinyModel(layers=2, hidden_size=64, heads=2, kv_heads=1, head_dim=32)
 
@@ -84,3 +84,18 @@ def test_the_template_writes_tools_calls_and_answers(model: Path) -> None:
     assert "<tool_response>\nmild\n</tool_response>" in text
     assert text.count("<|im_start|>system") == 1
     assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_the_command_makes_it_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--output={tmp_path / 'models' / 'tiny'}"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "models" / "tiny")
+    assert json.loads((tmp_path / "models" / "tiny" / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_commands_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    (tmp_path / "file").write_text("")
+    assert main(["--output", str(tmp_path / "file" / "tiny")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("--output" in line for line in lines)
