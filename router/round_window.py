@@ -5,69 +5,33 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
 from ampd.latencies import Latencies, bucket_of
 from ampd.metrics import names
 from ampd.metrics.values import Words
-from ampd.served_window import ServedWindow, merged
+from ampd.served_window import ServedWindow
 from router.served import ServedRound
 
 LENGTH_S = 60
 
 _MET_TTFT = (names.MET, names.MISSED_ITL)
 _MET_ITL = (names.MET, names.MISSED_TTFT)
+_NS = 1_000_000_000
 
+_OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _REPINNED = "outcome", "route", "output_tokens", "bound", "repinned"
+_TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "itl"
 
-@dataclass(slots=True)
-class _Latencies:
-    total_s: float = 0.0
-    buckets: Counter[int] = field(default_factory=Counter)
-
-    def add(self, value_s: float) -> None:
-        self.total_s += value_s
-        self.buckets[bucket_of(value_s)] += 1
-
-    def read(self) -> Latencies:
-        return Latencies(self.total_s, self.buckets)
-
-
-@dataclass(slots=True)
-class _Second:
-    """What ended within one second of the clock."""
-
-    number: int
-    outcomes: Counter[str] = field(default_factory=Counter)
-    routes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    output_tokens: int = 0
-    sessions_bound: int = 0
-    sessions_repinned: int = 0
-    ttft_initial: _Latencies = field(default_factory=_Latencies)
-    ttft_incremental: _Latencies = field(default_factory=_Latencies)
-    itl: _Latencies = field(default_factory=_Latencies)
-
-    def read(self) -> ServedWindow:
-        return ServedWindow(
-            rounds=self.outcomes.total(),
-            abandoned=self.outcomes[names.ABANDONED],
-            failed=self.outcomes[names.FAILED],
-            met=self.outcomes[names.MET],
-            met_ttft=sum(self.outcomes[outcome] for outcome in _MET_TTFT),
-            met_itl=sum(self.outcomes[outcome] for outcome in _MET_ITL),
-            output_tokens=self.output_tokens,
-            sessions_bound=self.sessions_bound,
-            sessions_repinned=self.sessions_repinned,
-            routes=self.routes,
-            ttft_initial=self.ttft_initial.read(),
-            ttft_incremental=self.ttft_incremental.read(),
-            itl=self.itl.read(),
-        )
+_Key = tuple[Any, ...]
+"""What is counted and of which kind: (`outcome`, word), (`route`, route, reason), (`itl`, bucket), (`itl`,) for the
+sum of its nanoseconds, which unlike seconds can be taken back without a rest."""
 
 
 class RoundWindow:
     """Counts rounds: an `Observer`. Its memory is bounded by its length, however many rounds end.
 
-    The window is whole seconds: the one that runs and the `length_s` - 1 before it.
+    The window is whole seconds: the one that runs and the `length_s` - 1 before it. Totals are kept as rounds come and
+    seconds go, so that reading them costs the same however many rounds there were.
     """
 
     def __init__(self, length_s: int = LENGTH_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,38 +39,74 @@ class RoundWindow:
         self._clock = clock
         self._start_s = clock()
         self._reasons = Words()
-        self._seconds: deque[_Second] = deque()
+        self._seconds: deque[tuple[int, Counter[_Key]]] = deque()
+        self._total: Counter[_Key] = Counter()
 
     def __call__(self, served: ServedRound) -> None:
         """Count one round."""
-        second, record = self._current(), served.record
-        second.outcomes[served.outcome] += 1
-        second.routes[record.route, self._reasons(record.reason)] += 1
-        second.output_tokens += served.output_tokens
+        record = served.record
+        counts: dict[_Key, int] = {
+            (_OUTCOME, served.outcome): 1,
+            (_ROUTE, record.route, self._reasons(record.reason)): 1,
+            (_OUTPUT_TOKENS,): served.output_tokens,
+        }
         if served.ttft_s is not None:
-            (second.ttft_initial if served.is_initial else second.ttft_incremental).add(served.ttft_s)
+            counts |= _latency(_TTFT_INITIAL if served.is_initial else _TTFT_INCREMENTAL, served.ttft_s)
         if served.itl_s is not None:
-            second.itl.add(served.itl_s)
+            counts |= _latency(_ITL, served.itl_s)
+        self._add(counts)
 
     def add_sessions(self, bound: int, repinned: int) -> None:
         """Count sessions that were bound, and moved to another decode worker, just now."""
-        second = self._current()
-        second.sessions_bound += bound
-        second.sessions_repinned += repinned
+        self._add({(_BOUND,): bound, (_REPINNED,): repinned})
 
     def read(self) -> ServedWindow:
         """What ended within the window."""
-        running = self._current().number
-        before_s = self._clock() - running + self._length_s - 1
-        span_s = min(self._clock() - self._start_s, before_s)
-        parts = [ServedWindow(length_s=self._length_s, span_s=span_s), *(second.read() for second in self._seconds)]
-        return merged(parts)
+        number = self._advance()
+        total = self._total
+        now_s = self._clock()
+        outcomes = {outcome: total[_OUTCOME, outcome] for outcome in names.OUTCOMES}
+        return ServedWindow(
+            length_s=self._length_s,
+            span_s=min(now_s - self._start_s, now_s - number + self._length_s - 1),
+            rounds=sum(outcomes.values()),
+            abandoned=outcomes[names.ABANDONED],
+            failed=outcomes[names.FAILED],
+            met=outcomes[names.MET],
+            met_ttft=sum(outcomes[outcome] for outcome in _MET_TTFT),
+            met_itl=sum(outcomes[outcome] for outcome in _MET_ITL),
+            output_tokens=total[_OUTPUT_TOKENS,],
+            sessions_bound=total[_BOUND,],
+            sessions_repinned=total[_REPINNED,],
+            routes={(key[1], key[2]): count for key, count in total.items() if key[0] == _ROUTE},
+            ttft_initial=self._latencies(_TTFT_INITIAL),
+            ttft_incremental=self._latencies(_TTFT_INCREMENTAL),
+            itl=self._latencies(_ITL),
+        )
 
-    def _current(self) -> _Second:
+    def _latencies(self, kind: str) -> Latencies:
+        buckets = {key[1]: count for key, count in self._total.items() if key[0] == kind and len(key) > 1}
+        return Latencies(self._total[kind,] / _NS, buckets)
+
+    def _add(self, counts: dict[_Key, int]) -> None:
+        number = self._advance()
+        if not self._seconds or self._seconds[-1][0] != number:
+            self._seconds.append((number, Counter()))
+        for counter in (self._seconds[-1][1], self._total):
+            for key, count in counts.items():
+                counter[key] += count
+
+    def _advance(self) -> int:
+        """The second that runs; those that have left the window are taken back."""
         # a clock that steps back must not reorder the seconds
-        number = max(int(self._clock()), self._seconds[-1].number if self._seconds else 0)
-        if not self._seconds or self._seconds[-1].number != number:
-            self._seconds.append(_Second(number))
-        while self._seconds[0].number <= number - self._length_s:
-            self._seconds.popleft()
-        return self._seconds[-1]
+        number = max(int(self._clock()), self._seconds[-1][0] if self._seconds else 0)
+        while self._seconds and self._seconds[0][0] <= number - self._length_s:
+            for key, count in self._seconds.popleft()[1].items():
+                self._total[key] -= count
+                if not self._total[key]:
+                    del self._total[key]
+        return number
+
+
+def _latency(kind: str, value_s: float) -> dict[_Key, int]:
+    return {(kind, bucket_of(value_s)): 1, (kind,): round(value_s * _NS)}

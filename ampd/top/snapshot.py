@@ -332,6 +332,8 @@ def _sessions(workers: Iterable[WorkerView]) -> SessionsRow:
 
 
 def _notes(coordinators: Sequence[Heard[CoordinatorView]], workers: Sequence[Heard[WorkerView]]) -> Iterable[str]:
+    if not workers and not coordinators:
+        yield "nobody is alive in this namespace"
     if workers and not coordinators:
         yield "no coordinator is alive: no round can be served, and neither targets nor routes are known"
     if coordinators and not any(heard.view.role is Role.DECODE for heard in workers):

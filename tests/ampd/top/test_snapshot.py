@@ -120,6 +120,7 @@ def test_sessions_are_counted_once_and_by_decode_workers() -> None:
 @pytest.mark.parametrize(
     ("workers", "coordinators", "words"),
     [
+        ([], [], "nobody is alive"),
         ([WorkerView("d", Role.DECODE)], [], "no coordinator"),
         ([WorkerView("p", Role.PREFILL)], [coordinator("a")], "no decode worker"),
         ([], [coordinator("a")], "no decode worker"),
