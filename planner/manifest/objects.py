@@ -28,11 +28,11 @@ def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[O
     """All objects to apply; `base` is left as it is.
 
     Raises:
-        UserError: the layout has more groups than a graph may have components; the routing table cannot be read.
+        UserError: the layout has more groups than a graph may have components.
     """
     data = {PERFORMANCE_MODEL: {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"}}
-    if (table := routing_table.table_of(deployment.policies.routing)) is not None:
-        data[routing_table.CONFIG_MAP] = routing_table.data_of(table)
+    if deployment.routing_table is not None:
+        data[routing_table.CONFIG_MAP] = routing_table.data_of(deployment.routing_table)
     graph = next(one for one in base if one["kind"] == GRAPH_KIND)
     planned: list[Object] = []
     for name, texts in data.items():
@@ -70,23 +70,30 @@ def _graph(deployment: Deployment, base: Object, data: Mapping[str, Mapping[str,
     if deployment.policy_modules:
         environment[MODULES_VARIABLE] = deployment.policy_modules
     spec["env"] = with_environment(spec["env"], environment)
-    # Other overlays patch components by their place: what is no worker stays where it is.
-    shared = [one for one in spec["components"] if one["type"] not in ("prefill", "decode")]
-    coordinator = next(one for one in shared if one["name"] == "coordinator")
-    _coordinator(coordinator, deployment)
-    workers = _workers(deployment, spec["components"])
-    spec["components"] = [*shared, *workers]
-    if len(spec["components"]) > MOST_COMPONENTS:
-        raise UserError(
-            f"--output-manifest: {deployment.layout} makes {len(spec['components'])} components, a "
-            f"{GRAPH_KIND} may have {MOST_COMPONENTS}; plan with fewer degrees (--degrees)"
-        )
-    for component in (coordinator, *workers):
-        _annotate(component["podTemplate"], data)
+    spec["components"] = _components(deployment, spec["components"], data)
     if deployment.image is not None:
         for component in spec["components"]:
             main_container(component)["image"] = deployment.image
     return graph
+
+
+def _components(
+    deployment: Deployment, base: Sequence[dict[str, Any]], data: Mapping[str, Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    # Overlays patch components by their place: what is no worker stays where it is.
+    shared = [one for one in base if one["type"] not in ("prefill", "decode")]
+    coordinator = next(one for one in shared if one["name"] == "coordinator")
+    _coordinator(coordinator, deployment)
+    workers = _workers(deployment, base)
+    for component in (coordinator, *workers):
+        _annotate(component["podTemplate"], data)
+    count = len(shared) + len(workers)
+    if count > MOST_COMPONENTS:
+        raise UserError(
+            f"--output-manifest: {deployment.layout} makes {count} components, a {GRAPH_KIND} may have "
+            f"{MOST_COMPONENTS}; plan with fewer degrees (--degrees)"
+        )
+    return [*shared, *workers]
 
 
 def main_container(component: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,14 +110,14 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
         {
             "--model": deployment.model_path,
             "--model-name": deployment.model_name,
-            "--routing": routing_table.routing_in_container(policies.routing),
+            "--routing": policies.routing,
             "--binding": policies.binding,
             "--pools": policies.pools,
             "--dyn-tool-call-parser": deployment.tool_call_parser,
             "--dyn-reasoning-parser": deployment.reasoning_parser,
         },
     )
-    if routing_table.table_of(policies.routing) is not None:
+    if deployment.routing_table is not None:
         routing_table.mounted(component["podTemplate"])
 
 

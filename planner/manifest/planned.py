@@ -19,6 +19,7 @@ from planner.manifest.base import base_objects
 from planner.manifest.deployment import Deployment, Policies
 from planner.manifest.expectations import expectations
 from planner.manifest.objects import deployment_objects
+from planner.manifest.routing_table import routing_in_container, table_of
 from planner.manifest.target import check_target, is_single_file, write_manifest
 from planner.plan_settings import PlanSettings
 
@@ -90,7 +91,8 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
-        policies=Policies(settings.routing, BINDING, POOLS, settings.ordering, settings.slicing),
+        policies=Policies(routing_in_container(settings.routing), BINDING, POOLS, settings.ordering, settings.slicing),
+        routing_table=table_of(settings.routing),
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,
@@ -102,14 +104,14 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
 
 def _model_names(settings: PlanSettings, model: PiecewiseModel) -> tuple[str | None, str]:
     """(preset that the model is, or None; name for its folder)."""
-    # A profile says it with the data type: "Qwen3-32B, 16-bit".
-    named = settings.model or model.provenance.model.partition(",")[0]
+    # A profile may say it with its owner and the data type: "Qwen/Qwen3-32B, 16-bit".
+    named = settings.model or model.provenance.model.partition(",")[0].rpartition("/")[2]
     if named.lower() in MODELS:
         return named.lower(), named.lower()
     if settings.model is not None:
         path = Path(settings.model).expanduser().resolve()
         named = path.name if path.is_dir() else path.parent.name
-    return None, re.sub(r"[^A-Za-z0-9._-]+", "-", named.rpartition("/")[2]).strip("-.") or "model"
+    return None, re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-.") or "model"
 
 
 def _is_on_volume(path: str) -> bool:

@@ -18,6 +18,7 @@ from planner.layout.layout import Layout
 from planner.manifest import replica
 from planner.manifest.base import base_objects
 from planner.manifest.objects import MOST_COMPONENTS, deployment_objects
+from planner.manifest.routing_table import routing_in_container, table_of
 from workers.engines.sglang_settings import SglangSettings
 
 from .lab import DEPLOYMENT, MIXED, by_identity, components, graph_of, layouts, main, objects_of, of_kind
@@ -198,8 +199,9 @@ def test_a_routing_table_of_the_users_own_travels_along(tmp_path: Path) -> None:
 
     table = tmp_path / "mine.json"
     table.write_bytes(DEFAULT_TABLE.read_bytes())
-    policies = replace(DEPLOYMENT.policies, routing=f"table(table={table}, output_tokens=50)")
-    objects = objects_of(policies=policies)
+    written = f"table(table={table}, output_tokens=50)"
+    policies = replace(DEPLOYMENT.policies, routing=routing_in_container(written))
+    objects = objects_of(policies=policies, routing_table=table_of(written))
     config_map = by_identity(objects)["ConfigMap", "ampd-routing-table"]
     coordinator = components(objects)["coordinator"]
     (routing,) = [one for one in main(coordinator)["args"] if one.startswith("--routing=")]
@@ -212,12 +214,16 @@ def test_a_routing_table_of_the_users_own_travels_along(tmp_path: Path) -> None:
     in_container = tmp_path / "table.json"
     in_container.write_text(config_map["data"]["table.json"])
     create_named("routing", routing.partition("=")[2].replace("/etc/ampd/routing", str(tmp_path)))
-    shipped = objects_of(policies=replace(DEPLOYMENT.policies, routing="table"))
-    assert ("ConfigMap", "ampd-routing-table") not in by_identity(shipped)
-    assert "--routing=table" in main(components(shipped)["coordinator"])["args"]
     table.unlink()
     with pytest.raises(UserError, match=r"mine\.json: cannot read the routing table"):
-        objects_of(policies=policies)
+        table_of(written)
+
+
+@pytest.mark.parametrize("routing", ["table", "table(table=default)", "predictive", "threshold(tokens=5)"])
+def test_other_policies_need_no_table(routing: str) -> None:
+    assert table_of(routing) is None
+    assert routing_in_container(routing) == routing
+    assert ("ConfigMap", "ampd-routing-table") not in by_identity(objects_of())
 
 
 def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:

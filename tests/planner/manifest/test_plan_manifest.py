@@ -12,6 +12,8 @@ import yaml
 from ampd.cli import main as ampd
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.profile import write_profile
+from ampd.policies.table_file import DEFAULT_TABLE
 from ampd.tiny_model import tiny_model_path
 from planner import plan_command
 from planner.manifest.planned import _PARSERS
@@ -141,6 +143,26 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys
     assert "refuse --tp" not in err
     environment = {one["name"]: one.get("value") for one in graph_of(objects)["spec"]["env"]}
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
+
+
+def test_a_routing_table_and_a_profile_of_a_known_model(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, perf, file = tmp_path / "mine.json", tmp_path / "perf.json", tmp_path / "plan.yaml"
+    table.write_bytes(DEFAULT_TABLE.read_bytes())
+    profile = analytic_model("llama-3.1-8b", "h100").profile
+    named = profile.provenance.model_copy(update={"model": "meta-llama/Llama-3.1-8B, 16-bit"})
+    write_profile(profile.model_copy(update={"provenance": named}), perf)
+    argv = [*TAU, "--perf", str(perf), "--routing", f"table(table={table})", "--top", "1"]
+    planned(capsys, [*argv, "--output-manifest", str(file)], cache)
+    objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    arguments = main(components(objects)["coordinator"])["args"]
+    assert "--routing=table(table=/etc/ampd/routing/table.json)" in arguments
+    assert "--model=/models/llama-3.1-8b" in arguments
+    assert "--dyn-tool-call-parser=llama3_json" in arguments
+    config_map = by_identity(objects)["ConfigMap", "ampd-routing-table"]
+    assert config_map["data"]["table.json"] == table.read_text(encoding="utf-8")
+    assert str(tmp_path) not in file.read_text(encoding="utf-8")
 
 
 def test_the_table_names_the_file_too(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "reasoning_parser": None,
         "annotations": {"ampd.dev/trace": "a: b", "ampd.dev/seed": "0"},
     },
-    "with-a-table": {"policies": replace(DEPLOYMENT.policies, routing=f"table(table={DEFAULT_TABLE})")},
+    "with-a-table": {
+        "policies": replace(DEPLOYMENT.policies, routing="table(table=/etc/ampd/routing/table.json)"),
+        "routing_table": DEFAULT_TABLE.read_text(),
+    },
 }
 
 
