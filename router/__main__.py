@@ -140,10 +140,8 @@ async def _serve(
     install_signal_handlers(
         asyncio.get_running_loop(), runtime, [presence], grace_period_s=settings.grace_s, drain_callback=drain
     )
-    await coordinator.start()
     standing = Standing(f"{endpoint.connection_id():x}", coordinator, settings, window)
     publisher = StandingPublisher(store, standing, settings.lease_s)
-    publisher.start()
     reader = CoordinatorReader(coordinator, settings, store)
     metrics = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, asyncio.get_running_loop())
     expose(
@@ -154,9 +152,11 @@ async def _serve(
         name=COORDINATOR_ENDPOINT,
         model_name=card.name,
     )
-    system.say_where(runtime)
-    system.say_ready(runtime, True)
     try:
+        await coordinator.start()
+        publisher.start()
+        system.say_where(runtime)
+        system.say_ready(runtime, True)
         await card.register(endpoint)
         log.info(
             "coordinator %x serves model %s with routing %s, binding %s, pools %s",

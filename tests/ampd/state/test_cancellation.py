@@ -1,0 +1,39 @@
+"""A task that waits for Redis ends when it is cancelled, whenever that happens."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from ampd.state.connect import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateStore
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with EmbeddedRedis() as redis:
+        yield redis.url
+
+
+async def _ask_until(over: asyncio.Event, store: StateStore) -> None:
+    while not over.is_set():
+        await store.snapshot()
+
+
+@pytest.mark.parametrize("turns", range(16))
+async def test_a_cancelled_task_ends(redis_url: str, turns: int) -> None:
+    """After so many turns of the loop: from before the command is sent to after its answer."""
+    for _ in range(4):
+        store, over = await open_store(redis_url, "t"), asyncio.Event()
+        try:
+            task = asyncio.create_task(_ask_until(over, store))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task}, timeout=2.0)
+            over.set()
+            await asyncio.wait({task})
+            assert task.cancelled(), "the cancellation was lost"
+        finally:
+            await store.close()
