@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -179,8 +180,6 @@ def test_the_check_sees(expression: str, complaint: str) -> None:
 
 @cache
 def monitored() -> tuple[Document, ...]:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         return tuple(kustomize_together(Path(folder), ["base"], components=["monitoring"]))
 
