@@ -120,7 +120,7 @@ def _is_on_volume(path: str) -> bool:
 
 
 def _head(deployment: Deployment, path: Path) -> list[str]:
-    apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name}"
+    apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name or '.'}"
     return [
         f"{deployment.layout}: {deployment.layout.gpus} GPUs. What the plan expects is in the graph's annotations.",
         "Needs Dynamo's operator and, in the namespace, the Secret `ampd-redis` (key `password`, hexadecimal) and the",
