@@ -95,7 +95,7 @@ SECTIONS: tuple[Section, ...] = (
         CASE,
         text="`ampd plan`, `ampd simulate` and `python -m planner.table_fit` take these.",
     ),
-    Section("ampd plan", "planner.plan_command:PlanSettings", CASE),
+    Section("ampd plan", "planner.plan_settings:PlanSettings", CASE),
     Section("ampd simulate", "planner.simulate_command:SimulateSettings", CASE),
     Section("python -m planner.table_fit", "planner.table_fit:TableFitSettings", CASE),
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
@@ -201,7 +201,8 @@ def _anchor(title: str) -> str:
 
 def _setting(name: str, info: FieldInfo, schema: Mapping[str, Any]) -> Setting:
     if _POSITIONAL in info.metadata:
-        flags, variables = (name.upper(),), ()
+        flags: tuple[str, ...] = (name.upper(),)
+        variables: tuple[str, ...] = ()
     else:
         names = list(_aliases(name, info))
         flags = tuple(_flags(names, is_switch=schema.get("type") == "boolean"))
