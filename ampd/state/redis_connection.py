@@ -109,19 +109,20 @@ class RedisConnection:
     async def _guarded(self) -> AsyncIterator[None]:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
+        failure = ""
         try:
             async with asyncio.timeout(self.timeout_s):
                 yield
-            if task and task.cancelling() > cancelled:
-                # redis-py waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes when
-                # what it waits for has just happened; a task that is never cancelled never ends.
-                raise asyncio.CancelledError
         except TimeoutError:
-            raise StateUnavailableError(
-                f"shared state {self.place} did not answer within {self.timeout_s:g} s; is Redis running there?"
-            ) from None
+            failure = f"{self.place} did not answer within {self.timeout_s:g} s; is Redis running there?"
         except (RedisError, OSError) as error:
-            raise StateUnavailableError(f"shared state {self.place}: {_one_line(error)}") from None
+            failure = f"{self.place}: {_one_line(error)}"
+        if task and task.cancelling() > cancelled:
+            # redis-py waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes when what it
+            # waits for has just happened, or has failed; a task that is never cancelled never ends.
+            raise asyncio.CancelledError
+        if failure:
+            raise StateUnavailableError(f"shared state {failure}")
 
 
 class Subscription:
