@@ -1,7 +1,10 @@
 """The overlay `no-gpu` outside Kubernetes: exactly its commands and environment serve a request and end in time."""
 
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -42,7 +45,13 @@ def test_the_processes_of_the_manifests_serve(tmp_path: Path) -> None:
             assert answer["usage"]["completion_tokens"] == 5
             assert answer["nvext"]["engine_data"]["ampd"]["policy"] == "predictive"
 
-        assert lab.end() == {}
+        # All pods are deleted in the middle of a round: it ends first.
+        begun = Event()
+        with ThreadPoolExecutor(1) as pool:
+            tokens = pool.submit(stream, url, 80, begun)
+            assert begun.wait(60)
+            assert lab.end() == {}
+            assert tokens.result() == 80
 
 
 def ask(url: str, session: str) -> Any:
@@ -62,3 +71,20 @@ def ask(url: str, session: str) -> Any:
             assert reply.status_code in (404, 503), reply.text
             time.sleep(0.1)
     raise AssertionError(f"the frontend did not serve: {reply.text}")
+
+
+def stream(url: str, tokens: int, begun: Event) -> int:
+    """A streamed round; says when it has begun, and returns how many tokens it brought."""
+    body = {"model": "tiny", "prompt": "Count on.", "max_tokens": tokens, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    usage = 0
+    with httpx.Client(base_url=url, timeout=60) as client, client.stream("POST", "/v1/completions", json=body) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, chunk
+                if chunk.get("usage"):
+                    usage = chunk["usage"]["completion_tokens"]
+                begun.set()
+    return usage
