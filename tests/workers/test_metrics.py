@@ -1,6 +1,8 @@
 """A worker's metrics, from rounds on modelled engines in this process, on real Prometheus registries."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -301,3 +303,10 @@ def test_reads_add_up(every: list[tuple[str, KvFetch]]) -> None:
         assert total(metrics, "ampd_kv_read_bytes_total", direction=part) == sum(fetch.bytes for fetch in real)
         failed = sum(fetch.error is not None for fetch in real)
         assert total(metrics, "ampd_kv_read_failures_total", direction=part) == failed
+
+
+def test_an_engine_may_still_choose_how_prometheus_stores_its_values() -> None:
+    """SGLang sets that in the environment when it starts, and prometheus_client reads it when it is imported."""
+    code = "import sys, workers.component; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
