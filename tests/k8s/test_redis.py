@@ -123,7 +123,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("command", FORBIDDEN, ids=" ".join)
 async def test_the_graphs_user_may_do_nothing_else(command: tuple[str, ...], client: Any) -> None:
-    with pytest.raises(Exception, match=r"(?i)no permission|NOPERM|can't access|permissions"):
+    with pytest.raises(Exception, match=r"(?i)no permission|NOPERM|can't access|permissions|not allowed"):
         await client.execute_command(*command)
     assert await client.set(Schema(NAMESPACE).leader, b"c1", px=1)
 
