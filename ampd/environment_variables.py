@@ -40,10 +40,10 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "`workers/engines/sglang_plugin.py`",
     ),
     Variable(
-        ("AMPD_REDIS_PASSWORD",),
+        ("AMPD_REDIS_PASSWORD", "AMPD_REDIS_URL"),
         "manifests",
-        "The password from the Secret `ampd-redis`; the manifests put it into `AMPD_STATE_URL`. No process reads it.",
-        "`k8s/base/graph.yaml`",
+        "From the Secret `ampd-redis`; the manifests put them into `AMPD_STATE_URL`. No process reads them.",
+        "`k8s/base`, `k8s/components/external-redis`",
     ),
     Variable(
         ("DYN_DISCOVERY_BACKEND",),
@@ -124,7 +124,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL"),
         "UCX, NIXL",
-        "How much the transport logs; SGLang workers set `error` and `WARN` unless they are set already, as in `k8s/base`.",
+        "How much the transport logs; SGLang workers set `error` and `WARN` where nothing else is set.",
         _NIXL,
     ),
     Variable(
@@ -146,9 +146,10 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "[OpenMP](https://www.openmp.org/spec-html/5.0/openmpse50.html)",
     ),
     Variable(
-        ("HF_HUB_OFFLINE",),
+        ("HF_HUB_OFFLINE", "HF_TOKEN"),
         "Hugging Face",
-        "`1` in every process that `ampd serve` or the manifests start: models are folders, nothing is downloaded.",
+        "The first is `1` in every process that `ampd serve` or the manifests start: models are folders, nothing is "
+        "downloaded. The second is for the job of `k8s/models`, which downloads one.",
         "[huggingface_hub](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)",
     ),
     Variable(
