@@ -92,6 +92,17 @@ def test_the_policies_exist(name: str, bare_environment: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", GRAPHS)
+def test_dynamo_has_the_parsers(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+    from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
+
+    for pod, container, argv, variables in each_process(rendered(name)):
+        if (pod.name, container["name"]) == ("coordinator", "main"):
+            settings = parsed(argv, variables, bare_environment)
+            assert settings.dyn_tool_call_parser in get_tool_parser_names()
+            assert settings.dyn_reasoning_parser in [None, *get_reasoning_parser_names()]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
 def test_the_url_of_the_shared_state_has_the_password(name: str, bare_environment: pytest.MonkeyPatch) -> None:
     for _, container, argv, variables in each_process(rendered(name)):
         if container["name"] == "main" and argv[2] == "workers":

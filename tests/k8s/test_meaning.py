@@ -126,9 +126,7 @@ def selects(selector: Document, labels: Any) -> bool:
 def test_every_object_and_pod_says_that_it_is_part_of_ampd(name: str) -> None:
     key, value = PART_OF
     for each in rendered(name):
-        # A generated Secret or ConfigMap is labelled by kustomize, too.
-        if (each["kind"], name) != ("Secret", "overlays/no-gpu") and not name.startswith("no-gpu"):
-            assert each["metadata"].get("labels", {}).get(key) == value, each["metadata"]["name"]
+        assert each["metadata"].get("labels", {}).get(key) == value, each["metadata"]["name"]
     assert all(pod.labels[key] == value for pod in pods(rendered(name)))
 
 
