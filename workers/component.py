@@ -123,7 +123,10 @@ class Worker:
             while endpoint.connection_id() not in client.instance_ids():
                 if serving.done():
                     await serving
-                    raise RunError("ampd worker: ended before it was registered")
+                    raise RunError(
+                        "ampd worker: Dynamo ended before the worker was registered; its lines above say why (a watch "
+                        "that ended: the machine is out of inotify instances, see fs.inotify.max_user_instances)"
+                    )
                 await asyncio.sleep(_REGISTRATION_POLL_S)
         if self._shutdown:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ampd.serve.settings import EngineName, ServeSettings
 from ampd.types import Parallelism
 
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY = "anon_inode:inotify"
 _WATCHES_PER_PROCESS = 7
 """Counted: 6 a worker, 8 a coordinator, 5 the frontend."""
 
@@ -41,7 +43,7 @@ def check_engine(engine: EngineName) -> None:
 
 
 def check_watches(processes: int) -> None:
-    """Refuse a graph with more processes than the kernel has file watches for: Dynamo's file discovery needs them.
+    """Refuse a graph with more processes than the kernel has file watches left for: Dynamo's file discovery needs them.
 
     A process without a watch sees nobody, and ends or waits without a word that says why.
     """
@@ -49,12 +51,32 @@ def check_watches(processes: int) -> None:
         limit = int(_WATCH_LIMIT.read_text())
     except (OSError, ValueError):
         return
-    needed = processes * _WATCHES_PER_PROCESS
-    if needed > limit:
+    needed, used = processes * _WATCHES_PER_PROCESS, _used_watches()
+    if needed + used > limit:
         raise UserError(
-            f"ampd serve: {processes} processes need about {needed} inotify instances, this machine allows {limit} a "
-            f"user; start fewer workers, or: sysctl -w fs.inotify.max_user_instances={2 * needed}"
+            f"ampd serve: {processes} processes need about {needed} inotify instances; {used} of the {limit} that this "
+            "machine allows a user are taken; start fewer workers, end other graphs, or: "
+            f"sysctl -w fs.inotify.max_user_instances={2 * (needed + used)}"
         )
+
+
+def _used_watches() -> int:
+    """Inotify instances of the processes that we may look into: our own user's."""
+    return sum(_is_watch(entry) for folder in Path("/proc").glob("[0-9]*/fd") for entry in _entries(folder))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir()) if folder.stat().st_uid == os.getuid() else []
+    except OSError:
+        return []
+
+
+def _is_watch(entry: Path) -> bool:
+    try:
+        return str(entry.readlink()) == _INOTIFY
+    except OSError:
+        return False
 
 
 def claim_port(host: str, port: int) -> int:

@@ -1,5 +1,7 @@
 """What `ampd serve` refuses before anything starts: wrong policies, more processes than the machine has watches for."""
 
+import ctypes
+import os
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,21 @@ def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatc
     limit = tmp_path / "max_user_instances"
     limit.write_text("128\n")
     monkeypatch.setattr(checks, "_WATCH_LIMIT", limit)
+    monkeypatch.setattr(checks, "_used_watches", lambda: 2)
     checks.check_watches(18)
-    with pytest.raises(UserError, match=r"19 processes.* 133 .* 128 .*sysctl") as refused:
+    with pytest.raises(UserError, match=r"19 processes.* 133 .* 2 of the 128 .*sysctl") as refused:
         checks.check_watches(19)
     assert "\n" not in str(refused.value)
     monkeypatch.setattr(checks, "_WATCH_LIMIT", tmp_path / "not-linux")
     checks.check_watches(1000)
+
+
+def test_file_watches_in_use_are_counted() -> None:
+    before = checks._used_watches()
+    libc = ctypes.CDLL(None)
+    watches = [libc.inotify_init() for _ in range(3)]
+    try:
+        assert checks._used_watches() >= before + 1  # others may have ended some meanwhile
+    finally:
+        for watch in watches:
+            os.close(watch)
