@@ -1,0 +1,73 @@
+"""What the pages tell people to type is accepted, and what they tell people to look at exists."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ampd import configuration
+from ampd.configuration import Section
+from ampd.metrics.names import by_name
+from ampd.settings import parse_settings
+from tests.docs.test_links import anchors
+from workers.engines import settings_model
+
+_ROOT = Path(__file__).parents[2]
+_PAGES = [_ROOT / "README.md", _ROOT / "k8s" / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
+_OPERATIONS = _ROOT / "docs" / "operations.md"
+_NO_PLAIN_COMMAND = re.compile(r"[`<>|;&]|\.\.\.|--help")
+"""A pipe, a command that is cut short, or one that only asks."""
+
+
+def _typed(text: str) -> Iterator[str]:
+    """Command lines of ours that follow a prompt; comments behind them are left out."""
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if shown := re.match(r"\$ (?:\.venv/bin/)?((?:ampd|python -m) .*)$", line):
+            yield re.split(r"\s+#|\s{2,}", shown[1])[0].strip()
+
+
+def _section(command: str) -> Section | None:
+    """The section whose settings a command takes: the one with the longest name that it begins with."""
+    fitting = [one for one in configuration.SECTIONS if f"{command} ".startswith(f"{one.title} ")]
+    return max(fitting, key=lambda one: len(one.title), default=None)
+
+
+_COMMANDS = sorted(
+    {
+        (str(page.relative_to(_ROOT)), command)
+        for page in _PAGES
+        for command in _typed(page.read_text(encoding="utf-8"))
+        if _section(command) is not None and not _NO_PLAIN_COMMAND.search(command)
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "command"), _COMMANDS)
+def test_the_commands_of_the_pages_are_accepted(page: str, command: str) -> None:
+    section = _section(command)
+    assert section is not None
+    model = configuration.load(section.model)
+    if section.title.startswith("python -m workers"):
+        model = settings_model("modelled" if "modelled" in command else "sglang")
+    parse_settings(model, shlex.split(command.removeprefix(section.title)), page)
+
+
+def test_commands_are_found() -> None:
+    assert {command.split()[1] for _, command in _COMMANDS} >= {"serve", "replay", "plan", "simulate", "profile", "top"}
+    assert len(_COMMANDS) > 15
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=[str(page.relative_to(_ROOT)) for page in _PAGES])
+def test_the_metrics_of_the_pages_exist(page: Path) -> None:
+    named = set(re.findall(r"\bampd_[a-z_]*[a-z]\b(?!\*)", page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if by_name(name) is None) == []
+
+
+def test_every_alert_has_a_section_and_every_section_an_alert() -> None:
+    rules = yaml.safe_load((_ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))
+    alerts = {rule["alert"].lower() for group in rules["spec"]["groups"] for rule in group["rules"]}
+    assert len(alerts) >= 10
+    assert alerts == {one for one in anchors(_OPERATIONS.read_text(encoding="utf-8")) if one.startswith("ampd")}
