@@ -97,8 +97,8 @@ def encode_event(event: StateEvent, now_s: float) -> str:
     match event:
         case WorkerUpdated(view, lease_s):
             return _dump(["updated", _view_fields(view, now_s), lease_s])
-        case WorkerRemoved(worker_id):
-            return _dump(["removed", worker_id])
+        case WorkerRemoved(worker_id, is_expired):
+            return _dump(["removed", worker_id, *(["expired"] if is_expired else [])])
         case TaskQueued(worker_id, task):
             return _dump(["queued", worker_id, _task_fields(task, now_s)])
         case TaskDone(worker_id, task_id):
@@ -140,6 +140,8 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return WorkerUpdated(_view(view, now_s), lease_s)
         case ["removed", str(worker_id)]:
             return WorkerRemoved(worker_id)
+        case ["removed", str(worker_id), "expired"]:
+            return WorkerRemoved(worker_id, is_expired=True)
         case ["queued", str(worker_id), task]:
             return TaskQueued(worker_id, _task(task, now_s))
         case ["done", str(worker_id), str(task_id)]:

@@ -124,13 +124,13 @@ class MemoryState:
         self.publish(codec.encode_updated(record, lease_s))
         for other, published in list(self._workers.items()):
             if published.expires_s <= now_s:
-                self.drop_worker(other)
+                self.drop_worker(other, is_expired=True)
 
-    def drop_worker(self, worker_id: str) -> None:
+    def drop_worker(self, worker_id: str, *, is_expired: bool = False) -> None:
         """Forget a worker and say so."""
         self._workers.pop(worker_id, None)
         self._changes.pop(worker_id, None)
-        self.publish(codec.encode_event(WorkerRemoved(worker_id), 0.0))
+        self.publish(codec.encode_event(WorkerRemoved(worker_id, is_expired), 0.0))
 
     def live(self) -> list[tuple[str, float, _Changes]]:
         """Record, age and changes of every worker whose lease holds."""

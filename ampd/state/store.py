@@ -61,9 +61,10 @@ class WorkerUpdated:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRemoved:
-    """A worker left or its lease ran out."""
+    """A worker left, or its lease ran out (`is_expired`)."""
 
     worker_id: str
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

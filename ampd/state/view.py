@@ -47,7 +47,7 @@ class ViewCounters:
         events: events applied.
         snapshots: snapshots taken, the first one included.
         losses, reconnects: times that the store was lost and found again.
-        expired_workers: workers whose lease ran out here.
+        expired_workers: workers whose lease ran out.
         lost_tasks: prefills that were entered but never listed by their worker.
     """
 
@@ -188,8 +188,10 @@ class ClusterView:
             case WorkerUpdated(view, lease_s):
                 self._updated(view, self._lease_s if lease_s is None else lease_s)
                 self._workers[view.worker_id].suspect_until_s = float("-inf")
-            case WorkerRemoved(worker_id):
-                self._workers.pop(worker_id, None)
+            case WorkerRemoved(worker_id, is_expired):
+                # Whoever publishes first after a lease's end says so to all; here it may have been noticed already.
+                if self._workers.pop(worker_id, None) is not None and is_expired:
+                    self.counters.expired_workers += 1
             case TaskQueued(worker_id, task):
                 self._queued(worker_id, task)
             case TaskDone(worker_id, task_id):
@@ -266,7 +268,7 @@ class ClusterView:
             if worker.deadline_s <= heard_s:
                 del self._workers[worker_id]
                 self.counters.expired_workers += 1
-                self._tell(WorkerRemoved(worker_id))
+                self._tell(WorkerRemoved(worker_id, is_expired=True))
 
     def _tell(self, event: StateEvent) -> None:
         if self._on_event is None:

@@ -23,6 +23,6 @@ redis.call('PUBLISH', ARGV[5], '["updated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']'
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))) do
   redis.call('ZREM', KEYS[1], gone)
   redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone, ARGV[7] .. 'held:' .. gone)
-  redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone}))
+  redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone, 'expired'}))
 end
 return redis.call('GET', KEYS[5])

@@ -234,7 +234,7 @@ class TestWorkers:
         await store.publish_worker(make.view("alive"), LONG_S)
         first, second, third = await waiting.events(watcher, 3)
         assert isinstance(first, WorkerUpdated)
-        assert second == WorkerRemoved('dead "worker"')
+        assert second == WorkerRemoved('dead "worker"', is_expired=True)
         assert isinstance(third, WorkerUpdated)
         await watcher.aclose()
 

@@ -151,7 +151,19 @@ class TestForgetting:
             assert [worker.worker_id for worker in view.decode()] == ["d2"]
             assert view.worker("d1") is None
             assert view.counters.expired_workers == 1
-            assert fixture.events[-1] == WorkerRemoved("d1")
+            assert fixture.events[-1] == WorkerRemoved("d1", is_expired=True)
+
+    async def test_a_lease_whose_end_another_worker_noticed_is_counted_once(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        for name in ("d1", "d2", "d3"):
+            await fixture.others.publish_worker(make.view(name), LEASE_S)
+        async with fixture.view as view:
+            view.apply(WorkerRemoved("d1", is_expired=True))
+            view.apply(WorkerRemoved("d1", is_expired=True))
+            view.apply(WorkerRemoved("d2"))
+            assert [worker.worker_id for worker in view.decode()] == ["d3"]
+            assert view.counters.expired_workers == 1
 
     async def test_an_event_brings_its_own_lease(self, fixture: Any, make: Any, waiting: Any) -> None:
         async with fixture.view as view:
