@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ampd import configuration
 from ampd.configuration import Section
 from ampd.metrics.names import by_name
 from ampd.settings import parse_settings
-from tests.docs.test_links import anchors
 from workers.engines import settings_model
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = [_ROOT / "README.md", _ROOT / "k8s" / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
-_OPERATIONS = _ROOT / "docs" / "operations.md"
 _NO_PLAIN_COMMAND = re.compile(r"[`<>|;&]|\.\.\.|--help")
 """A pipe, a command that is cut short, or one that only asks."""
 
@@ -64,10 +61,3 @@ def test_commands_are_found() -> None:
 def test_the_metrics_of_the_pages_exist(page: Path) -> None:
     named = set(re.findall(r"\bampd_[a-z_]*[a-z]\b(?!\*)", page.read_text(encoding="utf-8")))
     assert sorted(name for name in named if by_name(name) is None) == []
-
-
-def test_every_alert_has_a_section_and_every_section_an_alert() -> None:
-    rules = yaml.safe_load((_ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))
-    alerts = {rule["alert"].lower() for group in rules["spec"]["groups"] for rule in group["rules"]}
-    assert len(alerts) >= 10
-    assert alerts == {one for one in anchors(_OPERATIONS.read_text(encoding="utf-8")) if one.startswith("ampd")}

@@ -153,9 +153,7 @@ class TestForgetting:
             assert view.counters.expired_workers == 1
             assert fixture.events[-1] == WorkerRemoved("d1", is_expired=True)
 
-    async def test_a_lease_whose_end_another_worker_noticed_is_counted_once(
-        self, fixture: Any, make: Any, waiting: Any
-    ) -> None:
+    async def test_a_lease_whose_end_another_worker_noticed_is_counted_once(self, fixture: Any, make: Any) -> None:
         for name in ("d1", "d2", "d3"):
             await fixture.others.publish_worker(make.view(name), LEASE_S)
         async with fixture.view as view:
