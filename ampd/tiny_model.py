@@ -151,7 +151,10 @@ def make_tiny_model(directory: Path, sizes: TinyModel | None = None) -> Path:
         save_file(_weights(sizes, tokenizer), draft / "model.safetensors", metadata={"format": "pt"})
         for name, content in _configs(sizes, tokenizer).items():
             (draft / name).write_text(json.dumps(content, indent=2) + "\n")
+        # Temporary folders and safetensors' files are for their maker only; a model may be served by another user.
         draft.chmod(0o755)
+        for file in draft.iterdir():
+            file.chmod(0o644)
         if directory.exists():
             directory.rmdir()
         draft.rename(directory)

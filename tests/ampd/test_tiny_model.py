@@ -92,6 +92,11 @@ def test_the_command_makes_it_where_it_is_told(tmp_path: Path, capsys: pytest.Ca
     assert json.loads((tmp_path / "models" / "tiny" / "config.json").read_text())["model_type"] == "llama"
 
 
+def test_another_user_may_read_it(model: Path) -> None:
+    assert {file.stat().st_mode & 0o777 for file in model.iterdir()} == {0o644}
+    assert model.stat().st_mode & 0o777 == 0o755
+
+
 def test_the_commands_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     (tmp_path / "file").write_text("")
