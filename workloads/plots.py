@@ -16,7 +16,8 @@ from workloads.results import RoundRecord
 
 COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c", "slo": "#3a3f4b"}
 _STYLE = {
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
     "svg.hashsalt": "ampd",
     "font.size": 9,
     "axes.spines.top": False,
