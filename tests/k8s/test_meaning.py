@@ -277,6 +277,15 @@ def test_a_worker_gets_as_many_gpus_as_its_parallelism(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
+def test_what_is_shipped_starts_with_the_engine_as_it_is(name: str) -> None:
+    """SGLang workers of several GPUs are refused at their start (a plan that has some says so when it is written)."""
+    documents = rendered(name)
+    for pod in pods(documents):
+        if "--engine=sglang" in pod.main["args"]:
+            assert tp_of(pod, documents) == 1, pod.name
+
+
+@pytest.mark.parametrize("name", GRAPHS)
 def test_rdma_is_for_workers_only_and_only_with_its_component(name: str) -> None:
     for pod in pods(rendered(name)):
         expected = pod.labels[COMPONENT] in ("prefill", "decode") and ("rdma" in name or "multi-node" in name)

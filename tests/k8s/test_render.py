@@ -111,7 +111,7 @@ def test_the_overlay_of_the_readme_renders(tmp_path: Path) -> None:
     mains = {each["name"]: each["podTemplate"]["spec"]["containers"][0] for each in components}
     assert {main["image"] for main in mains.values()} == {"registry.example/ampd:0.1.0"}
     assert "--tp=2" in mains["prefill-tp2"]["args"]
-    assert "--tp=4" in mains["prefill"]["args"]
+    assert "--tp=1" in mains["prefill"]["args"]
     for name in ("prefill", "decode", "prefill-tp2"):
         assert mains[name]["resources"]["limits"]["rdma/ib"] == 1
         assert mains[name]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]

@@ -228,11 +228,11 @@ def test_other_policies_need_no_table(routing: str) -> None:
 
 def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
     worker = components(base_objects())["prefill"]
-    assert "--tp=4" in main(worker)["args"]
+    assert "--tp=1" in main(worker)["args"]
     assert "--model=/models/qwen3-32b" in main(worker)["args"]
-    assert replica.resources(4, DEPLOYMENT.profile.kv_bytes_per_token) == main(worker)["resources"]
-    assert replica.resources(4, None) == main(worker)["resources"]
-    assert replica.shared_memory(4) == worker["sharedMemorySize"]
+    assert replica.resources(1, DEPLOYMENT.profile.kv_bytes_per_token) == main(worker)["resources"]
+    assert replica.resources(1, None) == main(worker)["resources"]
+    assert replica.shared_memory(1) == worker["sharedMemorySize"]
 
 
 def test_the_memory_of_a_pod_holds_what_the_workers_stage() -> None:
