@@ -281,7 +281,7 @@ def test_what_is_shipped_starts_with_the_engine_as_it_is(name: str) -> None:
     """SGLang workers of several GPUs are refused at their start (a plan that has some says so when it is written)."""
     documents = rendered(name)
     for pod in pods(documents):
-        if "--engine=sglang" in pod.main["args"]:
+        if "--engine=sglang" in pod.main.get("args", []):
             assert tp_of(pod, documents) == 1, pod.name
 
 
