@@ -101,6 +101,11 @@ def sentences(plan: Plan, gpus: int, left_out: Mapping[int, str]) -> list[str]:
         f"{slack.decode:.2f} times the decode capacity that is needed, and {slack.kv_memory:.1f} times the KV memory; "
         f"{slack.gpus_left} of {gpus} GPUs are not used."
     )
+    if refused := plan.layouts[0].simulated["errors"]:
+        lines.append(
+            f"In the check {refused} rounds were refused, because their context is longer than the model or a decode "
+            "replica's KV memory takes; each ended its session, and counts as missed with the rounds that never came."
+        )
     if plan.next_step is not None:
         lines.append(_next(plan, *plan.next_step, level))
     return lines

@@ -9,13 +9,14 @@ from planner.layout.search import Checked, Plan
 
 TABLE = {1: [0.0, 1.0], 2: [2.0, 2.0]}
 CAPACITIES = Capacities((0.9, 1.2), TABLE, TABLE, {1: 100.0, 2: 100.0})
-SIMULATED: dict[str, Any] = {"attainment": {"rounds": 1.0}}
+SIMULATED: dict[str, Any] = {"attainment": {"rounds": 1.0}, "errors": 0}
 SMALL = Choice(Layout(((1, 1),), ((1, 1),)), 1, 1.0)
 LARGE = Choice(Layout(((2, 1),), ((2, 1),)), 0, 2.0)
 
 
-def explained(*choices: Choice, left_out: dict[int, str] | None = None) -> str:
-    plan = Plan([Checked(choice, SIMULATED) for choice in choices], CAPACITIES, Demand(1.0), None)
+def explained(*choices: Choice, left_out: dict[int, str] | None = None, errors: int = 0) -> str:
+    simulated = SIMULATED | {"errors": errors}
+    plan = Plan([Checked(choice, simulated) for choice in choices], CAPACITIES, Demand(1.0), None)
     return "\n".join(sentences(plan, 4, left_out or {}))
 
 
@@ -31,3 +32,8 @@ def test_every_degree_left_out_has_its_own_reason() -> None:
     text = explained(LARGE, left_out={4: "too heavy", 8: "too heavy", 16: "too small"})
     assert "TP4, TP8 left out: too heavy." in text
     assert "TP16 left out: too small." in text
+
+
+def test_rounds_that_nobody_can_serve_are_said() -> None:
+    assert "refused" not in explained(LARGE)
+    assert "113 rounds were refused, because their context is longer" in explained(LARGE, errors=113)
