@@ -29,10 +29,11 @@ from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOIN
 from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
-from workers.metrics import WorkerReader, WorkerRecorder
+from workers.metrics import WorkerReader
 from workers.peers import DynamoPeers
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
+from workers.recorder import WorkerRecorder
 from workers.role import WorkerRole, hear_roles
 from workers.round_log import RoundSteps
 from workers.rounds import Rounds

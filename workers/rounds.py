@@ -19,9 +19,9 @@ from workers.chunks import chunk_of, task_from_wire, usage_of
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
-from workers.metrics import WorkerRecorder
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.publisher import Publisher
+from workers.recorder import WorkerRecorder
 from workers.round_log import RoundSteps
 from workers.sessions import SessionKeeper
 from workers.slices import Sliced, Slicer

@@ -27,9 +27,10 @@ from tests.ampd.policies.routing_lab import queue_of
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.slices_lab import message, script
 from workers.kv.exchange import KvFetch
-from workers.metrics import WorkerReader, WorkerRecorder
+from workers.metrics import WorkerReader
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
+from workers.recorder import WorkerRecorder
 from workers.role import WorkerRole
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
