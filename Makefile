@@ -51,6 +51,7 @@ $(VENV)/.installed-base: pyproject.toml constraints.txt | $(UV)
 	@touch $@
 
 $(VENV)/.installed-sglang: pyproject.toml constraints.txt | $(UV)
+	@echo "installing SGLang and what it needs: about 11 GB, several minutes on most networks"
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[sglang]'
 	@touch $@ $(VENV)/.installed-base
 

@@ -27,6 +27,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
+from ampd.errors import RunError
 from ampd.metrics import names
 from ampd.metrics.names import Metric
 from ampd.serve.metrics import TARGETS_FILE
@@ -90,9 +91,11 @@ class Replayed:
 
 def _scrape_idle(log_dir: Path) -> Scraped:
     """Scrape when no round is in progress: one is counted at its end, a moment after its client has the last token."""
-    while (scraped := scrape(log_dir)).total(names.ROUNDS_IN_PROGRESS):
+    for _ in range(1200):
+        if not (scraped := scrape(log_dir)).total(names.ROUNDS_IN_PROGRESS):
+            return scraped
         time.sleep(0.05)
-    return scraped
+    raise RunError("rounds are still in progress a minute after the last one's end")
 
 
 def replayed(folder: Path, serve: Sequence[str], sessions: Sequence[Session], slo: Slo) -> tuple[Replayed, Scraped]:

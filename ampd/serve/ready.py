@@ -15,6 +15,7 @@ from ampd.types import Role
 from ampd.wire import COORDINATOR_COMPONENT
 
 _POLL_S = 0.2
+_REMIND_S = 30.0
 
 
 async def wait_until_ready(
@@ -32,17 +33,18 @@ async def wait_until_ready(
     Raises:
         RunError: a process died, or `timeout_s` passed; the line says what was still missing.
     """
-    deadline = time.monotonic() + timeout_s
+    begin_s = said_s = time.monotonic()
     said = ""
     async with httpx.AsyncClient(base_url=url, timeout=2.0) as client:
         while missing := await _missing(store, client, model_name, expected, coordinators):
             for line in ended().values():
                 raise RunError(f"ampd serve: {line}")
-            if time.monotonic() > deadline:
+            now_s = time.monotonic()
+            if now_s > begin_s + timeout_s:
                 raise RunError(f"ampd serve: not ready after {timeout_s:.0f} s; still missing: {missing}")
-            if missing != said:
-                progress(f"waiting for {missing}")
-                said = missing
+            if missing != said or now_s > said_s + _REMIND_S:
+                progress(f"waiting for {missing}" + (f" ({now_s - begin_s:.0f} s)" if missing == said else ""))
+                said, said_s = missing, now_s
             await asyncio.sleep(_POLL_S)
 
 
