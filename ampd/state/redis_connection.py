@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
 from ampd.errors import UserError
 from ampd.state.counting import RoundTrips
@@ -191,4 +191,7 @@ def without_secrets(url: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, AuthenticationError) and "username-password" in text:
+        return "the user or password is wrong"
+    return text or type(error).__name__

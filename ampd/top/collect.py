@@ -22,12 +22,18 @@ PROG = "ampd top"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The graph to look at. `is_guessed`: nobody named its shared state."""
+    """The graph to look at.
+
+    Attributes:
+        is_guessed: nobody named its shared state, and no graph of that namespace runs here.
+        others: the namespaces of the graphs that run here then.
+    """
 
     state_url: str
     namespace: str
     model: PerformanceModel | None
     is_guessed: bool = False
+    others: tuple[str, ...] = ()
 
 
 def find_target(settings: TopSettings) -> Target:
@@ -41,9 +47,11 @@ def find_target(settings: TopSettings) -> Target:
     namespace = settings.namespace or str(default["namespace"].default)
     if settings.state_url not in (None, EMBEDDED):
         return Target(str(settings.state_url), namespace, model)
-    here = [graph for graph in running_graphs() if settings.namespace in (None, graph.namespace)]
+    running = running_graphs()
+    here = [graph for graph in running if settings.namespace in (None, graph.namespace)]
     if not here:
-        return Target(str(default["state_url"].default), namespace, model, is_guessed=True)
+        others = tuple(sorted({graph.namespace for graph in running}))
+        return Target(str(default["state_url"].default), namespace, model, is_guessed=True, others=others)
     if len(here) > 1:
         raise UserError(f"{PROG}: several graphs run on this machine; choose one with {_choices(here)}")
     (graph,) = here
@@ -87,7 +95,7 @@ class Collector:
         try:
             store = await open_store(target.state_url, target.namespace, clock=time.monotonic)
         except StateUnavailableError as error:
-            raise UserError(f"{PROG}: {error}; {_how_to_mend(target)}") from None
+            raise UserError(f"{PROG}: {str(error).rstrip('.')}; {_how_to_mend(target)}") from None
         return cls(store, place, target.namespace, target.model)
 
     async def read(self) -> Snapshot:
@@ -107,4 +115,9 @@ class Collector:
 
 def _how_to_mend(target: Target) -> str:
     name = "name the graph's Redis with --state-url or AMPD_STATE_URL, as in redis://USER:PASSWORD@HOST:6379/0"
-    return f"no `ampd serve` runs on this machine: {name}" if target.is_guessed else name
+    if not target.is_guessed:
+        return name
+    if target.others:
+        running = ", ".join(target.others)
+        return f"no `ampd serve` of namespace {target.namespace} runs on this machine ({running} does): {name}"
+    return f"no `ampd serve` runs on this machine: {name}"

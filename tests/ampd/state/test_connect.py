@@ -204,12 +204,13 @@ class TestAccessControl:
         assert len(str(caught.value).splitlines()) == 1
         await store.close()
 
-    @pytest.mark.parametrize("credentials", ["", "ampd:wrong@", "nobody:p%40ss@"])
+    @pytest.mark.parametrize("credentials", ["", "ampd:s3cret@", "nobody:p%40ss@"])
     async def test_wrong_credentials_are_one_line_without_them(self, server: EmbeddedRedis, credentials: str) -> None:
         with pytest.raises(StateUnavailableError) as caught:
             await open_store(server.tcp_url.replace("redis://", f"redis://{credentials}"), "n")
         assert len(str(caught.value).splitlines()) == 1
-        assert "wrong" not in str(caught.value)
+        for secret in ("s3cret", "p@ss", "p%40ss"):
+            assert secret not in str(caught.value)
 
 
 @pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")

@@ -143,6 +143,15 @@ def test_nothing_running_here_is_one_line(
         assert words in line, words
 
 
+def test_graphs_of_other_namespaces_are_named(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 6379)) == 0:
+            pytest.skip("a Redis runs at the place where one is looked for last")
+    announce(RunningGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
+    line = refused(capsys, 2, "--once", "--namespace", "nothere")
+    assert "no `ampd serve` of namespace nothere runs on this machine (mine does)" in line
+
+
 def test_a_redis_that_does_not_answer_is_one_line(
     temporary: Path,  # noqa: ARG001
     unused_tcp_port: int,
@@ -152,18 +161,28 @@ def test_a_redis_that_does_not_answer_is_one_line(
     assert f"127.0.0.1:{unused_tcp_port}" in line
     assert "--state-url" in line
     assert "s3cret" not in line
+    assert ".;" not in line
 
 
-@pytest.mark.parametrize("credentials", ["", ":wrong@", "nobody:right@"])
+@pytest.mark.parametrize(
+    ("credentials", "why"),
+    [
+        ("", "Authentication required"),
+        (":s3cret@", "the user or password is wrong"),
+        ("nobody:right@", "the user or password is wrong"),
+    ],
+)
 def test_wrong_credentials_are_one_line(
     temporary: Path,  # noqa: ARG001
     capsys: pytest.CaptureFixture[str],
     credentials: str,
+    why: str,
 ) -> None:
     with EmbeddedRedis(tcp=True, arguments=["--requirepass", "right"]) as server:
         line = refused(capsys, 2, "--once", "--state-url", server.tcp_url.replace("://", f"://{credentials}"))
+        assert f"{why}; name the graph's Redis" in line
         assert "redis://USER:PASSWORD@HOST" in line
-        assert "wrong" not in line
+        assert "s3cret" not in line
 
 
 def test_a_user_without_the_rights_is_one_line(
