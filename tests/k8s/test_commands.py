@@ -1,4 +1,4 @@
-"""Every process in the manifests starts: its flags exist, its values are valid, its variables are read by somebody."""
+"""Flags in the manifests exist, values are valid, variables are read by somebody; nothing is started here."""
 
 import sys
 from collections.abc import Iterator

@@ -11,7 +11,17 @@ import pytest
 import ampd
 from ampd.settings import parse_settings
 from tests.k8s.pods import Pod, command_line, environment, pods
-from tests.k8s.rendering import ALL, GRAPHS, K8S, Document, graph_of, named, needs_kubectl, rendered
+from tests.k8s.rendering import (
+    ALL,
+    GRAPHS,
+    K8S,
+    Document,
+    graph_of,
+    kustomize_together,
+    named,
+    needs_kubectl,
+    rendered,
+)
 from tests.k8s.test_commands import model_of
 
 pytestmark = needs_kubectl
@@ -58,6 +68,38 @@ def test_every_reference_leads_somewhere(name: str) -> None:
     made = {(each["kind"], each["metadata"]["name"]) for each in documents}
     for pod in pods(documents):
         assert references(pod) - made - USER_PROVIDED == set(), pod.name
+
+
+def missing_keys(documents: Any) -> set[tuple[str, str, str]]:
+    """(kind, name, key) that a pod refers to and that the object, which is one of the documents, does not have."""
+    made = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    wanted: set[tuple[str, str, str]] = set()
+    for pod in pods(documents):
+        for volume in pod.spec.get("volumes", []):
+            for kind, source in (("ConfigMap", volume.get("configMap", {})), ("Secret", volume.get("secret", {}))):
+                name = source.get("name", source.get("secretName"))
+                wanted |= {(kind, name, item["key"]) for item in source.get("items", [])}
+        for container in pod.containers():
+            for entry in [*pod.shared_env, *container.get("env", [])]:
+                for kind, field in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
+                    if reference := entry.get("valueFrom", {}).get(field):
+                        wanted.add((kind, reference["name"], reference["key"]))
+    return {
+        (kind, name, key)
+        for kind, name, key in wanted
+        if (kind, name) in made and not any(key in made[kind, name].get(part, {}) for part in ("data", "stringData"))
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_key_that_a_pod_refers_to_is_there(name: str) -> None:
+    assert missing_keys(rendered(name)) == set()
+
+
+def test_a_missing_key_is_found(tmp_path: Path) -> None:
+    """The one combination that the documentation excludes: the Secret of `no-gpu` has no URL."""
+    documents = kustomize_together(tmp_path, ["overlays/no-gpu"], components=["components/external-redis"])
+    assert missing_keys(documents) == {("Secret", "ampd-redis", "url")}
 
 
 def test_what_the_user_provides_is_documented() -> None:
