@@ -18,16 +18,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM.
 
     Returns:
-        0 ended as asked, 1 the engine or the shared state failed, 2 the call was wrong (one line on stderr).
+        0 ended as asked, 1 the engine or the shared state failed, 2 the call was wrong or no Redis answers at its URL
+        (one line on stderr).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return guarded(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
-    from workers.engines import settings_model
+    from workers.engines import check_engine, settings_model
 
     settings = parse_settings(settings_model(chosen_engine(arguments)), arguments, PROG)
+    check_engine(settings, PROG)
 
     system.prepare(PROG)
 

@@ -15,7 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd import tracing
-from ampd.errors import RunError
+from ampd.errors import RunError, UserError
 from ampd.logs import RoundLog
 from ampd.metrics import system
 from ampd.metrics.exposition import ProcessCollector, expose
@@ -38,7 +38,7 @@ from workers.role import WorkerRole, hear_roles
 from workers.round_log import RoundSteps
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
-from workers.settings import WorkerSettings
+from workers.settings import PROG, WorkerSettings
 
 _LOG = logging.getLogger(__name__)
 _REGISTRATION_POLL_S = 0.01
@@ -50,8 +50,8 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
     """Run one worker until it is told to end.
 
     Raises:
-        UserError: the settings name something that is not there.
-        RunError: the shared state does not answer at the start, or the engine was lost.
+        UserError: the settings name something that is not there, or a shared state that does not answer.
+        RunError: the engine does not start or was lost, or the shared state was lost at the start.
     """
     async with AsyncExitStack() as stack:
         worker = await _build(runtime, settings, stack)
@@ -215,7 +215,7 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
     try:
         store = await open_store(settings.state_url, settings.namespace)
     except StateUnavailableError as error:
-        raise RunError(f"ampd worker: {error}") from None
+        raise UserError(f"{PROG}: --state-url: {error}") from None
     stack.push_async_callback(store.close)
     engine = create_engine(settings, model)
     stack.push_async_callback(engine.stop)

@@ -10,6 +10,7 @@ import pytest
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
+from ampd.tiny_model import tiny_model_path
 from tests.workers.live_lab import dynamo_environment
 from workers.engines import create_engine
 from workers.settings import WorkerSettings
@@ -39,7 +40,11 @@ def run_worker(flags: list[str], program: list[str] | None = None) -> subprocess
         (["--role", "prefill", "--engine", "steam"], 2, "--engine"),
         (["--role", "prefill", "--model", "{empty}"], 2, "config.json"),
         (["--role", "prefill", "--kv-timeout-s", "0"], 2, "--kv-timeout-s"),
-        (["--role", "prefill", "--state-url", "unix:///nowhere/redis.sock"], 1, "/nowhere/redis.sock"),
+        (
+            ["--role", "prefill", "--state-url", "unix:///nowhere/redis.sock"],
+            2,
+            "--state-url: shared state unix:///nowhere",
+        ),
         (["--role", "prefill", "--state-url", "http://x"], 2, "state URL"),
     ],
 )
@@ -52,6 +57,34 @@ def test_a_start_that_cannot_be_says_so_in_one_line(
     lines = done.stderr.strip().splitlines()
     assert (done.returncode, len(lines)) == (code, 1), done.stderr
     assert words in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--engine", "modelled", "--model", "{empty}/none"], "--model: no folder at"),
+        (["--engine", "sglang", "--model", "{empty}/none"], "--model: no folder at"),
+        (["--engine", "sglang", "--model", "{no_weights}"], "has no weights"),
+        (["--engine", "sglang", "--model", "{model}", "--tp", "2"], "use --tp 1"),
+    ],
+)
+def test_the_model_and_the_degree_come_before_discovery_and_redis(
+    model_folder: Path, tmp_path: Path, flags: list[str], words: str
+) -> None:
+    no_weights = tmp_path / "no-weights"
+    no_weights.mkdir()
+    for file in model_folder.iterdir():
+        if file.suffix != ".safetensors":
+            (no_weights / file.name).symlink_to(file)
+    discovery = tmp_path / "discovery"
+    given = [flag.format(empty=tmp_path, no_weights=no_weights, model=tiny_model_path()) for flag in flags]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in dynamo_environment(discovery).items():
+            patch.setenv(name, value)
+        done = run_worker(["--role", "prefill", "--state-url", "unix:///nowhere/redis.sock", *given])
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert words in done.stderr
+    assert not discovery.exists()
 
 
 def test_wrong_settings_object_is_refused(model_folder: Path) -> None:

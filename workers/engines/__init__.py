@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import create_model
 
 from ampd.errors import UserError
+from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.scaled import scaled
@@ -34,11 +35,25 @@ def performance_model(settings: WorkerSettings) -> PerformanceModel:
     return scaled(model, getattr(settings, "time_scale", 1.0))
 
 
+def check_engine(settings: WorkerSettings, prog: str) -> None:
+    """Refuse at once what the engine would refuse later, when discovery and shared state have been joined.
+
+    Raises:
+        UserError: the model folder or the degree cannot be used; the line starts with `prog`.
+    """
+    from workers.engines.sglang_settings import SglangSettings, check_sglang
+
+    if isinstance(settings, SglangSettings):
+        check_sglang(settings, prog)
+    else:
+        check_model_folder(settings.model, prog)
+
+
 def create_engine(settings: WorkerSettings, model: PerformanceModel) -> Engine:
     """The engine that `settings` (made by `settings_model`) describe, not started yet.
 
     Raises:
-        UserError: the model folder cannot be used.
+        UserError: the model folder or the degree cannot be used.
     """
     if settings.engine == "modelled":
         from workers.engines.modelled_factory import create_modelled

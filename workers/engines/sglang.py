@@ -15,12 +15,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ampd.model_folder import check_model_folder
 from ampd.page_keys import page_keys
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.sglang_plugin import ENGINE_FLAG
-from workers.engines.sglang_settings import Device, SglangSettings, check_weights, engine_arguments
+from workers.engines.sglang_settings import Device, SglangSettings, check_sglang, engine_arguments
 
 if TYPE_CHECKING:
     from workers.kv.layout import PoolLayout
@@ -50,10 +49,13 @@ class SglangEngine:
     Args:
         settings: what to run.
         make_reader: the transport that reads peers' pages; NIXL if None.
+
+    Raises:
+        UserError: SGLang cannot run what the settings say.
     """
 
     def __init__(self, settings: SglangSettings, make_reader: Callable[[PoolLayout], PageReader] | None = None) -> None:
-        check_weights(check_model_folder(settings.model, "sglang engine"))
+        check_sglang(settings, "sglang engine")
         self._settings = settings
         self._make_reader = make_reader
         self._running: dict[str, _Running] = {}
@@ -84,8 +86,6 @@ class SglangEngine:
         Raises:
             EngineError: in one line, when SGLang does not start.
         """
-        if self._settings.tp > 1:
-            raise EngineError("--tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
         for name, level in _QUIET.items():
             os.environ.setdefault(name, level)
         try:

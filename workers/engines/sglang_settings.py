@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from ampd.errors import UserError
+from ampd.model_folder import check_model_folder
 from ampd.settings import Settings
 
 
@@ -107,14 +108,17 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address:
     return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
 
 
-def check_weights(model: Path) -> None:
-    """Refuse a folder without weights before any process is started.
+def check_sglang(settings: SglangSettings, prog: str) -> None:
+    """Refuse what SGLang cannot run, before any process is started.
 
     Raises:
-        UserError: in one line.
+        UserError: no model with weights in the folder (the line starts with `prog`), or more than one GPU.
     """
+    if settings.tp > 1:
+        raise UserError(f"{prog}: --tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
+    model = check_model_folder(settings.model, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
-        raise UserError(f"--model: {model} has no weights (*.safetensors)")
+        raise UserError(f"{prog}: --model: {model} has no weights (*.safetensors); copy the model's weights into it")
 
 
 def model_fingerprint(model: Path) -> str:

@@ -239,9 +239,9 @@ async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngin
     assert len((await ask(engine, 2)).token_ids) == 2
 
 
-async def test_several_gpus_are_refused(model: Path) -> None:
-    with pytest.raises(EngineError, match="--tp"):
-        await SglangEngine(settings_of(model, tp=2)).start()
+def test_several_gpus_are_refused(model: Path) -> None:
+    with pytest.raises(UserError, match="--tp"):
+        SglangEngine(settings_of(model, tp=2))
 
 
 WORKER = """
