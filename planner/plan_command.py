@@ -45,8 +45,9 @@ def run(argv: Sequence[str]) -> int:
     seconds = time.perf_counter() - start_s
     result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
     layouts = [one.choice.layout for one in plan.layouts]
-    for note in write_plan(settings, layouts, model, result):
-        print(f"{PROG}: {note}", file=sys.stderr)
+    result["manifest_warnings"] = write_plan(settings, layouts, model, result)
+    for warning in result["manifest_warnings"]:
+        print(f"{PROG}: {warning}", file=sys.stderr)
     if settings.report:
         from planner.plan_report import write_report
 
@@ -153,6 +154,7 @@ def _result(
         "resident_kv_tokens": plan.demand.resident_kv_tokens,
         "performance_model": provenance_of(model),
         "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
+        "manifest_warnings": [],
         "seconds": seconds,
     }
 
@@ -162,6 +164,7 @@ def _layout(one: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
         **one.choice.layout.as_dict(),
         "objective": plan.capacities.levels[one.choice.level],
         "headroom": one.choice.headroom,
+        "meets_slo": meets(one.choice, plan.capacities),
         "slack": slack_of(one.choice, plan.capacities, plan.demand, gpus).as_dict(),
         "simulated": one.simulated,
     }

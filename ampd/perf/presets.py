@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,12 @@ def model_shape(name_or_path: str) -> ModelShape:
     path = Path(name_or_path).expanduser()
     if path.exists():
         return read_model_shape(path)
-    raise UserError(f"unknown model {name_or_path!r}; give the path of a config.json, or one of: {_known_models()}")
+    wrong = f"no file at {path}" if _looks_like_a_path(name_or_path) else f"unknown model {name_or_path!r}"
+    raise UserError(f"{wrong}; give the path of a config.json, or one of: {_known_models()}")
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return "/" in text or os.sep in text or text.lower().endswith(".json")
 
 
 def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:

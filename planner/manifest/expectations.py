@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def expectations(
         "gpus": layout["gpus"],
         "objective": layout["objective"],
         "headroom": layout["headroom"],
+        "meets-targets": layout["meets_slo"],
         "ttft-target-seconds": result["slo"]["ttft"],
         "itl-target-seconds": result["slo"]["itl"],
         "expected-attainment-rounds": simulated["attainment"]["rounds"],
@@ -42,6 +43,20 @@ def expectations(
         "expected-local-rounds": _local(simulated["routes"]),
     }
     return {f"{PREFIX}{name}": _text(value) for name, value in values.items() if value is not None}
+
+
+def with_warnings(annotations: Mapping[str, str], warnings: Sequence[str]) -> dict[str, str]:
+    """The annotations with the warnings, a line each; without warnings there is no such annotation."""
+    return {**annotations, **({f"{PREFIX}warnings": "\n".join(warnings)} if warnings else {})}
+
+
+def miss(layout: Mapping[str, Any]) -> str | None:
+    """By how much a layout of a plan's result misses the targets, as half a sentence; None: it meets them."""
+    if layout["meets_slo"]:
+        return None
+    if layout["headroom"] < 1:
+        return f"it carries {layout['headroom']:.0%} of the rate"
+    return f"it misses by {layout['objective'] - 1:.0%} at P95"
 
 
 def _layout(layout: Mapping[str, Any]) -> str:
@@ -57,4 +72,6 @@ def _local(routes: Mapping[str, int]) -> float | None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +18,7 @@ from planner.layout.layout import Layout
 from planner.layout.search import BINDING, POOLS
 from planner.manifest.base import base_objects
 from planner.manifest.deployment import Deployment, Policies
-from planner.manifest.expectations import expectations
+from planner.manifest.expectations import expectations, miss, with_warnings
 from planner.manifest.objects import deployment_objects
 from planner.manifest.routing_table import routing_in_container, table_of
 from planner.manifest.target import check_target, is_single_file, write_manifest
@@ -64,7 +65,7 @@ def write_plan(
         result: what `--json` prints.
 
     Returns:
-        What its user should know, a sentence a line.
+        What its user should know, one line each; the manifest says it too, in its head and its annotations.
 
     Raises:
         UserError: there is no such layout, or the manifest cannot be written.
@@ -77,8 +78,11 @@ def write_plan(
             f"--manifest-layout: there is no layout {settings.manifest_layout}, the plan has {len(layouts)}"
         )
     deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
-    write_manifest(path, deployment_objects(deployment, base_objects()), _head(deployment, path))
-    return _notes(deployment)
+    warnings = _warnings(deployment, result["layouts"][settings.manifest_layout - 1])
+    deployment = replace(deployment, annotations=with_warnings(deployment.annotations, warnings))
+    head = [*_head(deployment, path), *(f"WARNING: {warning}" for warning in warnings)]
+    write_manifest(path, deployment_objects(deployment, base_objects()), head)
+    return warnings
 
 
 def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, result: Mapping[str, Any]) -> Deployment:
@@ -129,9 +133,11 @@ def _head(deployment: Deployment, path: Path) -> list[str]:
     ]
 
 
-def _notes(deployment: Deployment) -> list[str]:
+def _warnings(deployment: Deployment, planned: Mapping[str, Any]) -> list[str]:
     layout = deployment.layout
     notes = []
+    if (missed := miss(planned)) is not None:
+        notes.append(f"the layout does not meet the targets: {missed}")
     if degrees := sorted({tp for tp, _ in (*layout.prefill, *layout.decode) if tp > 1}):
         notes.append(
             f"the layout has replicas of TP {', '.join(map(str, degrees))}; the SGLang workers of this version refuse "
@@ -144,4 +150,4 @@ def _notes(deployment: Deployment) -> list[str]:
         )
     if deployment.policy_modules:
         notes.append(f"the image must hold {deployment.policy_modules} ({MODULES_VARIABLE})")
-    return notes
+    return [" ".join(note.split()) for note in notes]

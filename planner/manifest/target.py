@@ -56,7 +56,8 @@ def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) 
         UserError: the path cannot be written.
     """
     check_target(path)
-    head = "".join(f"# {line}\n" for line in lines)
+    # A comment ends with its line: names from outside must not end it.
+    head = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     if is_single_file(path):
         write_document(f"{MARK}.\n{head}{documents(objects)}", path, _WHAT)
         return
@@ -95,4 +96,7 @@ def _check_writable(folder: Path, path: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(f"--output-manifest: {path} cannot be written: {folder}: {error.strerror}") from None
+        raise UserError(
+            f"--output-manifest: {path} cannot be written: {folder}: {error.strerror}; "
+            "name a folder that you may write to"
+        ) from None

@@ -148,6 +148,12 @@ def write_config(folder: Path, change: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["/nonexist/config.json", "models/mine", "config.json.JSON"])
+def test_what_looks_like_a_path_is_missed_as_a_file(name: str) -> None:
+    with pytest.raises(UserError, match=f"no file at {name}; .* qwen3-32b"):
+        model_shape(name)
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"llama-3.1-70b, llama-3.1-8b, mixtral-8x7b, qwen3-0.6b, qwen3-32b"):
         analytic_model("gpt-5", "h20")

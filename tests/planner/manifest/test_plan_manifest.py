@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ampd.cli import main as ampd
+from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.presets import MODELS, analytic_model
 from ampd.perf.profile import write_profile
@@ -17,7 +18,6 @@ from ampd.policies.table_file import DEFAULT_TABLE
 from ampd.tiny_model import tiny_model_path
 from planner import plan_command
 from planner.manifest.planned import _PARSERS
-from workers.engines.base import EngineError
 from workers.engines.sglang import SglangEngine
 from workers.engines.sglang_settings import SglangSettings
 
@@ -80,7 +80,9 @@ def test_the_annotations_are_what_the_plan_expects(
     objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     annotations = graph_of(objects)["metadata"]["annotations"]
     ours = {key.removeprefix("ampd.dev/"): value for key, value in annotations.items() if "ampd.dev/" in key}
+    assert ours.pop("warnings").splitlines() == result["manifest_warnings"]
     layout = result["layouts"][1]
+    assert ours.pop("meets-targets") == json.dumps(layout["meets_slo"])
     seen = layout["simulated"]
     figures = {
         "expected-attainment-rounds": seen["attainment"]["rounds"],
@@ -145,6 +147,36 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_met", "words"),
+    [
+        (["--degrees", "1"], True, []),
+        (["--degrees", "2"], True, ["refuse --tp above 1"]),
+        (["--degrees", "1", "--itl", "0.004"], False, ["does not meet the targets: it misses by"]),
+        (["--degrees", "1", "--rate", "900"], False, ["does not meet the targets: it carries"]),
+    ],
+)
+def test_what_speaks_against_a_manifest_is_in_the_manifest(
+    flags: list[str], is_met: bool, words: list[str], tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "plan.yaml", tmp_path / "plan"
+    argv = [*LLAMA, "--top", "1", "--limit", "60", *flags]
+    for path, head in ((file, file), (folder, folder / "kustomization.yaml")):
+        result, err = planned(capsys, [*argv, "--output-manifest", str(path)], cache)
+        warnings = result["manifest_warnings"]
+        assert len(warnings) == len(words)
+        assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+        comments = [line for line in head.read_text(encoding="utf-8").splitlines() if line.startswith("# WARNING: ")]
+        assert comments == [f"# WARNING: {warning}" for warning in warnings]
+        texts = [path] if path is file else sorted(path.glob("*.yaml"))
+        objects = [one for text in texts for one in yaml.safe_load_all(text.read_text(encoding="utf-8"))]
+        annotations = graph_of(objects)["metadata"]["annotations"]
+        assert annotations["ampd.dev/meets-targets"] == ("true" if is_met else "false")
+        assert annotations.get("ampd.dev/warnings") == ("\n".join(warnings) or None)
+        assert all(f"ampd plan: {warning}" in err.splitlines() for warning in warnings)
+    assert planned(capsys, argv, cache)[0]["manifest_warnings"] == []
+
+
 def test_a_routing_table_and_a_profile_of_a_known_model(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +208,10 @@ def test_the_table_names_the_file_too(tmp_path: Path, cache: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--output-manifest", "{}/missing/plan.yaml"], r"--output-manifest: .*cannot be written: .*No such file"),
+        (
+            ["--output-manifest", "{}/missing/plan.yaml"],
+            r"cannot be written: .*No such file.*; name a folder that you may write to",
+        ),
         (["--output-manifest", "{}/foreign"], r"--output-manifest: .* holds notes\.txt"),
         (["--output-manifest", "{}/plan.yaml", "--manifest-layout", "4"], r"--manifest-layout: 4 is more than the 3"),
         (["--output-manifest", "{}/plan.yaml", "--manifest-layout", "0"], r"--manifest-layout"),
@@ -229,8 +264,7 @@ def test_parsers_are_dynamos_and_models_are_presets() -> None:
         assert reasoning is None or reasoning in get_reasoning_parser_names()
 
 
-async def test_what_is_said_about_several_gpus_is_true() -> None:
+def test_what_is_said_about_several_gpus_is_true() -> None:
     """As soon as the workers take them, the plan and its documentation must not say otherwise any more."""
-    engine = SglangEngine(SglangSettings(model=tiny_model_path(), tp=2))
-    with pytest.raises(EngineError, match="use --tp 1"):
-        await engine.start()
+    with pytest.raises(UserError, match="use --tp 1"):
+        SglangEngine(SglangSettings(model=tiny_model_path(), tp=2))

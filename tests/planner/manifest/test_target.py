@@ -25,6 +25,13 @@ def test_a_yaml_path_becomes_one_file(name: str, tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == [name]
 
 
+def test_a_line_of_the_head_cannot_leave_its_comment(tmp_path: Path) -> None:
+    for name in ("plan.yaml", "plan"):
+        write_manifest(tmp_path / name, objects_of(), ["a model\nkind: Other"])
+    for path in (tmp_path / "plan.yaml", tmp_path / "plan" / "kustomization.yaml"):
+        assert "\n# a model kind: Other\n" in path.read_text(encoding="utf-8")
+
+
 @needs_kubectl
 def test_kubectl_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     write_manifest(tmp_path / "plan.yaml", objects_of(annotations={"ampd.dev/rate": "1e3"}), [])
