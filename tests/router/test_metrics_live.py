@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ampd.metrics import names
 from ampd.metrics.names import METRICS, Kind, Process
 from ampd.serve.metrics import free_ports, system_environment
+from ampd.tiny_model import tiny_model_path
 from router.request import MAX_SESSION_ID_CHARS
 from tests.router.graph_lab import HELLO, NAMESPACE, Graph, chat, completion, graph, profile, record, session
 
@@ -307,11 +308,9 @@ async def test_a_port_that_is_taken_costs_the_metrics_and_nothing_else(client: h
 
 @pytest.mark.parametrize("module", ["router", "workers"])
 async def test_a_port_that_dynamo_cannot_read_is_refused_in_one_line(module: str, site: Site) -> None:
-    flags = ["--model", str(site.graph.folder), "--engine", "modelled", "--role", "decode"]
-    if module == "router":
-        from ampd.tiny_model import tiny_model_path
-
-        flags = ["--model", str(tiny_model_path())]
+    flags = ["--model", str(tiny_model_path())]
+    if module == "workers":
+        flags += ["--engine", "modelled", "--role", "decode"]
     environment = {**os.environ, **site.graph.environment, "DYN_SYSTEM_PORT": "40000"}
     done = await asyncio.to_thread(
         subprocess.run,
