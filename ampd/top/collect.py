@@ -95,7 +95,7 @@ class Collector:
         try:
             store = await open_store(target.state_url, target.namespace, clock=time.monotonic)
         except StateUnavailableError as error:
-            raise UserError(f"{PROG}: {str(error).rstrip('.')}; {_how_to_mend(target)}") from None
+            raise UserError(f"{PROG}: {error}; {_how_to_mend(target)}") from None
         return cls(store, place, target.namespace, target.model)
 
     async def read(self) -> Snapshot:

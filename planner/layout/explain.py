@@ -116,8 +116,13 @@ def meets(choice: Choice, capacities: Capacities) -> bool:
     return choice.headroom >= 1 and capacities.levels[choice.level] <= 1.0
 
 
+def shortfall(level: float, headroom: float) -> str:
+    """By how much a layout falls short, as a predicate: of the targets at P95, or of the rate if it carries less."""
+    return f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
+
+
 def _miss(plan: Plan, level: float, headroom: float) -> str:
-    miss = f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
+    miss = shortfall(level, headroom)
     # The first is the one that attains most when simulated; that need not be the one that the programme likes best.
     other = next((one.choice.layout for one in plan.layouts if meets(one.choice, plan.capacities)), None)
     if other is not None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.layout.explain import shortfall
+
 PREFIX = "ampd.dev/"
 
 
@@ -54,9 +56,8 @@ def miss(layout: Mapping[str, Any]) -> str | None:
     """By how much a layout of a plan's result misses the targets, as half a sentence; None: it meets them."""
     if layout["meets_slo"]:
         return None
-    if layout["headroom"] < 1:
-        return f"it carries {layout['headroom']:.0%} of the rate"
-    return f"it misses by {layout['objective'] - 1:.0%} at P95"
+    at_p95 = " at P95" if layout["headroom"] >= 1 else ""
+    return f"it {shortfall(layout['objective'], layout['headroom'])}{at_p95}"
 
 
 def _layout(layout: Mapping[str, Any]) -> str:
