@@ -25,29 +25,14 @@ from router.metrics import CoordinatorReader, RoundRecorder
 from router.record import DecisionRecord
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
+from tests.ampd.metrics.registry_lab import registered, total
 from tests.router.test_rounds import PROMPT, Workers, cluster, worker
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
 
-def registered(collector: ProcessCollector) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return registry
-
-
 def recorded(recorder: RoundRecorder) -> CollectorRegistry:
     return registered(ProcessCollector(Process.COORDINATOR, recorder.recorded, tuple))
-
-
-def total(metrics: CollectorRegistry, name: str, **labels: str) -> float:
-    """The sum of a sample's values over all labels that are not named."""
-    return sum(
-        sample.value
-        for family in metrics.collect()
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 def served(**facts: Any) -> ServedRound:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from ampd.errors import UserError
 from ampd.metrics.exposition import ProcessCollector
@@ -23,6 +22,7 @@ from ampd.state.memory import MemoryStore
 from ampd.state.store import RoleAssigned
 from ampd.state.window import SlidingWindow
 from ampd.types import Parallelism, Role, WorkerView
+from tests.ampd.metrics.registry_lab import registered, total
 from tests.ampd.policies.routing_lab import queue_of
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.slices_lab import message, script
@@ -35,22 +35,6 @@ from workers.role import WorkerRole
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
 from workers.settings import WorkerSettings
-
-
-def registered(collector: ProcessCollector) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return registry
-
-
-def total(metrics: CollectorRegistry, name: str, **labels: str) -> float:
-    """The sum of a sample's values over all labels that are not named."""
-    return sum(
-        sample.value
-        for family in metrics.collect()
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 class Station:
