@@ -17,7 +17,7 @@ DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 .PHONY: demo test test-fast lint types format constraints clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
-	$(BIN)/python -m ampd.serve.demo --engine $(ENGINE) --out $(OUT)
+	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
@@ -28,6 +28,7 @@ test-fast: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

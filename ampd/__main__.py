@@ -2,6 +2,6 @@
 
 import sys
 
-from ampd.cli import main
+from ampd.cli.main import main
 
 sys.exit(main())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """The call or the input is wrong; commands print the message as one line and exit with 2."""
@@ -9,3 +12,25 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A command ran and failed for a reason worth one line; commands exit with 1."""
+
+
+def guarded(body: Callable[[], int]) -> int:
+    """Run a command's body and turn its errors into one line and an exit code."""
+    try:
+        return body()
+    except UserError as error:
+        print(one_line_of(error), file=sys.stderr)
+        return 2
+    except RunError as error:
+        print(one_line_of(error), file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def one_line_of(error: Exception) -> str:
+    """The message of an error, as one line that begins with the name of the program."""
+    text = " ".join(str(error).split())
+    return text if text.startswith("ampd") else f"ampd: {text}"

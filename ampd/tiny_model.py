@@ -21,8 +21,7 @@ from pydantic import Field
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ampd.cli import guarded
-from ampd.errors import RunError
+from ampd.errors import RunError, guarded
 from ampd.settings import Settings, parse_settings
 
 PROG = "python -m ampd.tiny_model"

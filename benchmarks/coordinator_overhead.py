@@ -25,10 +25,10 @@ from typing import Any
 
 import httpx
 
-from ampd.serve.checks import claim_port
-from ampd.serve.graph import dynamo_environment
-from ampd.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.serve.ready import wait_until_ready
+from ampd.cli.serve.checks import claim_port
+from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.cli.serve.ready import wait_until_ready
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path

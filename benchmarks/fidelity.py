@@ -25,10 +25,10 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
+from ampd.cli.serve.devices import worker_environments
+from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.policies.registry import create
-from ampd.serve.devices import worker_environments
-from ampd.serve.running import ampd_command, running_graph
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions

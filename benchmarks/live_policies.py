@@ -30,9 +30,9 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
+from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.policies.registry import Kind
-from ampd.serve.running import ampd_command, running_graph
 from ampd.types import Parallelism, Slo
 from benchmarks.fidelity import calibration_sessions, lone_overheads, measured_profile, scaled
 from benchmarks.policies.contest import Contestant

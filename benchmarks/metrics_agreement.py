@@ -27,11 +27,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
+from ampd.cli.serve.metrics import TARGETS_FILE
+from ampd.cli.serve.running import running_graph
 from ampd.errors import RunError
-from ampd.metrics import names
-from ampd.metrics.names import Metric
-from ampd.serve.metrics import TARGETS_FILE
-from ampd.serve.running import running_graph
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.names import Metric
 from ampd.types import Slo
 from workloads.endpoint import Endpoint
 from workloads.history import SAFE_TOKENS

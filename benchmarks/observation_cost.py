@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampd.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.telemetry.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.types import Slo
 from router.metrics import RoundRecorder
 from router.record import DecisionRecord

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ampd.serve.running import ampd_command
+from ampd.cli.serve.running import ampd_command
 from workloads.generate import Lengths, generate
 from workloads.trace import write_trace
 

@@ -1,4 +1,4 @@
-"""Shows whether a change altered a simulated decision: digests of simulations and plans, to record before and check after.
+"""Shows whether a change altered a simulated decision, by digests of simulations and plans.
 
     python -m benchmarks.recorded_results --write before.json     # on the old code
     python -m benchmarks.recorded_results --check before.json     # on the new code: exit code 1 where a digest differs
@@ -46,8 +46,8 @@ SIMULATIONS = {
     "little memory": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 11 --kv-capacity-tokens 60000",
     "rivals' routing": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 12 --routing"
     " always-local,always-remote,arrow,deflection,first-remote,laps,table,threshold,threshold(tokens=512)",
-    "rivals' ordering": f"{_TAU} {_SPLIT} --rate 9 --limit 120 --ttft 0.5 --itl 0.04 --seed 13 --slicing slack,itl-chunks"
-    " --ordering continuum,edf,hrrn,jct,laps,shortest-prefill-first,on-time",
+    "rivals' ordering": f"{_TAU} {_SPLIT} --rate 9 --limit 120 --ttft 0.5 --itl 0.04 --seed 13"
+    " --slicing slack,itl-chunks --ordering continuum,edf,hrrn,jct,laps,shortest-prefill-first,on-time",
     "laps": f"{_TAU} {_QWEN_H20} --prefill 4xTP1 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 14"
     " --routing laps --ordering laps --pools laps --binding least-kv",
     "arrow": f"{_CODING} {_QWEN_H20} --prefill 2xTP2 --decode 2xTP2 --rate 0.3 --limit 30 --ttft 2 --itl 0.05"

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
-from ampd.policies.ordering import AmpdOrdering
+from ampd.policies.ordering.ampd import AmpdOrdering
 from ampd.types import Parallelism, PrefillTask, Slo
 
 TP4 = Parallelism(4)

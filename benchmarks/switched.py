@@ -28,7 +28,7 @@ from ampd.policies.base import (
     Slice,
     SlicingPolicy,
 )
-from ampd.policies.pools import StaticPools
+from ampd.policies.pools.static import StaticPools
 from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 

@@ -9,12 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ampd.cli import guarded
-from ampd.errors import UserError
-from ampd.logs import configure_logging
-from ampd.metrics import system
-from ampd.metrics.exposition import ProcessCollector, expose
-from ampd.metrics.names import Process
+from ampd.errors import UserError, guarded
 from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
@@ -23,6 +18,10 @@ from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.store import StateUnavailableError
+from ampd.telemetry.logs import configure_logging
+from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics.exposition import ProcessCollector, expose
+from ampd.telemetry.metrics.names import Process
 from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
 from router.settings import PROG, CoordinatorSettings, context_length, parse_params
 

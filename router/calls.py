@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ampd.tracing import TracedContext, context_for_call
+from ampd.telemetry.tracing import TracedContext, context_for_call
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
 from router.errors import WorkerLostError, WorkerRefusedError
 from router.outputs import Chunk

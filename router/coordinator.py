@@ -13,13 +13,13 @@ from typing import Any
 
 from dynamo.llm import HttpError
 
-from ampd import tracing
-from ampd.logs import RoundLog, say
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
-from ampd.policies.pools import StaticPools
+from ampd.policies.pools.static import StaticPools
 from ampd.state.store import StateStore
 from ampd.state.view import ClusterView
+from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog, say
 from router.calls import CallContext, WorkerCalls
 from router.errors import RequestError
 from router.guard import StreamGuard

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampd.metrics import names
-from ampd.metrics.exposition import Reading
-from ampd.metrics.state import state_readings
-from ampd.metrics.values import Counter, Histogram, Words
+from ampd.state.readings import state_readings
 from ampd.state.store import StateStore
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.exposition import Reading
+from ampd.telemetry.metrics.values import Counter, Histogram, Words
 from ampd.types import Role
 from router.served import ServedRound
 

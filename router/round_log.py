@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ampd.logs import RoundLog, say
+from ampd.telemetry.logs import RoundLog, say
 from ampd.types import Slo
 from router.record import DecisionRecord
 from router.served import Observer, ServedRound

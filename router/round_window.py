@@ -7,10 +7,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from ampd.latencies import Latencies, bucket_of
-from ampd.metrics import names
-from ampd.metrics.values import Words
-from ampd.served_window import ServedWindow
+from ampd.telemetry.latencies import Latencies, bucket_of
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.values import Words
+from ampd.telemetry.served_window import ServedWindow
 from router.served import ServedRound
 
 LENGTH_S = 60

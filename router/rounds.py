@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampd import tracing
-from ampd.logs import RoundLog
 from ampd.page_keys import page_keys
 from ampd.state.store import HeldChanged, StateUnavailableError
+from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog
 from ampd.types import Route, WorkerView
 from ampd.wire import GenerateRequest, PrefillRequest, RoundReport, TaskMessage
 from router.calls import CallContext, LinkedContexts, WorkerCalls, worker_error

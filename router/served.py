@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ampd.metrics import names
+from ampd.telemetry.metrics import names
 from ampd.types import Slo
 from router.record import DecisionRecord
 

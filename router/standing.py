@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ampd.state.store import StateStore, StateUnavailableError
-from ampd.types import CoordinatorView
+from ampd.telemetry.coordinator_view import CoordinatorView
 from router.coordinator import Coordinator
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ampd.cli import guarded
-from ampd.logs import configure_logging
-from ampd.metrics import system
+from ampd.errors import guarded
 from ampd.settings import parse_settings
+from ampd.telemetry.logs import configure_logging
+from ampd.telemetry.metrics import system
 from workers.settings import PROG, chosen_engine
 
 

@@ -14,16 +14,16 @@ from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discove
 from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
-from ampd import tracing
 from ampd.errors import RunError, UserError
-from ampd.logs import RoundLog
-from ampd.metrics import system
-from ampd.metrics.exposition import ProcessCollector, expose
-from ampd.metrics.names import Process
 from ampd.policies.registry import create_named
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.state.connect import open_store
 from ampd.state.store import StateUnavailableError
-from ampd.state.window import SlidingWindow
+from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog
+from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics.exposition import ProcessCollector, expose
+from ampd.telemetry.metrics.names import Process
 from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.cancellation import until_stopped

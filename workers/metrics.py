@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ampd.errors import UserError
-from ampd.metrics import names
-from ampd.metrics.exposition import Reading
-from ampd.metrics.state import state_readings
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_s
+from ampd.state.readings import state_readings
 from ampd.state.store import StateStore
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.exposition import Reading
 from ampd.types import Role, WorkerView
 from workers.kv.exchange import KvExchange
 from workers.prefill_queue import AsyncPrefillQueue

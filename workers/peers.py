@@ -7,7 +7,7 @@ from typing import cast
 
 from dynamo.runtime import Client, Context
 
-from ampd import tracing
+from ampd.telemetry import tracing
 from ampd.wire import KvReply, KvRequest
 
 

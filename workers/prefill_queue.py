@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy
-from ampd.prefill_queue import PrefillQueue, QueueEntry
+from ampd.serving.prefill_queue import PrefillQueue, QueueEntry
 from ampd.types import Parallelism, PrefillTask
 
 
@@ -57,7 +57,7 @@ class QueuePlace:
 
 
 class AsyncPrefillQueue(PrefillQueue):
-    """`ampd.prefill_queue.PrefillQueue` on the real clock, entered with a `with` block."""
+    """`ampd.serving.prefill_queue.PrefillQueue` on the real clock, entered with a `with` block."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampd.metrics import names
-from ampd.metrics.values import Counter, Histogram
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.values import Counter, Histogram
 from workers.kv.exchange import KvFetch
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ampd import tracing
-from ampd.logs import RoundLog, say
+from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog, say
 from ampd.types import PrefillTask
 from ampd.wire import KvReply, KvRequest
 from workers.kv.exchange import KvFetch

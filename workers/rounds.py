@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy
-from ampd.state.window import SlidingWindow
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import PrefillTask
 from ampd.wire import GenerateRequest, KvReply, KvRequest, PrefillRequest, RoundReport
 from workers.chunks import chunk_of, task_from_wire, usage_of

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import fields as fields_of
 from typing import Any, TypeVar
 
-from ampd.latencies import Latencies
-from ampd.served_window import ServedWindow
 from ampd.state.store import (
     HeldChanged,
     RoleAssigned,
@@ -23,7 +21,10 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.telemetry.latencies import Latencies
+from ampd.telemetry.served_window import ServedWindow
+from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 T = TypeVar("T")
 

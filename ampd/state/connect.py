@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
-from weakref import WeakValueDictionary
 
 from ampd.errors import UserError
-from ampd.state.memory import MemoryState, MemoryStore
 from ampd.state.store import StateStore
 
 DEFAULT_TIMEOUT_S = 2.0
-
-_memory_states: WeakValueDictionary[tuple[str, str], MemoryState] = WeakValueDictionary()
 
 
 async def open_store(
@@ -26,8 +22,8 @@ async def open_store(
     """Open shared state and see that it answers.
 
     Args:
-        url: `redis://[user:password@]host[:port][/db]`, `rediss://` (TLS; `?ssl_ca_certs=FILE` and the like),
-            `unix://[user:password@]/path[?db=N]`, or `memory://[name]`, which lives in this process only.
+        url: `redis://[user:password@]host[:port][/db]`, `rediss://` (TLS; `?ssl_ca_certs=FILE` and the like)
+            or `unix://[user:password@]/path[?db=N]`.
         namespace: keeps the graphs that share a Redis apart.
         clock: the clock of the tasks' arrival times.
         timeout_s: for connecting and for each operation.
@@ -36,12 +32,7 @@ async def open_store(
         UserError: the URL is malformed.
         StateUnavailableError: the store does not answer, or refuses.
     """
-    parts = _checked(url)
-    if parts.scheme == "memory":
-        key = (parts.netloc + parts.path, namespace)
-        state = _memory_states.setdefault(key, MemoryState())
-        return MemoryStore(state, clock)
-
+    _check(url)
     from ampd.state.redis_store import RedisStore  # redis is a slow import and planning needs none
 
     store = RedisStore(url, namespace, clock=clock, timeout_s=timeout_s)
@@ -53,21 +44,18 @@ async def open_store(
     return store
 
 
-def _checked(url: str) -> SplitResult:
+def _check(url: str) -> None:
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
         raise UserError(f"state URL: {error}; expected redis://host:port/db") from None
-    if parts.scheme not in ("redis", "rediss", "unix", "memory"):
-        raise UserError(
-            f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss://, unix:// or memory://"
-        )
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise UserError(f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss:// or unix://")
     if parts.scheme == "unix" and not parts.path.strip("/"):
         raise UserError("state URL: unix:// needs the path of a socket, as in unix:///run/redis/redis.sock")
     if parts.scheme in ("redis", "rediss"):
         _check_redis(parts)
-    return parts
 
 
 def _check_redis(parts: SplitResult) -> None:

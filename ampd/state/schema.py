@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampd.serving.overlay import QUEUE_GRACE_S
 from ampd.state.codec import to_bytes
-from ampd.state.overlay import QUEUE_GRACE_S
 
 QUEUE_TTL_S = 60.0
 """Life of what was written about a worker's queue since the last write to it; a live worker's is pruned long before."""

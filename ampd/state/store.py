@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from ampd.errors import RunError
-from ampd.types import CoordinatorView, PrefillTask, Role, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import PrefillTask, Role, WorkerView
 
 ViewT = TypeVar("ViewT")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.serving.overlay import QUEUE_GRACE_S, merge
 from ampd.state.store import (
     HeldChanged,
     RoleAssigned,

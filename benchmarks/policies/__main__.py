@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ampd.cli import guarded
-from ampd.errors import UserError
+from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.policies.campaign import Ledger, search_all
 from benchmarks.policies.contest import USUAL, Contestant

@@ -12,9 +12,9 @@ from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
 from ampd.types import Slo
 from benchmarks.policies.arrivals import POISSON, rearranged
+from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.wrong_model import WrongModel
-from planner.goodput import RateSearch
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ampd.policies import defaults
-from ampd.policies.table_file import write_table
+from ampd.policies.rivals.ppd.table_file import write_table
 from ampd.types import Slo
 from benchmarks.policies.contest import TARGET, measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
+from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
-from planner.goodput import RateSearch
+from benchmarks.routing_table.case import FitCase
+from benchmarks.routing_table.search import fit_table
 from planner.layout.cache import CurveCache
 from planner.layout.layout import Replicas
 from planner.layout.search import PlanCase, make_plan
 from planner.simulator.options import SimulationOptions
-from planner.table.case import FitCase
-from planner.table.search import fit_table
 
 SEED = 7_001
 """Of everything that is prepared; the contest's seeds are other ones, so nothing is fitted to what it is judged by."""

@@ -20,16 +20,15 @@ from pydantic import Field
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from ampd.cli import guarded
+from ampd.cli.serve.announce import running_graphs
+from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.top.collect import Collector, Target
+from ampd.cli.top.render import lines
+from ampd.cli.top.snapshot import Snapshot
 from ampd.documents import write_document
-from ampd.errors import RunError
+from ampd.errors import RunError, guarded
 from ampd.perf.piecewise import load_performance_model
-from ampd.serve.announce import running_graphs
-from ampd.serve.running import ampd_command, running_graph
 from ampd.settings import Settings, parse_settings
-from ampd.top.collect import Collector, Target
-from ampd.top.render import lines
-from ampd.top.snapshot import Snapshot
 
 PROG = "python docs/pictures/top.py"
 

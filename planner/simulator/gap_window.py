@@ -1,6 +1,6 @@
 """The sliding window of a decode worker's ITLs, over runs of steps instead of single tokens.
 
-Reads the same as `ampd.state.window.SlidingWindow` fed with every token's gap.
+Reads the same as `ampd.serving.sliding_window.SlidingWindow` fed with every token's gap.
 """
 
 from __future__ import annotations

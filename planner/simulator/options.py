@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
-from ampd.policies.pools import StaticPools
-from ampd.policies.slicing import WholeSlicing
+from ampd.policies.pools.static import StaticPools
+from ampd.policies.slicing.whole import WholeSlicing
 
 _WHOLE = WholeSlicing()
 _STATIC = StaticPools()

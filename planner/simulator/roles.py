@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import PoolsPolicy, RoleChange
-from ampd.policies.pools import StaticPools
+from ampd.policies.pools.static import StaticPools
 from ampd.types import Role, Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.options import SimulationOptions

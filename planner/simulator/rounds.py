@@ -10,8 +10,8 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.passes import as_one
-from ampd.policies.slicing import WholeSlicing
-from ampd.prefill_queue import QueueEntry, Stage
+from ampd.policies.slicing.whole import WholeSlicing
+from ampd.serving.prefill_queue import QueueEntry, Stage
 from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo
 from planner.simulator.engine import Sequence as EngineSequence
 from planner.simulator.events import EventLoop

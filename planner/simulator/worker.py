@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy
-from ampd.prefill_queue import PrefillQueue
-from ampd.state.window import SlidingWindow
+from ampd.serving.prefill_queue import PrefillQueue
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.engine import SimulatedEngine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.pools_predictive import PredictivePools
+from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import Kind
 from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, WorkerView
 from benchmarks.live_policies import main

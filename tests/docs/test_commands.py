@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ampd import configuration
-from ampd.configuration import Section
-from ampd.metrics.names import by_name
 from ampd.settings import parse_settings
+from ampd.telemetry.metrics.names import by_name
+from docs.reference.configuration import Section
 from workers.engines import settings_model
 
 _ROOT = Path(__file__).parents[2]

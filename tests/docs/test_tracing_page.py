@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from ampd.tracing import Trace
+from ampd.telemetry.tracing import Trace
 from router.record import DecisionRecord
 
 _ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
-from ampd.serve.processes import ProcessSpec, Supervisor
+from ampd.cli.serve.processes import ProcessSpec, Supervisor
 from ampd.state.embedded import redis_server_path
 from tests.k8s.pods import Pod, command_line, environment, pods
 from tests.k8s.rendering import Document, named

@@ -92,7 +92,7 @@ def test_all_that_is_copied_is_there_and_nothing_else_is_sent() -> None:
     assert packages | {project["project"]["readme"], *project["project"]["license-files"]} <= set(copied)
     for left_out in (".venv/bin/python", ".git/HEAD", "tests/k8s/test_image.py", "ampd/__pycache__/cli.pyc", "out/x"):
         assert ignored(Path(left_out)), left_out
-    for sent in ("ampd/cli.py", "ampd/perf/profiles/tiny-cpu.json", "k8s/base/redis/redis.conf"):
+    for sent in ("ampd/cli/main.py", "ampd/perf/profiles/tiny-cpu.json", "k8s/base/redis/redis.conf"):
         assert not ignored(Path(sent)), sent
 
 

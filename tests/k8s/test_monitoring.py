@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ampd.metrics.names import METRICS
+from ampd.telemetry.metrics.names import METRICS
 from tests.k8s.monitoring_schema import monitoring_problems
 from tests.k8s.pods import Pod, pods
 from tests.k8s.promql_check import PromqlError, label_names, metrics_of, result_labels

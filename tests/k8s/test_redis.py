@@ -14,7 +14,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from ampd.state.connect import open_store
 from ampd.state.schema import Schema
 from ampd.state.store import Binding, RoleAssigned, RouteWrite, StateStore, StateUnavailableError
-from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
 from tests.k8s.pods import environment, pods
 from tests.k8s.rendering import GRAPHS, K8S, needs_kubectl, rendered

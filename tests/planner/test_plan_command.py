@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from planner.layout import search
 
 TAU = ["plan", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100"]

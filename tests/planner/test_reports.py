@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 
 BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
 

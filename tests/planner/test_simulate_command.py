@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from ampd.policies.naming import parse_named, split_names
 from planner.combination import Mode
 from planner.simulate_command import parse_rates

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from ampd.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateStore

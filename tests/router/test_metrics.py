@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from ampd.metrics.exposition import ProcessCollector
-from ampd.metrics.names import OTHER, Process
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import RoleChange
-from ampd.state.memory import MemoryStore
+from ampd.telemetry.metrics.exposition import ProcessCollector
+from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
 from router.coordinator import Coordinator
 from router.metrics import CoordinatorReader, RoundRecorder
 from router.record import DecisionRecord
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
-from tests.ampd.metrics.registry_lab import registered, total
+from tests.ampd.telemetry.metrics.registry_lab import registered, total
+from tests.memory_store import MemoryStore
 from tests.router.test_rounds import PROMPT, Workers, cluster, worker
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)

@@ -17,9 +17,9 @@ import pytest_asyncio
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from ampd.metrics import names
-from ampd.metrics.names import METRICS, Kind, Process
-from ampd.serve.metrics import free_ports, system_environment
+from ampd.cli.serve.metrics import free_ports, system_environment
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path
 from router.request import MAX_SESSION_ID_CHARS
 from tests.router.graph_lab import HELLO, NAMESPACE, Graph, chat, completion, graph, profile, record, session

@@ -16,11 +16,11 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import RoleChange
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.memory import MemoryState, MemoryStore
 from ampd.state.store import RoleAssigned, StateStore
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
 from router.pools import PoolsKeeper
+from tests.memory_store import MemoryState, MemoryStore
 from workers.publisher import Publisher
 from workers.role import WorkerRole, hear_roles
 

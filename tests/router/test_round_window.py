@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.metrics import names
-from ampd.served_window import ServedWindow
+from ampd.telemetry.metrics import names
+from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Slo
 from router.record import DecisionRecord
 from router.round_window import RoundWindow

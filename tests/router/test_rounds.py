@@ -12,7 +12,6 @@ import pytest
 from ampd.page_keys import page_keys
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.state.memory import MemoryState, MemoryStore
 from ampd.state.store import StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
@@ -22,6 +21,7 @@ from router.placement import Placer, deterministic_choice
 from router.request import parse_round
 from router.rounds import RoundRun, Services
 from router.sessions import SessionMemory
+from tests.memory_store import MemoryState, MemoryStore
 
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
 PROMPT = list(range(100, 164))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.metrics import names
+from ampd.telemetry.metrics import names
 from ampd.types import Role, Slo
 from router.errors import RequestError, WorkerLostError, WorkerRefusedError
 from router.record import DecisionRecord

@@ -9,14 +9,15 @@ import pytest
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.state.memory import MemoryState, MemoryStore
 from ampd.state.store import StateStore
-from ampd.types import CoordinatorView, Slo
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import Slo
 from router.coordinator import Coordinator
 from router.placement import PlacementCounters
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings
 from router.standing import Standing, StandingPublisher
+from tests.memory_store import MemoryState, MemoryStore
 
 VIEW = CoordinatorView("c1", Slo(1.0, 0.1))
 LEASE_S = 60.0

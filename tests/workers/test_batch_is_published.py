@@ -11,9 +11,9 @@ import pytest
 
 import workers.publisher
 from ampd.policies.registry import create
-from ampd.state.memory import MemoryStore
-from ampd.state.window import SlidingWindow
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Parallelism, Role, WorkerView
+from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.slices_lab import message
 from workers.prefill_queue import AsyncPrefillQueue

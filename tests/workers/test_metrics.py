@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.metrics.exposition import ProcessCollector
-from ampd.metrics.names import Process
 from ampd.policies.base import Pick, Slice
 from ampd.policies.registry import create
-from ampd.state.memory import MemoryStore
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.state.store import RoleAssigned
-from ampd.state.window import SlidingWindow
+from ampd.telemetry.metrics.exposition import ProcessCollector
+from ampd.telemetry.metrics.names import Process
 from ampd.types import Parallelism, Role, WorkerView
-from tests.ampd.metrics.registry_lab import registered, total
 from tests.ampd.policies.routing_lab import queue_of
+from tests.ampd.telemetry.metrics.registry_lab import registered, total
+from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.slices_lab import message, script
 from workers.kv.exchange import KvFetch

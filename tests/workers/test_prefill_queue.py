@@ -14,7 +14,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.registry import create
-from ampd.prefill_queue import QueueEntry, Stage
+from ampd.serving.prefill_queue import QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 from workers.prefill_queue import AsyncPrefillQueue
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from ampd import tracing
-from ampd.logs import RoundLog
-from ampd.tracing import Trace
+from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog
+from ampd.telemetry.tracing import Trace
 from workers.kv.exchange import KvFetch
 from workers.round_log import RoundSteps
 

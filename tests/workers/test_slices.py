@@ -11,9 +11,9 @@ import pytest
 
 from ampd.policies.base import Pick, Slice
 from ampd.policies.registry import create
-from ampd.state.memory import MemoryStore
-from ampd.state.window import SlidingWindow
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
+from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.slices_lab import Recorded, message, out, script
 from workers.decoding import DecodingRounds

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from workloads.trace import Round, Session, write_trace
 
 sys.path.insert(0, str(Path(__file__).parent))

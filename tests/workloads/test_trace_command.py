@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from workloads.tokencount import approximate_tokens, load_counter
 from workloads.trace import load_trace
 

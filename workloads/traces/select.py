@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from ampd.cli import guarded
+from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
 from workloads.retime import retime
 from workloads.trace import Session, load_trace, write_trace

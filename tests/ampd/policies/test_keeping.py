@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.policies.keeping import Job, job_of, keep
-from ampd.policies.on_time import first_of_best_ordering
+from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
+from ampd.policies.ordering.weighted_moore_hodgson import Job, job_of, keep
 from tests.ampd.policies.routing_lab import SLO, round_of
 from tests.ampd.policies.test_ordering import most_on_time
 

@@ -19,7 +19,7 @@ from ampd.perf.profile import (
     Provenance,
 )
 from ampd.policies.base import Pick
-from ampd.policies.on_time import first_of_best_ordering
+from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
 

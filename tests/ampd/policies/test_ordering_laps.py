@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
 from ampd.policies.base import Pick
-from ampd.policies.ordering_laps import batch_s
 from ampd.policies.registry import create
+from ampd.policies.rivals.laps.ordering import batch_s
 from ampd.types import Parallelism, PrefillTask, Slo
 
 TP1 = Parallelism(1)

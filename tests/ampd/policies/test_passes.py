@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, model_shape
 from ampd.policies.base import Pick, Slice
-from ampd.policies.ordering_on_time import OnTimeOrdering
+from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.routing_predictive import PredictiveRouting
-from ampd.policies.slicing_slack import SlackSlicing
+from ampd.policies.routing.predictive import PredictiveRouting
+from ampd.policies.slicing.slack import SlackSlicing
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
 

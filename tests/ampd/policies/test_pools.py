@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsPolicy, RoleChange
 from ampd.policies.estimates import queued_s
-from ampd.policies.pools_arrow import Pool, pool_of
-from ampd.policies.pools_laps import LANES
 from ampd.policies.registry import create, names
+from ampd.policies.rivals.arrow.pools import Pool, pool_of
+from ampd.policies.rivals.laps.pools import LANES
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 MODEL = load_performance_model("qwen3-32b-h20")

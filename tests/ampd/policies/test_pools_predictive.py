@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoleChange
 from ampd.policies.estimates import queued_s
-from ampd.policies.pools_predictive import PredictivePools
+from ampd.policies.pools.predictive import PredictivePools
 from ampd.types import Role, Slo, WorkerView
 from tests.ampd.policies import routing_lab
 from tests.ampd.policies.test_pools import MODEL as REAL

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.estimates import NO_PREFILL_WORKER
-from ampd.policies.routing_predictive import PredictiveRouting
+from ampd.policies.routing.predictive import PredictiveRouting
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, Window, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN, SLO, decode, prefill, queue_of, round_of
 from tests.ampd.policies.routing_lab import route as route_by

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.metrics.values import Words
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import names
+from ampd.telemetry.metrics.values import Words
 from ampd.types import Parallelism, Role, Route, Window, WorkerView
 from tests.ampd.policies.routing_lab import decode, prefill, queue_of, round_of, route
 

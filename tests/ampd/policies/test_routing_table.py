@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create, create_named
-from ampd.policies.table_file import DEFAULT_TABLE, RoutingTable, dump_table, parse_table, read_table, write_table
+from ampd.policies.rivals.ppd.table_file import (
+    DEFAULT_TABLE,
+    RoutingTable,
+    dump_table,
+    parse_table,
+    read_table,
+    write_table,
+)
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
 
 MODEL = load_performance_model("qwen3-32b-h20")

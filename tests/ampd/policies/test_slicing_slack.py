@@ -14,7 +14,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Slice
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.slicing_slack import SlackSlicing, most_tokens
+from ampd.policies.slicing.slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
 

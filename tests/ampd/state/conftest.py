@@ -11,9 +11,9 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.memory import MemoryState, MemoryStore
 from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from tests.memory_store import MemoryState, MemoryStore
 
 
 class Cluster:

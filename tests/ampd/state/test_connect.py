@@ -18,7 +18,8 @@ from ampd.errors import UserError
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateUnavailableError
-from ampd.types import CoordinatorView, Slo
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import Slo
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,6 @@ async def test_something_that_is_not_redis() -> None:
         with pytest.raises(StateUnavailableError) as caught:
             await open_store(f"redis://127.0.0.1:{port}", "n", timeout_s=1)
     assert len(str(caught.value).splitlines()) == 1
-
-
-async def test_a_memory_url_is_one_state_per_name_and_namespace(make: Any) -> None:
-    one, same = await open_store("memory://a", "n"), await open_store("memory://a", "n")
-    others = [await open_store("memory://b", "n"), await open_store("memory://a", "m")]
-    await one.publish_worker(make.view("d1"), 60)
-    assert len(await same.snapshot()) == 1
-    assert [await other.snapshot() for other in others] == [[], []]
 
 
 async def test_namespaces_share_a_redis_apart(redis_server: EmbeddedRedis, make: Any) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ampd.latencies import Latencies
-from ampd.served_window import ServedWindow
 from ampd.state.store import StateStore
-from ampd.types import CoordinatorView, Slo
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.telemetry.latencies import Latencies
+from ampd.telemetry.served_window import ServedWindow
+from ampd.types import Slo
 from tests.ampd.state.contract_lab import HOSTILE_IDS, LONG_S, SHORT_S
 
 FULL = CoordinatorView(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.memory import MemoryStore
 from ampd.state.store import (
     Binding,
     Heard,
@@ -22,7 +21,9 @@ from ampd.state.store import (
     TaskQueued,
     WorkerUpdated,
 )
-from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+from tests.memory_store import MemoryStore
 
 workers = st.sampled_from(["d1", "d2", "p1"])
 sessions = st.sampled_from(["s1", "s 2"])

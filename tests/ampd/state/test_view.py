@@ -11,10 +11,10 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.memory import MemoryState, MemoryStore, MemoryWatcher
 from ampd.state.store import HeldChanged, StateEvent, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
+from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 
 LEASE_S = 5.0
 

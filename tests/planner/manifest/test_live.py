@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ampd.cli import main as ampd
+from ampd.cli.main import main as ampd
 from tests.k8s.pod_lab import PodLab
 from tests.k8s.rendering import rendered
 from tests.k8s.test_no_gpu import ask

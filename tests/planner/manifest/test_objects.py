@@ -195,7 +195,7 @@ def test_redis_starts_anew_when_its_configuration_changes() -> None:
 
 
 def test_a_routing_table_of_the_users_own_travels_along(tmp_path: Path) -> None:
-    from ampd.policies.table_file import DEFAULT_TABLE
+    from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 
     table = tmp_path / "mine.json"
     table.write_bytes(DEFAULT_TABLE.read_bytes())

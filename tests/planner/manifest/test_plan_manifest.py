@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ampd.cli import main as ampd
+from ampd.cli.main import main as ampd
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.presets import MODELS, analytic_model
 from ampd.perf.profile import write_profile
-from ampd.policies.table_file import DEFAULT_TABLE
+from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.tiny_model import tiny_model_path
 from planner import plan_command
 from planner.manifest.planned import _PARSERS

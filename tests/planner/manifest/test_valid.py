@@ -9,7 +9,7 @@ import pytest
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.table_file import DEFAULT_TABLE
+from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Parallelism
 from planner.layout.layout import Layout
 from planner.manifest.planned import MODELS_MOUNT

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from ampd.perf.profile import read_profile
 from ampd.tiny_model import TinyModel, make_tiny_model
 

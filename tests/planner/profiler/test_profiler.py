@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli import main
+from ampd.cli.main import main
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.profile import Provenance, read_profile

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ampd.cli.profile.probe import EngineProbe
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import (
     DecodeCurve,
@@ -28,7 +29,6 @@ from planner.profiler.measure import Points, measure
 from tests.planner.profiler.virtual_time import run_virtually
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
-from workers.probe import EngineProbe
 
 TP1 = Parallelism(1)
 PROVENANCE = Provenance(
@@ -60,7 +60,7 @@ TRUTH = PiecewiseModel(
         kv_transfers=(TRANSFER,),
     )
 )
-MODULES = ("workers.probe", "workers.engines.modelled", "workers.kv.modelled_exchange")
+MODULES = ("ampd.cli.profile.probe", "workers.engines.modelled", "workers.kv.modelled_exchange")
 
 
 async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampd.policies.slicing import WholeSlicing
+from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.events import EventLoop
@@ -211,9 +211,10 @@ def test_the_same_seed_gives_the_same_result(
 def test_the_same_seed_gives_the_same_result_in_another_process() -> None:
     """Hashes of strings differ from process to process; results must not."""
     script = (
-        "from ampd.cli import main; main(['simulate', 'tau-bench-airline', '--model', 'llama-3.1-8b', '--gpu', 'h20', "
-        "'--prefill', '2xTP1', '--decode', '2xTP1', '--rate', '20', '--limit', '60', '--kv-capacity-tokens', '9000', "
-        "'--coordinators', '3', '--state-delay-s', '0.1', '--pools', 'static,arrow', '--ttft', '0.2', '--json'])"
+        "from ampd.cli.main import main; main(['simulate', 'tau-bench-airline', '--model', 'llama-3.1-8b', '--gpu', "
+        "'h20', '--prefill', '2xTP1', '--decode', '2xTP1', '--rate', '20', '--limit', '60', "
+        "'--kv-capacity-tokens', '9000', '--coordinators', '3', '--state-delay-s', '0.1', '--pools', 'static,arrow', "
+        "'--ttft', '0.2', '--json'])"
     )
     outputs = [
         subprocess.run(

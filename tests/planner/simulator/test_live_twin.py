@@ -16,13 +16,13 @@ import pytest
 
 from ampd.policies.base import Slice, SlicingPolicy
 from ampd.policies.registry import create_named
-from ampd.policies.slicing_slack import SlackSlicing
-from ampd.state.memory import MemoryStore
-from ampd.state.window import SlidingWindow
+from ampd.policies.slicing.slack import SlackSlicing
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, WorkerView
 from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import SimulatedRound
+from tests.memory_store import MemoryStore
 from tests.planner.profiler.virtual_time import run_virtually
 from tests.workers.engines.modelled_lab import LocalPeers
 from tests.workers.live_lab import message

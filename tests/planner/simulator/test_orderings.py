@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.registry import create
-from ampd.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S
+from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S
 from ampd.types import Parallelism, PrefillTask
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.prefill_queue import PrefillQueue
+from ampd.serving.prefill_queue import PrefillQueue
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
 from planner.simulator.events import EventLoop

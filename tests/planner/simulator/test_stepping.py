@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
-from ampd.state.window import SlidingWindow
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.gap_window import GapWindow

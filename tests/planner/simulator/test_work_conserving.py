@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampd.prefill_queue import PrefillQueue, Stage
+from ampd.serving.prefill_queue import PrefillQueue, Stage
 from planner.simulator.cluster import Cluster
 from planner.simulator.engine import Sequence, SimulatedEngine
 from planner.simulator.events import EventLoop

@@ -14,10 +14,10 @@ import pytest_asyncio
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Slice, SlicingPolicy
 from ampd.policies.registry import create
-from ampd.state.memory import MemoryStore
-from ampd.state.window import SlidingWindow
+from ampd.serving.sliding_window import SlidingWindow
 from ampd.tiny_model import make_tiny_model
 from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
+from tests.memory_store import MemoryStore
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")

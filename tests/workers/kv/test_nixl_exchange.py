@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ampd import tracing
 from ampd.page_keys import page_keys
+from ampd.telemetry import tracing
 from ampd.wire import KvReply, KvRequest
 
 pytest.importorskip("nixl")

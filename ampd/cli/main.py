@@ -1,0 +1,55 @@
+"""The `ampd` command: the composition root, which imports the rooms lazily so that planning never loads an engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from ampd.errors import UserError, guarded
+
+COMMANDS = {
+    "serve": ("ampd.cli.serve.command", "start the whole graph on this machine"),
+    "replay": ("workloads.replay_command", "replay a trace of agent sessions against an OpenAI endpoint"),
+    "profile": ("ampd.cli.profile.command", "measure an engine and fit its performance model"),
+    "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
+    "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
+    "top": ("ampd.cli.top.command", "watch a running graph: workers, queues, latencies, routes, sessions"),
+    "trace": ("workloads.trace_command", "convert, generate or describe traces"),
+}
+"""Command -> (module with `run(argv) -> exit code`, one line of help)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Dispatch to a command.
+
+    Returns:
+        0 done, 1 it ran and failed, 2 the call or the input was wrong (one line on stderr), 130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _dispatch(arguments))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        print(f"ampd {version('ampd')}")
+        return 0
+    if name not in COMMANDS:
+        raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
+    command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
+    return command(rest)
+
+
+def _help() -> str:
+    lines = ["usage: ampd COMMAND ...", ""]
+    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "ampd COMMAND --help explains one."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`ampd profile`: measures an engine and writes a performance model."""

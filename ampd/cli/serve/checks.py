@@ -1,0 +1,94 @@
+"""Checks of `ampd serve` before anything is started: each failure is one line that says how to mend it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from ampd.cli.serve.settings import EngineName, ServeSettings
+from ampd.errors import UserError
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.types import Parallelism
+
+_WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY = "anon_inode:inotify"
+_WATCHES_PER_PROCESS = 7
+"""Counted: 6 a worker, 8 a coordinator, 5 the frontend."""
+
+
+def check_policies(settings: ServeSettings) -> None:
+    """Refuse names of policies that do not exist, naming those that do."""
+    for kind in ("binding", "routing", "ordering", "slicing", "pools"):
+        registry.create_named(kind, getattr(settings, kind))
+
+
+def check_perf(name_or_path: str, tp: int) -> None:
+    """Refuse a performance model that is not there, does not read, or does not know the workers' parallelism."""
+    theta = Parallelism(tp)
+    load_performance_model(name_or_path).require([theta], [theta])
+
+
+def check_engine(engine: EngineName) -> None:
+    """Refuse an engine whose libraries are not installed."""
+    if engine is EngineName.SGLANG:
+        for module in ("sglang", "nixl"):
+            if importlib.util.find_spec(module) is None:
+                raise UserError(
+                    f"ampd serve: --engine sglang needs the package {module}; install it with "
+                    "pip install 'ampd[sglang]', or use --engine modelled"
+                )
+
+
+def check_watches(processes: int) -> None:
+    """Refuse a graph with more processes than the kernel has file watches left for: Dynamo's file discovery needs them.
+
+    A process without a watch sees nobody, and ends or waits without a word that says why.
+    """
+    try:
+        limit = int(_WATCH_LIMIT.read_text())
+    except (OSError, ValueError):
+        return
+    needed, used = processes * _WATCHES_PER_PROCESS, _used_watches()
+    if needed + used > limit:
+        raise UserError(
+            f"ampd serve: {processes} processes need about {needed} inotify instances; {used} of the {limit} that this "
+            "machine allows a user are taken; start fewer workers, end other graphs, or: "
+            f"sysctl -w fs.inotify.max_user_instances={2 * (needed + used)}"
+        )
+
+
+def _used_watches() -> int:
+    """Inotify instances of the processes that we may look into: our own user's."""
+    return sum(_is_watch(entry) for folder in Path("/proc").glob("[0-9]*/fd") for entry in _entries(folder))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir()) if folder.stat().st_uid == os.getuid() else []
+    except OSError:
+        return []
+
+
+def _is_watch(entry: Path) -> bool:
+    try:
+        return str(entry.readlink()) == _INOTIFY
+    except OSError:
+        return False
+
+
+def claim_port(host: str, port: int) -> int:
+    """The port to listen on: `port` if it is free, any free one if it is 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"ampd serve: cannot listen on {host}:{port} ({error.strerror}); choose another --port, or --port 0"
+            ) from None
+        claimed: int = probe.getsockname()[1]
+    return claimed

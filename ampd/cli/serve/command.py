@@ -1,0 +1,172 @@
+"""The body of `ampd serve`: checks, Redis, processes, the line that says it is ready, and the end of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ampd.cli.serve import checks
+from ampd.cli.serve.announce import RunningGraph, announce
+from ampd.cli.serve.devices import visible_gpus, worker_environments
+from ampd.cli.serve.graph import FRONTEND, GraphSite, graph_processes
+from ampd.cli.serve.metrics import free_ports, write_targets
+from ampd.cli.serve.processes import Supervisor
+from ampd.cli.serve.ready import wait_until_ready
+from ampd.cli.serve.settings import EMBEDDED, STATIC_POOLS, TINY, EngineName, ServeSettings
+from ampd.errors import RunError, UserError
+from ampd.model_folder import check_model_folder
+from ampd.settings import parse_settings
+from ampd.state import open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.store import StateUnavailableError
+from ampd.tiny_model import tiny_model_path
+from ampd.types import Role
+
+_WATCH_S = 0.5
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
+    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    checks.check_policies(settings)
+    checks.check_perf(settings.perf, settings.tp)
+    checks.check_engine(settings.engine)
+    checks.check_watches(settings.prefill + settings.decode + settings.coordinators + 1)
+    folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
+    model_path = check_model_folder(folder, "ampd serve")
+    port = checks.claim_port(settings.host, settings.port)
+    workers = settings.prefill + settings.decode
+    gpus = visible_gpus() if settings.engine is EngineName.SGLANG else []
+    environments = worker_environments(workers, settings.tp, gpus, os.cpu_count() or 1)
+    with _state_url(settings) as state_url, tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch:
+        site = GraphSite(
+            model_path=model_path,
+            model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
+            state_url=state_url,
+            port=port,
+            discovery_dir=Path(scratch) / "discovery",
+            worker_env=tuple(environments),
+            system_ports=free_ports(settings.host, workers + settings.coordinators) if settings.metrics else (),
+        )
+        with _log_dir(settings) as log_dir:
+            return asyncio.run(_serve(settings, site, log_dir))
+
+
+@contextlib.contextmanager
+def _state_url(settings: ServeSettings) -> Iterator[str]:
+    if settings.state_url != EMBEDDED:
+        yield settings.state_url
+        return
+    with EmbeddedRedis() as redis:
+        yield redis.url
+
+
+@contextlib.contextmanager
+def _log_dir(settings: ServeSettings) -> Iterator[Path]:
+    """The folder for logs; a temporary one is kept when the graph failed, for the error names a file in it."""
+    chosen = Path(settings.log_dir) if settings.log_dir else Path(tempfile.mkdtemp(prefix="ampd-logs-"))
+    chosen.mkdir(parents=True, exist_ok=True)
+    yield chosen
+    if not settings.log_dir:
+        shutil.rmtree(chosen, ignore_errors=True)
+
+
+async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        store = await open_store(site.state_url, settings.namespace)
+    except StateUnavailableError as error:
+        raise UserError(f"ampd serve: --state-url: {error}") from None
+    supervisor = Supervisor(log_dir)
+    url = f"http://{settings.host}:{site.port}"
+    if settings.state_url == EMBEDDED:
+        announce(
+            RunningGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_anywhere(settings.perf))
+        )
+    try:
+        specs = graph_processes(settings, site)
+        if settings.metrics:
+            targets = write_targets(log_dir, settings.host, specs, {FRONTEND: site.port})
+            _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
+        for spec in specs:
+            supervisor.start(spec)
+        expected = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
+        ready = asyncio.create_task(
+            wait_until_ready(
+                store,
+                url,
+                site.model_name,
+                expected,
+                supervisor.ended,
+                settings.start_timeout_s,
+                _progress,
+                settings.coordinators,
+            )
+        )
+        interrupted = asyncio.create_task(stopped.wait())
+        await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            return 0
+        await ready
+        print(_ready_line(settings, site, url, log_dir), flush=True)
+        await _watch(settings, supervisor, stopped)
+        return 0
+    finally:
+        _progress("stopping")
+        await asyncio.to_thread(supervisor.stop)
+        await store.close()
+
+
+def _anywhere(name_or_path: str) -> str:
+    """A performance model's name, or its path so that it holds in any folder."""
+    return str(Path(name_or_path).resolve()) if Path(name_or_path).is_file() else name_or_path
+
+
+def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
+    return (
+        f"ready: {url} serves model {site.model_name!r} with {settings.prefill} prefill and {settings.decode} decode "
+        f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}, "
+        f"slicing {settings.slicing}, pools {settings.pools}; "
+        f"state {site.state_url}, logs {log_dir}; Ctrl-C stops it"
+    )
+
+
+async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: asyncio.Event) -> None:
+    """Return when asked to stop; report processes that end, and fail when the graph can no longer serve."""
+    reported: set[str] = set()
+    while not stopped.is_set():
+        ended = supervisor.ended()
+        for name in ended.keys() - reported:
+            _progress(ended[name])
+        reported |= ended.keys()
+        if lost := _lost_part(settings, reported):
+            raise RunError(f"ampd serve: no {lost} is left: {ended[max(reported)]}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _WATCH_S)
+
+
+def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
+    counts = Counter(name.split("-")[0] for name in ended)
+    if counts["frontend"]:
+        return "frontend"
+    if counts["coordinator"] == settings.coordinators:
+        return "coordinator"
+    if settings.pools != STATIC_POOLS:
+        # Any worker may become a decode worker.
+        return "worker" if counts["decode"] + counts["prefill"] == settings.decode + settings.prefill else None
+    return "decode worker" if counts["decode"] == settings.decode else None
+
+
+def _progress(line: str) -> None:
+    print(f"ampd serve: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""What `ampd serve` starts: the graph's processes with their command lines, as a pure function of the settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+
+from ampd.cli.serve.metrics import system_environment
+from ampd.cli.serve.processes import ProcessSpec, python_module
+from ampd.cli.serve.settings import ServeSettings
+from ampd.graph_settings import GraphSettings
+
+FRONTEND = "frontend"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSite:
+    """What is only known once the machine has been looked at.
+
+    Attributes:
+        model_path: the model folder.
+        state_url: the Redis that answers.
+        port: the frontend's port.
+        discovery_dir: folder of Dynamo's file discovery.
+        worker_env: device environment per worker, prefill workers first.
+        system_ports: for the metrics of workers and coordinators, in this order; empty: they have none.
+    """
+
+    model_path: Path
+    model_name: str
+    state_url: str
+    port: int
+    discovery_dir: Path
+    worker_env: tuple[Mapping[str, str], ...]
+    system_ports: tuple[int, ...] = ()
+
+
+def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpec]:
+    """Workers, coordinators and frontend, in the order in which to start them."""
+    base = dynamo_environment(site.discovery_dir)
+    ports = chain(site.system_ports, repeat(None))
+    roles = ["prefill"] * settings.prefill + ["decode"] * settings.decode
+
+    def environment() -> dict[str, str]:
+        return {**base, **system_environment(settings.host, next(ports))}
+
+    specs = [
+        ProcessSpec(f"{role}-{index}", _worker_argv(settings, site, role), {**environment(), **site.worker_env[index]})
+        for index, role in enumerate(roles)
+    ]
+    specs += [
+        ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), environment())
+        for index in range(settings.coordinators)
+    ]
+    return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), environment())]
+
+
+def dynamo_environment(discovery_dir: Path) -> dict[str, str]:
+    """Dynamo on one machine: discovery through files, requests over TCP, no etcd and no NATS."""
+    return {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(discovery_dir),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _shared_flags(settings: ServeSettings, site: GraphSite) -> list[str]:
+    flags: list[str] = []
+    for name in GraphSettings.model_fields:
+        value = site.state_url if name == "state_url" else getattr(settings, name)
+        flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
+def _worker_argv(settings: ServeSettings, site: GraphSite, role: str) -> tuple[str, ...]:
+    flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path), "--tp", str(settings.tp)]
+    flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
+    return python_module("workers", [*flags, *_shared_flags(settings, site), *shlex.split(settings.worker_args)])
+
+
+def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
+    flags = ["--model", str(site.model_path), "--model-name", site.model_name]
+    flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
+    for flag, value in (
+        ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
+        ("--dyn-reasoning-parser", settings.dyn_reasoning_parser),
+    ):
+        flags += [flag, value] if value else []
+    return python_module("router", [*flags, *_shared_flags(settings, site), *shlex.split(settings.router_args)])
+
+
+def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
+    flags = ["--http-host", settings.host, "--http-port", str(site.port), "--router-mode", "round-robin"]
+    flags += ["--namespace", settings.namespace]
+    if settings.coordinators > 1:
+        # A replica remembers its sessions' contexts; any replica can serve any round, this only saves a question.
+        flags += ["--router-session-affinity-ttl-secs", str(int(settings.session_ttl_s))]
+    return python_module("dynamo.frontend", flags)

@@ -1,0 +1,62 @@
+"""Where the metrics of a local graph are: a port for each process, and a file that names them for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from ampd.cli.serve.processes import ProcessSpec
+from ampd.errors import RunError
+from ampd.telemetry.metrics.system import HIGHEST_PORT, HOST_VARIABLE, OFF, PORT_VARIABLE
+
+_LOWEST_PORT = 20000
+_TRIES = 1000
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a process on this machine finds one that listens on all addresses."""
+TARGETS_FILE = "metrics.json"
+
+
+def free_ports(host: str, count: int) -> tuple[int, ...]:
+    """Distinct ports that are free now, of those that Dynamo can open.
+
+    Raises:
+        RunError: there are none.
+    """
+    ports: list[int] = []
+    with ExitStack() as stack:
+        for _ in range(_TRIES):
+            if len(ports) == count:
+                return tuple(ports)
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            try:
+                probe.bind((host, random.randint(_LOWEST_PORT, HIGHEST_PORT)))
+            except OSError:
+                continue
+            ports.append(probe.getsockname()[1])
+    raise RunError(f"ampd serve: no {count} free ports for metrics on {host}; serve without them: --no-metrics")
+
+
+def system_environment(host: str, port: int | None) -> dict[str, str]:
+    """What makes Dynamo open one process's system port; None: it opens none, whatever our own environment says."""
+    if port is None:
+        return {PORT_VARIABLE: str(OFF)}
+    return {PORT_VARIABLE: str(port), HOST_VARIABLE: host}
+
+
+def write_targets(folder: Path, host: str, specs: Iterable[ProcessSpec], http_ports: Mapping[str, int]) -> Path:
+    """Write the file for Prometheus's `file_sd_configs`: one target a process, named in the label `process`.
+
+    Args:
+        http_ports: processes whose metrics are at another port than the system port.
+    """
+    ports = {spec.name: http_ports.get(spec.name) or spec.env[PORT_VARIABLE] for spec in specs}
+    host = _ANY.get(host, host)
+    where = f"[{host}]" if ":" in host else host
+    targets = [{"targets": [f"{where}:{port}"], "labels": {"process": name}} for name, port in ports.items()]
+    path = folder / TARGETS_FILE
+    path.write_text(json.dumps(targets, indent=1) + "\n", encoding="utf-8")
+    return path

@@ -1,1 +1,0 @@
-"""Metrics: what is measured and how it is called (`names`), counting it (`recorders`), and how Prometheus gets it."""

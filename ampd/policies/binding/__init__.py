@@ -1,0 +1,1 @@
+"""Which decode worker owns a new session."""

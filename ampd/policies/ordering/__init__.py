@@ -1,0 +1,1 @@
+"""Which waiting prefill of a queue runs next."""

@@ -1,0 +1,1 @@
+"""Which role each worker has."""

@@ -1,0 +1,1 @@
+"""Arrow (2025): stateless instances, elastic pools."""

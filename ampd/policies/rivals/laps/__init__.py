@@ -1,0 +1,1 @@
+"""LAPS (arXiv 2601.11589): length-aware prefill."""

@@ -1,0 +1,1 @@
+"""Where a round is prefilled."""

@@ -1,0 +1,1 @@
+"""How a prefill shares its worker with the decode batch."""

@@ -1,0 +1,1 @@
+"""How a process shows what it does: metrics, logs, traces."""

@@ -1,0 +1,35 @@
+"""What a coordinator publishes of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ampd.telemetry.served_window import ServedWindow
+from ampd.types import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """What a coordinator says of itself, for those who look on; no decision reads it.
+
+    Attributes:
+        coordinator_id: the Dynamo instance id, in hexadecimal.
+        slo: the targets of rounds that bring none of their own.
+        routing, binding, pools: the policies by which it decides.
+        rounds_in_progress: rounds that it serves now.
+        is_leading: it assigns the workers' roles (with pools that never change, nobody does).
+        is_state_heard: the events of the shared state arrive here; otherwise it decides by its last view.
+        state_losses: times that it lost the shared state since it started.
+        window: the rounds that ended there lately.
+    """
+
+    coordinator_id: str
+    slo: Slo
+    routing: str = ""
+    binding: str = ""
+    pools: str = ""
+    rounds_in_progress: int = 0
+    is_leading: bool = False
+    is_state_heard: bool = True
+    state_losses: int = 0
+    window: ServedWindow = field(default_factory=ServedWindow)

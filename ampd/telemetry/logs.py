@@ -1,0 +1,204 @@
+"""Log lines with fields and with the ids of the round that they belong to: readable text, or one JSON object each.
+
+Dynamo takes Python's log lines as text only, so with `DYN_LOGGING_JSONL=1` they are written here, in the shape of
+Dynamo's own JSON lines and under the same filter (`DYN_LOG`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from ampd.telemetry import tracing
+from ampd.telemetry.stderr_lines import StderrLines
+
+_FIELDS = "ampd_fields"
+_TRUE = ("1", "true", "on", "yes")
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+_LEVEL_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
+_QUOTED = frozenset(' "=\\')
+
+
+class RoundLog(StrEnum):
+    """What is said of every round that goes well.
+
+    `none`: nothing (all of it at DEBUG), `end`: one line of the coordinator, `steps`: every step in every process.
+    """
+
+    NONE = "none"
+    END = "end"
+    STEPS = "steps"
+
+    @property
+    def end_level(self) -> int:
+        """Level of the coordinator's line at the end of a round."""
+        return logging.DEBUG if self is RoundLog.NONE else logging.INFO
+
+    @property
+    def step_level(self) -> int:
+        """Level of all other lines of a round."""
+        return logging.INFO if self is RoundLog.STEPS else logging.DEBUG
+
+
+def say(log: logging.Logger, level: int, message: str, **fields: Any) -> None:
+    """Log a line with fields; None is left out."""
+    if log.isEnabledFor(level):
+        known = {name: value for name, value in fields.items() if value is not None}
+        log.log(level, message, extra={_FIELDS: known}, stacklevel=2)
+
+
+def configure_logging() -> None:
+    """Set the process up: Dynamo's logging, with our lines as described above."""
+    from dynamo._core import log_message
+    from dynamo.runtime.logging import configure_dynamo_logging
+
+    configure_dynamo_logging()
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    # Only through Dynamo do lines reach an OpenTelemetry collector.
+    as_json = _is_true("DYN_LOGGING_JSONL") and not _is_true("OTEL_EXPORT_ENABLED")
+    chosen = JsonHandler(os.environ.get("DYN_LOG", "")) if as_json else DynamoHandler(log_message)
+    chosen.setLevel(root.level)
+    root.addHandler(chosen)
+    if _is_true("DYN_LOGGING_JSONL"):
+        sys.stderr = StderrLines(JsonHandler("").handle, sys.stderr.fileno())
+
+
+class DynamoHandler(logging.Handler):
+    """Hands lines to Dynamo, named by their logger.
+
+    Args:
+        write: Dynamo's `log_message(level, message, target, file, line)`.
+    """
+
+    def __init__(self, write: Callable[[str, str, str, str, int], None]) -> None:
+        super().__init__()
+        self._write = write
+        self.setFormatter(TextFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        try:
+            text = self.format(record)
+            self._write(record.levelname.lower(), text, record.name, record.pathname, record.lineno)
+        except Exception:
+            self.handleError(record)
+
+
+class JsonHandler(logging.Handler):
+    """Writes lines to the standard error output, each by one system call: other threads write there too.
+
+    Args:
+        directives: `DYN_LOG`; a target is the beginning of a logger's name.
+    """
+
+    def __init__(self, directives: str) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self._level, self._targets = parse_directives(directives)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `DYN_LOG` wants the line: the longest target that fits decides."""
+        fitting = [target for target in self._targets if record.name.startswith(target)]
+        level = self._targets[max(fitting, key=len)] if fitting else self._level
+        return record.levelno >= level and bool(super().filter(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        try:
+            line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+            while line:
+                line = line[os.write(sys.stderr.fileno(), line) :]
+        except Exception:
+            self.handleError(record)
+
+
+class TextFormatter(logging.Formatter):
+    """The message, then fields and ids as `name=value`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line (and the traceback, if there is one)."""
+        text = super().format(record)
+        fields = _fields(record)
+        if not fields:
+            return text
+        first, *rest = text.split("\n", 1)
+        return "\n".join([" ".join([first, *(f"{name}={_as_text(value)}" for name, value in fields.items())]), *rest])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object, with the keys of Dynamo's own lines; fields and ids beside them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, without its end."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "level": _LEVEL_NAMES.get(record.levelno, record.levelname),
+            "file": record.pathname,
+            "line": record.lineno,
+            "target": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(_plain(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+
+
+def parse_directives(text: str) -> tuple[int, dict[str, int]]:
+    """`DYN_LOG` (`info,router=debug`) as the level of all targets and those of some; what cannot be read is ignored."""
+    level, targets = logging.INFO, {}
+    for directive in filter(None, (part.strip() for part in text.split(","))):
+        target, sign, name = directive.rpartition("=")
+        known = _LEVELS.get(name.strip().lower())
+        if known is None:
+            continue
+        if sign:
+            targets[target.strip()] = known
+        else:
+            level = known
+    return level, targets
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
+    trace = tracing.current()
+    return {**fields, **trace.fields()} if trace else dict(fields)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as JSON has them, and without digits that nobody reads."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _as_text(value: Any) -> str:
+    plain = _plain(value)
+    if isinstance(plain, str) and plain and plain.isprintable() and not _QUOTED.intersection(plain):
+        return plain
+    return json.dumps(plain, separators=(",", ":"), default=str)
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in _TRUE

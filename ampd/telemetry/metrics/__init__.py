@@ -1,0 +1,1 @@
+"""Metrics: their names (`names`), counting them (`values`), and how Prometheus reads them (`exposition`)."""

@@ -1,0 +1,76 @@
+"""What became of the rounds of the last seconds, in a form that several coordinators' words add up in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ampd.telemetry import latencies
+from ampd.telemetry.latencies import Latencies
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWindow:
+    """The rounds that ended within a window, however they ended.
+
+    Attributes:
+        length_s: of the window.
+        span_s: how much of the window there was anybody to count; rates divide by it.
+        rounds: all that ended after they were placed at least once.
+        abandoned: of these, left by their client before anything could be said of them.
+        failed: of these, ended by an error.
+        met, met_ttft, met_itl: of these, with both targets met, with the one, with the other.
+        output_tokens: of the first choice of each.
+        sessions_bound: sessions that were bound to a decode worker.
+        sessions_repinned: sessions that were moved to another one, because theirs was lost.
+        routes: (route, reason) -> rounds.
+        ttft_initial, ttft_incremental: TTFTs of rounds that bound their session, and of the others.
+        itl: mean gaps between a round's tokens, one for each round.
+    """
+
+    length_s: float = 0.0
+    span_s: float = 0.0
+    rounds: int = 0
+    abandoned: int = 0
+    failed: int = 0
+    met: int = 0
+    met_ttft: int = 0
+    met_itl: int = 0
+    output_tokens: int = 0
+    sessions_bound: int = 0
+    sessions_repinned: int = 0
+    routes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    ttft_initial: Latencies = field(default_factory=Latencies)
+    ttft_incremental: Latencies = field(default_factory=Latencies)
+    itl: Latencies = field(default_factory=Latencies)
+
+    @property
+    def judged(self) -> int:
+        """Rounds that met or missed their targets: what attainment is a share of."""
+        return self.rounds - self.abandoned
+
+
+def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
+    """All rounds of the windows, as if one process had counted them; lengths and spans are the longest ones'."""
+    parts = tuple(windows)
+    routes: Counter[tuple[str, str]] = Counter()
+    for part in parts:
+        routes.update(part.routes)
+    return ServedWindow(
+        length_s=max((part.length_s for part in parts), default=0.0),
+        span_s=max((part.span_s for part in parts), default=0.0),
+        rounds=sum(part.rounds for part in parts),
+        abandoned=sum(part.abandoned for part in parts),
+        failed=sum(part.failed for part in parts),
+        met=sum(part.met for part in parts),
+        met_ttft=sum(part.met_ttft for part in parts),
+        met_itl=sum(part.met_itl for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+        sessions_bound=sum(part.sessions_bound for part in parts),
+        sessions_repinned=sum(part.sessions_repinned for part in parts),
+        routes=dict(routes),
+        ttft_initial=latencies.merged(part.ttft_initial for part in parts),
+        ttft_incremental=latencies.merged(part.ttft_incremental for part in parts),
+        itl=latencies.merged(part.itl for part in parts),
+    )

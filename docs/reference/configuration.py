@@ -1,0 +1,281 @@
+"""Writes the reference of all settings from their models.
+
+python -m docs.reference.configuration > docs/configuration.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Any, get_args
+
+from pydantic import AliasChoices
+from pydantic.fields import FieldInfo
+from pydantic_settings import CliPositionalArg
+
+from ampd.settings import DYNAMO_PREFIX, PREFIX, Settings
+from docs.reference.environment_variables import ENVIRONMENT
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by: python -m docs.reference.configuration > docs/configuration.md -->
+
+Every setting is a flag and an environment variable; a flag wins over the variable, and the variable over the default.
+An unknown flag and a value that does not fit end the command with one line and exit code 2. Switches (`on`, `off`) are
+`--name` and `--no-name`; as a variable they are `1` or `0`. Arguments in capitals have a place instead of a name, and
+no variable. Where a setting has two names, both mean the same.
+
+Parameters of policies stand behind their name, `--routing 'ampd(alpha=0.8)'`; [policies.md](policies.md) lists them.
+Variables that are not flags are [at the end](#other-environment-variables).
+"""
+
+_ENVIRONMENT_HEAD = """\
+## Other environment variables
+
+Variables without a flag: our own, and those of the software below that the code, `ampd serve` or the manifests in
+`k8s/` read or set. Their owners have many more.
+
+| variable | whose | what for | source |
+| --- | --- | --- | --- |
+"""
+
+_TABLE_HEAD = ("| flag | variable | type | default | |", "| --- | --- | --- | --- | --- |")
+_POSITIONAL = get_args(CliPositionalArg[str])[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A command, a process, or what several of them share.
+
+    Attributes:
+        model: its settings as `module:class`; by name, because the core imports no other room.
+        base: settings that are described in another section and are not repeated here.
+        text: what to know beside the model's own words.
+    """
+
+    title: str
+    model: str
+    base: str | None = None
+    text: str = ""
+
+
+GRAPH, CASE, WORKER = (
+    "ampd.graph_settings:GraphSettings",
+    "planner.settings:CaseSettings",
+    "workers.settings:WorkerSettings",
+)
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "Every process of a graph",
+        GRAPH,
+        text="`ampd serve`, `python -m router` and `python -m workers` take these, and all processes of one graph must "
+        "be given the same: `ampd serve` hands its own on, a manifest sets them as variables of the whole graph.",
+    ),
+    Section("ampd serve", "ampd.cli.serve.settings:ServeSettings", GRAPH),
+    Section("python -m router", "router.settings:CoordinatorSettings", GRAPH),
+    Section("python -m workers", WORKER, GRAPH),
+    Section(
+        "python -m workers --engine sglang",
+        "workers.engines.sglang_settings:SglangSettings",
+        WORKER,
+        "Beside the flags of every worker.",
+    ),
+    Section(
+        "python -m workers --engine modelled",
+        "workers.engines.modelled_settings:ModelledSettings",
+        WORKER,
+        "Beside the flags of every worker.",
+    ),
+    Section("ampd replay", "workloads.replay_command:ReplaySettings"),
+    Section("ampd top", "ampd.cli.top.settings:TopSettings"),
+    Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
+    Section(
+        "The case of a plan or a simulation",
+        CASE,
+        text="`ampd plan`, `ampd simulate` and `python -m benchmarks.routing_table` take these.",
+    ),
+    Section("ampd plan", "planner.plan_settings:PlanSettings", CASE),
+    Section("ampd simulate", "planner.simulate_command:SimulateSettings", CASE),
+    Section("python -m benchmarks.routing_table", "benchmarks.routing_table:TableFitSettings", CASE),
+    Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
+    Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
+    Section("ampd trace stats", "workloads.trace_command:StatsSettings"),
+    Section("python -m workloads.traces.select", "workloads.traces.select:SelectSettings"),
+    Section("python -m ampd.tiny_model", "ampd.tiny_model:TinyModelSettings"),
+    Section("python -m ampd.cli.serve.demo", "ampd.cli.serve.demo:DemoSettings", text="What `make demo` runs."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row.
+
+    Attributes:
+        flags: as on the command line; of an argument with a place, its name in capitals.
+        variables: as in the environment.
+        schema: type, range and choices, as JSON schema.
+    """
+
+    field: str
+    flags: tuple[str, ...]
+    variables: tuple[str, ...]
+    schema: Mapping[str, Any]
+    default: str
+    description: str
+    is_required: bool
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it has a place instead of a name."""
+        return not self.flags[0].startswith("-")
+
+
+def settings_of(model: type[Settings]) -> dict[str, Setting]:
+    """All settings of a model, by field."""
+    schema = model.model_json_schema(by_alias=False)
+    definitions = schema.get("$defs", {})
+    return {
+        name: _setting(name, info, _resolved(schema["properties"][name], definitions))
+        for name, info in model.model_fields.items()
+    }
+
+
+def rows_of(section: Section) -> list[Setting]:
+    """What a section's table lists: the settings that its base does not have, or has otherwise."""
+    known = settings_of(load(section.base)) if section.base else {}
+    return [setting for name, setting in settings_of(load(section.model)).items() if known.get(name) != setting]
+
+
+def load(name: str) -> type[Settings]:
+    """The model that `module:class` names."""
+    module, _, attribute = name.partition(":")
+    model: type[Settings] = getattr(import_module(module), attribute)
+    return model
+
+
+def render() -> str:
+    """The reference as Markdown."""
+    variables = [f"| {_names(one.names)} | {one.owner} | {one.text} | {one.source} |" for one in ENVIRONMENT]
+    return "\n".join(
+        [_HEAD, *(_rendered(section) for section in SECTIONS), _ENVIRONMENT_HEAD + "\n".join(variables), ""]
+    )
+
+
+# -- one section
+
+
+def _rendered(section: Section) -> str:
+    model = load(section.model)
+    lines = [f"## {section.title}", "", " ".join((model.__doc__ or "").split())]
+    if section.text:
+        lines += ["", section.text]
+    base = next((one for one in SECTIONS if one.model == section.base), None)
+    if base and not section.text:
+        lines += ["", f"Beside these, the flags of [{base.title}](#{_anchor(base.title)}); what stands here wins."]
+    lines += ["", *_TABLE_HEAD, *(_row(setting) for setting in rows_of(section)), ""]
+    return "\n".join(lines)
+
+
+def _row(setting: Setting) -> str:
+    cells = (
+        _names(setting.flags),
+        _names(setting.variables),
+        _type(setting.schema),
+        "required" if setting.is_required else setting.default,
+        setting.description,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _anchor(title: str) -> str:
+    return "".join(char for char in title.lower().replace(" ", "-") if char.isalnum() or char in "-_")
+
+
+# -- one setting
+
+
+def _setting(name: str, info: FieldInfo, schema: Mapping[str, Any]) -> Setting:
+    if _POSITIONAL in info.metadata:
+        flags: tuple[str, ...] = (name.upper(),)
+        variables: tuple[str, ...] = ()
+    else:
+        names = list(_aliases(name, info))
+        flags = tuple(_flags(names, is_switch=schema.get("type") == "boolean"))
+        variables = tuple(one.upper() if _is_dynamos(one) else PREFIX + one.upper() for one in names)
+    return Setting(
+        field=name,
+        flags=flags,
+        variables=variables,
+        schema=schema,
+        default="" if info.is_required() else _shown(info.default),
+        description=info.description or "",
+        is_required=info.is_required(),
+    )
+
+
+def _aliases(name: str, info: FieldInfo) -> Iterator[str]:
+    """The names of a setting: its own, unless an alias of ours replaces it, and the one that it has in Dynamo."""
+    alias = info.validation_alias
+    aliases = [str(one) for one in alias.choices] if isinstance(alias, AliasChoices) else [alias] if alias else []
+    ours = [str(one) for one in aliases if not _is_dynamos(str(one))]
+    dynamos = [str(one) for one in aliases if _is_dynamos(str(one))]
+    yield from ours or ([] if name in dynamos else [name])
+    yield from dynamos
+
+
+def _flags(names: list[str], *, is_switch: bool) -> Iterator[str]:
+    for name in names:
+        kebab = name.replace("_", "-")
+        yield f"--{kebab}"
+        if is_switch:
+            yield f"--no-{kebab}"
+
+
+def _is_dynamos(name: str) -> bool:
+    return name.upper().startswith(DYNAMO_PREFIX)
+
+
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a value must be: references followed, `or nothing` left out."""
+    if "anyOf" in schema:
+        (schema,) = (one for one in schema["anyOf"] if one.get("type") != "null")
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return {name: value for name, value in schema.items() if name not in ("description", "title", "default")}
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == "":
+        return ""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"`{default.value if isinstance(default, Enum) else default}`"
+
+
+_TYPES = {"integer": "integer", "number": "number", "boolean": "switch", "string": "text"}
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    words = "path" if schema.get("format") == "path" else _TYPES[schema["type"]]
+    if "pattern" in schema:
+        return f"{words} like `{schema['pattern']}`"
+    limits = [
+        f"{sign} {schema[key]:g}"
+        for key, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
+        if key in schema
+    ]
+    return " ".join([words, ", ".join(limits)]) if limits else words
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,59 @@
+"""What `ampd serve` refuses before anything starts: wrong policies, more processes than the machine has watches for."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from ampd.cli.serve import checks
+from ampd.cli.serve.checks import check_policies
+from ampd.cli.serve.settings import ServeSettings
+from ampd.errors import UserError
+
+
+def test_parameters_may_follow_the_name() -> None:
+    check_policies(
+        ServeSettings(routing="threshold(tokens=512, share=0.5)", ordering="ampd(window=5)", binding="least-kv")
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"routing": "psychic"}, "unknown routing policy 'psychic'; known: always-local"),
+        ({"routing": "threshold(words=5)"}, "routing policy threshold has no parameter 'words'; known: tokens, share"),
+        ({"ordering": "ampd(window=many)"}, "ordering policy ampd: window: "),
+        ({"binding": "arrow(max_running_tokens=-1)"}, "binding policy arrow: max_running_tokens: "),
+        ({"routing": "threshold(tokens)"}, "give parameters as name=value"),
+    ],
+)
+def test_a_wrong_policy_is_one_line(flags: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_policies(ServeSettings(**flags))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "max_user_instances"
+    limit.write_text("128\n")
+    monkeypatch.setattr(checks, "_WATCH_LIMIT", limit)
+    monkeypatch.setattr(checks, "_used_watches", lambda: 2)
+    checks.check_watches(18)
+    with pytest.raises(UserError, match=r"19 processes.* 133 .* 2 of the 128 .*sysctl") as refused:
+        checks.check_watches(19)
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr(checks, "_WATCH_LIMIT", tmp_path / "not-linux")
+    checks.check_watches(1000)
+
+
+def test_file_watches_in_use_are_counted() -> None:
+    before = checks._used_watches()
+    libc = ctypes.CDLL(None)
+    watches = [libc.inotify_init() for _ in range(3)]
+    try:
+        assert checks._used_watches() >= before + 1  # others may have ended some meanwhile
+    finally:
+        for watch in watches:
+            os.close(watch)

@@ -1,0 +1,78 @@
+"""The launcher's command lines are accepted by the components that they start."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from ampd.cli.serve.graph import GraphSite, graph_processes
+from ampd.cli.serve.processes import ProcessSpec
+from ampd.cli.serve.settings import ServeSettings
+from ampd.settings import parse_settings
+from router.settings import CoordinatorSettings
+from workers.settings import WorkerSettings
+
+SITE = GraphSite(
+    model_path=Path("/models/some model"),
+    model_name="name",
+    state_url="unix:///run/redis.sock",
+    port=8123,
+    discovery_dir=Path("/run/discovery"),
+    worker_env=tuple({"OMP_NUM_THREADS": str(index)} for index in range(8)),
+)
+
+
+def _specs(*flags: str) -> list[ProcessSpec]:
+    return graph_processes(parse_settings(ServeSettings, flags, "ampd serve"), SITE)
+
+
+def _flags(spec: ProcessSpec) -> list[str]:
+    return list(spec.argv[3:])
+
+
+def test_as_many_processes_as_asked_for() -> None:
+    specs = _specs("--prefill", "3", "--decode", "2", "--coordinators", "2", "--engine", "modelled")
+    assert Counter(spec.name.split("-")[0] for spec in specs) == {
+        "prefill": 3,
+        "decode": 2,
+        "coordinator": 2,
+        "frontend": 1,
+    }
+    assert len({spec.name for spec in specs}) == 8
+
+
+def test_workers_accept_their_command_line() -> None:
+    flags = ["--ttft", "0.7", "--ordering", "fcfs", "--slicing", "sliced", "--namespace", "green"]
+    spec = _specs("--engine", "modelled", *flags)[0]
+    settings = parse_settings(WorkerSettings, _flags(spec), "python -m workers")
+    assert (settings.slo.ttft_s, settings.ordering, settings.namespace) == (0.7, "fcfs", "green")
+    assert settings.slicing == "sliced"
+    assert settings.state_url == SITE.state_url
+    assert str(settings.role) == "prefill"
+
+
+def test_coordinators_accept_their_command_line() -> None:
+    flags = ["--routing", "always-local", "--itl", "0.03", "--pools", "moved", "--dyn-tool-call-parser", "hermes"]
+    settings = parse_settings(CoordinatorSettings, _flags(_specs(*flags)[-2]), "python -m router")
+    assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
+
+
+def test_further_flags_reach_the_workers() -> None:
+    assert _flags(_specs("--worker-args", "--ordering 'a b'")[0])[-2:] == ["--ordering", "a b"]
+
+
+def test_device_environment_reaches_each_worker() -> None:
+    workers = _specs("--prefill", "1", "--decode", "1")[:2]
+    assert [spec.env["OMP_NUM_THREADS"] for spec in workers] == ["0", "1"]
+    assert {spec.env["DYN_DISCOVERY_BACKEND"] for spec in workers} == {"file"}
+
+
+def test_every_process_but_the_frontend_has_a_system_port_of_its_own() -> None:
+    settings = parse_settings(ServeSettings, ["--prefill", "2", "--coordinators", "2"], "ampd serve")
+    ports = (20001, 20002, 20003, 20004, 20005)
+    specs = graph_processes(settings, replace(SITE, system_ports=ports))
+    assert [spec.env["DYN_SYSTEM_PORT"] for spec in specs] == [*map(str, ports), "-1"]
+    assert {spec.env["DYN_SYSTEM_HOST"] for spec in specs[:-1]} == {settings.host}, "not open to the world"
+
+
+def test_without_metrics_no_process_opens_a_system_port() -> None:
+    assert {spec.env["DYN_SYSTEM_PORT"] for spec in _specs("--no-metrics")} == {"-1"}

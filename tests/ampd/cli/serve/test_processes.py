@@ -1,0 +1,73 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, last_line, python_module
+
+
+def _python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def _wait(condition: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_ended_process_is_reported_with_its_code_and_last_line(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    supervisor.start(ProcessSpec("short", _python("print('why'); print(); raise SystemExit(3)")))
+    _wait(lambda: supervisor.ended())
+    assert supervisor.ended()["short"].startswith("short ended with exit code 3: why (log: ")
+    supervisor.stop()
+
+
+def test_stop_ends_processes_that_ignore_sigterm_and_their_children(tmp_path: Path) -> None:
+    child = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000']).pid, flush=True)"
+    stubborn = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {child}; time.sleep(1000)"
+    supervisor = Supervisor(tmp_path)
+    supervisor.start(ProcessSpec("stubborn", _python(stubborn)))
+    log = tmp_path / "stubborn.log"
+    _wait(lambda: log.read_text().strip())
+    grandchild = int(log.read_text())
+    supervisor.stop(grace_s=0.2)
+    _wait(lambda: not _alive(grandchild))
+
+
+def test_the_environment_is_added_to_the_parents(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    supervisor.start(ProcessSpec("env", _python("import os; print(os.environ['X'], 'PATH' in os.environ)"), {"X": "1"}))
+    _wait(lambda: supervisor.ended())
+    assert last_line(tmp_path / "env.log") == "1 True"
+    supervisor.stop()
+
+
+def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    parent = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from ampd.cli.serve.processes import ProcessSpec, Supervisor\n"
+        f"s = Supervisor(Path({str(tmp_path)!r}))\n"
+        "s.start(ProcessSpec('child', ('sleep', '1000')))\n"
+        "print(s.pids()['child'], flush=True)\ntime.sleep(1000)\n"
+    )
+    with subprocess.Popen(_python(parent), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        _wait(lambda: not _alive(child))
+
+
+def test_python_module_uses_this_interpreter() -> None:
+    assert python_module("workers", ["--role", "decode"]) == (sys.executable, "-m", "workers", "--role", "decode")

@@ -1,0 +1,35 @@
+from collections.abc import Callable
+
+import pytest
+
+from ampd.cli.main import main
+from ampd.errors import RunError, UserError, guarded
+
+
+def _raise(error: BaseException) -> Callable[[], int]:
+    def body() -> int:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("wrong"), 2), (RunError("failed"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(_raise(error)) == code
+    assert len(capsys.readouterr().err.splitlines()) == (0 if code == 130 else 1)
+
+
+def test_a_message_of_several_lines_is_printed_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(_raise(UserError("one\ntwo"))) == 2
+    assert capsys.readouterr().err == "ampd: one two\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert {"serve", "replay", "trace"} <= set(capsys.readouterr().out.split())
+
+
+def test_without_a_command_it_is_a_wrong_call() -> None:
+    assert main([]) == 2

@@ -1,0 +1,105 @@
+"""What the tests of `ampd top` look at: overviews made up from parts, and any overview at all."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from ampd.cli.top.snapshot import Snapshot, look
+from ampd.state.store import Heard, Overview
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.telemetry.latencies import Latencies
+from ampd.telemetry.served_window import ServedWindow
+from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+
+NOW_S = 1000.0
+TAKEN_AT = "2026-01-02T03:04:05.678+00:00"
+SLO = Slo(ttft_s=0.5, itl_s=0.05)
+
+
+def seen(workers: list[WorkerView], coordinators: list[CoordinatorView], age_s: float = 0.25) -> Snapshot:
+    """The snapshot of these views."""
+    return look(overview(workers, coordinators, age_s), "ampd", "redis://host:6379/0", TAKEN_AT, NOW_S)
+
+
+def overview(workers: list[WorkerView], coordinators: list[CoordinatorView], age_s: float = 0.25) -> Overview:
+    """These views, all of one age."""
+    return Overview([Heard(one, age_s) for one in workers], [Heard(one, age_s) for one in coordinators])
+
+
+def task(incr_tokens: int = 100, waited_s: float = 1.0) -> PrefillTask:
+    """A waiting prefill."""
+    return PrefillTask("t", "s", 50, incr_tokens, NOW_S - waited_s, SLO)
+
+
+texts = st.text(max_size=40) | st.sampled_from(
+    ["\x1b[2J\x1b[31m", "[red]x[/red]", "東京" * 9, "a\nb\rc\td", "\ud800", ""]
+)
+counts = st.integers(0, 10**13)
+times_s = st.floats(0, 1e9)
+latencies = st.lists(st.floats(1e-7, 1e5), max_size=5).map(Latencies.of)
+routes = st.dictionaries(st.tuples(st.sampled_from(["local", "remote"]), texts), counts, max_size=6)
+windows = st.builds(
+    ServedWindow,
+    length_s=st.just(60.0),
+    span_s=st.floats(0, 60),
+    rounds=counts,
+    abandoned=st.just(0),
+    failed=counts,
+    met=counts,
+    met_ttft=counts,
+    met_itl=counts,
+    output_tokens=counts,
+    sessions_bound=counts,
+    sessions_repinned=counts,
+    routes=routes,
+    ttft_initial=latencies,
+    ttft_incremental=latencies,
+    itl=latencies,
+)
+slos = st.builds(Slo, ttft_s=st.floats(1e-4, 1e4), itl_s=st.floats(1e-4, 1e4))
+coordinators = st.builds(
+    CoordinatorView,
+    coordinator_id=texts,
+    slo=slos,
+    routing=texts,
+    binding=texts,
+    pools=texts,
+    rounds_in_progress=counts,
+    is_leading=st.booleans(),
+    is_state_heard=st.booleans(),
+    state_losses=counts,
+    window=windows,
+)
+tasks = st.builds(
+    PrefillTask,
+    task_id=texts,
+    session_id=texts,
+    hist_tokens=counts,
+    incr_tokens=counts,
+    arrival_s=st.floats(-1e9, 2 * NOW_S),
+    slo=slos,
+)
+workers = st.builds(
+    WorkerView,
+    worker_id=texts,
+    role=st.sampled_from(Role),
+    parallelism=st.integers(1, 99).map(Parallelism),
+    queue=st.lists(tasks, max_size=3).map(tuple),
+    ttft=st.builds(Window, times_s, counts),
+    itl=st.builds(Window, times_s, counts),
+    decode_batch=counts,
+    decode_context_tokens=counts,
+    kv_used_tokens=counts,
+    kv_capacity_tokens=counts,
+    held_tokens=st.dictionaries(texts, counts, max_size=4),
+    lane=texts,
+)
+snapshots = st.builds(
+    lambda held, said, namespace, age_s: look(
+        overview(held, said, age_s), namespace, "unix:///run/redis.sock", TAKEN_AT, NOW_S
+    ),
+    st.lists(workers, max_size=5),
+    st.lists(coordinators, max_size=3),
+    texts,
+    times_s,
+)

@@ -1,0 +1,69 @@
+"""docs/top.md names every flag, every column and every key of the JSON, and no other."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ampd.cli.top.render import as_text
+from ampd.cli.top.settings import TopSettings
+from ampd.cli.top.snapshot import (
+    Attainment,
+    CoordinatorRow,
+    HeldSession,
+    LatencySummary,
+    RouteCount,
+    SessionsRow,
+    Snapshot,
+    Targets,
+    WindowRow,
+    WorkerRow,
+)
+from tests.ampd.cli.top.test_render import healthy
+
+PAGE = (Path(__file__).parents[4] / "docs" / "top.md").read_text("utf-8")
+KEYS = PAGE[PAGE.index("## JSON") :]
+
+PARTS = {
+    "slo": (Targets,),
+    "window": (WindowRow, Attainment, LatencySummary, RouteCount),
+    "coordinators": (CoordinatorRow,),
+    "workers": (WorkerRow,),
+    "sessions": (SessionsRow, HeldSession),
+}
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z][a-z0-9_]*", " ".join(re.findall(r"`([^`]*)`", text))))
+
+
+def names(*kinds: type) -> set[str]:
+    return {one.name for kind in kinds for one in fields(kind)}
+
+
+@pytest.mark.parametrize("key", PARTS)
+def test_each_part_of_the_json_has_its_keys_there(key: str) -> None:
+    (row,) = re.findall(rf"^\| `{key}` \| (.*) \|$", KEYS, re.MULTILINE)
+    assert words(row) - {"local", "remote"} == names(*PARTS[key])
+
+
+def test_the_whole_has_its_keys_there() -> None:
+    heads = [row.split("|")[1] for row in KEYS.splitlines() if row.startswith("| `")]
+    assert words(" ".join(heads)) == names(Snapshot)
+
+
+def test_every_flag_is_there() -> None:
+    flags = {"json" if name == "as_json" else name for name in TopSettings.model_fields}
+    assert {f"--{flag.replace('_', '-')}" for flag in flags} == set(
+        re.findall(r"^\| `(--[a-z-]+)`", PAGE, re.MULTILINE)
+    )
+
+
+def test_every_column_of_a_worker_is_there() -> None:
+    (heading,) = [line for line in as_text(healthy(), 120).splitlines() if line.startswith("worker")]
+    section = PAGE[PAGE.index("### Workers") : PAGE.index("### Routes")]
+    columns = heading.replace("KV tokens", "KV").split()
+    assert {"queue", "oldest", "held"} <= set(columns)
+    for column in set(columns) - {"worker", "role"}:
+        assert re.search(rf"\b{column}\b", section), column

@@ -1,0 +1,213 @@
+import ast
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampd import configuration
+from ampd.cli.main import COMMANDS
+from ampd.settings import Settings, parse_settings
+from docs.reference.configuration import SECTIONS, Section, Setting
+from docs.reference.environment_variables import ENVIRONMENT
+from workers.engines import settings_model
+
+_ROOT = Path(__file__).parents[3]
+_ROOMS = ("ampd", "planner", "router", "workers", "workloads")
+_PAGE = _ROOT / "docs" / "configuration.md"
+
+_TOGETHER = {"workloads.replay_command:ReplaySettings": {"ttft": "--itl=1", "itl": "--ttft=1"}}
+"""Settings that must be given with another one."""
+
+_ROWS = [
+    pytest.param(section, setting, id=f"{section.title}: {setting.field}")
+    for section in SECTIONS
+    for setting in configuration.rows_of(section)
+]
+_NAMED_ROWS = [row for row in _ROWS if not row.values[1].is_positional]
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what the environment of the tests happens to set."""
+    for name in [name for name in os.environ if name.upper().startswith(("AMPD_", "DYN_"))]:
+        monkeypatch.delenv(name)
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert _PAGE.read_text(encoding="utf-8") == configuration.render(), (
+        "run: python -m docs.reference.configuration > docs/configuration.md"
+    )
+
+
+def test_every_settings_class_of_the_code_is_on_the_page() -> None:
+    assert _settings_classes() == {section.model for section in SECTIONS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_on_the_page(command: str) -> None:
+    assert any(f"{section.title} ".startswith(f"ampd {command} ") for section in SECTIONS)
+
+
+@pytest.mark.parametrize(("section", "setting"), _ROWS)
+def test_every_setting_says_what_it_is_for(section: Section, setting: Setting) -> None:
+    assert setting.description, section.title
+
+
+@pytest.mark.parametrize(("section", "setting"), _NAMED_ROWS)
+def test_the_parser_takes_every_flag_of_the_table(section: Section, setting: Setting) -> None:
+    model = _parsed_by(section)
+    for flag in setting.flags:
+        given, expected = _value(setting)
+        if setting.schema.get("type") == "boolean":
+            argument, expected = [flag], not flag.startswith("--no-")
+        else:
+            argument = [f"{flag}={given}"]
+        parsed = parse_settings(model, [*_others(section, setting), *argument], section.title)
+        assert getattr(parsed, setting.field) == expected
+
+
+@pytest.mark.parametrize(("section", "setting"), _NAMED_ROWS)
+def test_the_parser_reads_every_variable_of_the_table(
+    section: Section, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, expected = _value(setting)
+    for variable in setting.variables:
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, given)
+            parsed = parse_settings(_parsed_by(section), _others(section, setting), section.title)
+        assert getattr(parsed, setting.field) == expected
+
+
+@pytest.mark.parametrize(("section", "setting"), [row for row in _NAMED_ROWS if not row.values[1].is_required])
+def test_the_default_of_the_table_is_what_one_gets(section: Section, setting: Setting) -> None:
+    parsed = parse_settings(_parsed_by(section), _required(section), section.title)
+    value = getattr(parsed, setting.field)
+    shown = "" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    assert setting.default.strip("`") == shown
+
+
+@pytest.mark.parametrize(("section", "setting"), [row for row in _ROWS if row.values[1].is_positional])
+def test_arguments_with_a_place_have_no_variable(section: Section, setting: Setting) -> None:
+    assert not setting.variables
+    arguments = [one if one != setting.field else "here" for one in _required(section)]
+    assert str(getattr(parse_settings(_parsed_by(section), arguments, section.title), setting.field)) == "here"
+
+
+def test_variables_without_our_prefix_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _all_defaults()
+    for section in SECTIONS:
+        for setting in configuration.rows_of(section):
+            for variable in setting.variables:
+                monkeypatch.setenv(variable.removeprefix("AMPD_").removeprefix("DYN_"), "1")
+    assert _all_defaults() == before
+
+
+def test_every_variable_that_the_code_and_the_manifests_name_is_on_the_page() -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    files = [path for room in _ROOMS for path in (_ROOT / room).rglob("*.py")]
+    files += list((_ROOT / "k8s").rglob("*.yaml"))
+    files.remove(_ROOT / "ampd" / "environment_variables.py")
+    named = {name for path in files for name in _variables(path)}
+    assert len(named) > 10
+    assert sorted(name for name in named if f"`{name}`" not in page) == []
+
+
+def test_no_flag_is_listed_twice_among_the_other_variables() -> None:
+    flags = {name for section in SECTIONS for one in configuration.rows_of(section) for name in one.variables}
+    assert not flags & {name for one in ENVIRONMENT for name in one.names}
+
+
+# -- what a section is parsed with
+
+
+def _all_defaults() -> dict[str, dict[str, Any]]:
+    return {
+        section.title: parse_settings(_parsed_by(section), _required(section), "x").model_dump() for section in SECTIONS
+    }
+
+
+def _parsed_by(section: Section) -> type[Settings]:
+    """The model that the command really parses: a worker's is put together with its engine's."""
+    if section.title.startswith("python -m workers"):
+        return settings_model("modelled" if "modelled" in section.title else "sglang")
+    return configuration.load(section.model)
+
+
+def _required(section: Section) -> list[str]:
+    """The least that must be given."""
+    settings = configuration.settings_of(_parsed_by(section)).values()
+    return [
+        one.field if one.is_positional else f"{one.flags[0]}={_value(one)[0]}" for one in settings if one.is_required
+    ]
+
+
+def _others(section: Section, setting: Setting) -> list[str]:
+    together = _TOGETHER.get(section.model, {}).get(setting.field)
+    others = [one for one in _required(section) if not one.startswith(setting.flags[0] + "=")]
+    return [*others, together] if together else others
+
+
+def _value(setting: Setting) -> tuple[str, Any]:
+    """A value that is allowed and not the default, as it is given and as it is read."""
+    schema = setting.schema
+    default = setting.default.strip("`")
+    if "enum" in schema:
+        chosen = next(one for one in schema["enum"] if one != default)
+        return chosen, chosen
+    kind = schema["type"]
+    if kind == "boolean":
+        return ("0", False) if default == "on" else ("1", True)
+    if kind == "integer":
+        number = int(schema.get("minimum", 1)) + 1
+        return str(number), number
+    if kind == "number":
+        above = schema.get("exclusiveMinimum", schema.get("minimum", 0))
+        below = schema.get("exclusiveMaximum", schema.get("maximum", above + 1))
+        return str((above + below) / 2), (above + below) / 2
+    if schema.get("format") == "path":
+        return "some/place", Path("some/place")
+    if setting.field == "engine_args":
+        return '{"a": 1}', '{"a": 1}'
+    return "other", "other"
+
+
+# -- what the code says
+
+
+def _settings_classes() -> set[str]:
+    """All subclasses of Settings as `module:class`, found without importing the rooms."""
+    bases = {
+        f"{_module(path)}:{node.name}": {_last(base) for base in node.bases}
+        for room in _ROOMS
+        for path in (_ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    found: set[str] = set()
+    names = {"Settings"}
+    while more := {name for name, its in bases.items() if its & names} - found:
+        found |= more
+        names |= {name.partition(":")[2] for name in more}
+    return found
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+
+
+def _last(base: ast.expr) -> str:
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+
+
+_VARIABLE = re.compile(r"\b(?:AMPD|DYN|UCX|NIXL|SGLANG|HF|CUDA|OMP|OTEL|NCCL|XDG)_[A-Z][A-Z0-9_]*[A-Z0-9]\b")
+
+
+def _variables(path: Path) -> set[str]:
+    """Names of variables in a manifest, or in the strings of a program that are nothing but one."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".yaml":
+        return set(_VARIABLE.findall(text))
+    strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    return {one for one in strings if isinstance(one, str) and _VARIABLE.fullmatch(one)}

@@ -1,0 +1,386 @@
+"""The in-process twin of the Redis store: several handles on one `MemoryState` play several coordinators and workers.
+
+It keeps the same encoded records as Redis does, so that what passes here has passed the codec too. One event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ampd.serving.overlay import QUEUE_GRACE_S, merge
+from ampd.state import codec
+from ampd.state.counting import RoundTrips
+from ampd.state.schema import ASSIGNED_TTL_S
+from ampd.state.store import (
+    Binding,
+    Heard,
+    HeldChanged,
+    Leadership,
+    Overview,
+    RoleAssigned,
+    RouteOutcome,
+    RouteWrite,
+    SessionEnded,
+    StateEvent,
+    StateUnavailableError,
+    TaskDone,
+    TaskQueued,
+    WorkerRemoved,
+)
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import PrefillTask, WorkerView
+
+Clock = Callable[[], float]
+Inbox = asyncio.Queue[str | None]
+
+_EVENTS, _ROLES = "events", "roles"
+
+
+@dataclass(slots=True)
+class _Published:
+    """A worker's or a coordinator's own word."""
+
+    record: str
+    at_s: float
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What was written about a worker since. `queue`: task id -> (when, task record; "" once it is done)."""
+
+    queue: dict[str, tuple[float, str]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Bound:
+    worker_id: str
+    epoch: int
+    expires_s: float
+
+
+class MemoryState:
+    """What the handles share. `clock` measures leases and TTLs and may be a test's own."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
+        self.lost = False
+        self._workers: dict[str, _Published] = {}
+        self._changes: dict[str, _Changes] = {}
+        self._coordinators: dict[str, _Published] = {}
+        self._bound: dict[str, _Bound] = {}
+        self._leader: tuple[str, float] | None = None
+        self._roles: dict[str, tuple[str, float]] = {}
+        self._assigned_s = float("-inf")
+        self._inboxes: list[tuple[str, Inbox]] = []
+
+    def lose(self) -> None:
+        """Play a store that is gone: calls fail and watchers end."""
+        self.lost = True
+        for _, inbox in self._inboxes:
+            inbox.put_nowait(None)
+        self._inboxes.clear()
+
+    def restore(self, *, empty: bool = False) -> None:
+        """Play a store that is back; `empty` if it was restarted, for nothing is persisted."""
+        self.lost = False
+        if empty:
+            self._workers.clear()
+            self._changes.clear()
+            self._coordinators.clear()
+            self._bound.clear()
+            self._leader = None
+            self._roles.clear()
+            self._assigned_s = float("-inf")
+
+    def subscribe(self, channel: str) -> Inbox:
+        """An inbox that receives every record of a channel from now on, and None when the store is lost."""
+        inbox: Inbox = asyncio.Queue()
+        self._inboxes.append((channel, inbox))
+        return inbox
+
+    def unsubscribe(self, inbox: Inbox) -> None:
+        """Drop an inbox."""
+        self._inboxes = [(channel, other) for channel, other in self._inboxes if other is not inbox]
+
+    def publish(self, record: str, channel: str = _EVENTS) -> None:
+        """Put a record into every inbox of a channel."""
+        for subscribed, inbox in self._inboxes:
+            if subscribed == channel:
+                inbox.put_nowait(record)
+
+    def put_worker(self, worker_id: str, record: str, lease_s: float) -> None:
+        """A worker's whole view; workers whose lease ran out are removed on the way."""
+        now_s = self.clock()
+        self._workers[worker_id] = _Published(record, now_s, now_s + lease_s)
+        changes = self._of(worker_id)
+        changes.held.clear()
+        for task_id, (at_s, _) in list(changes.queue.items()):
+            if now_s - at_s >= QUEUE_GRACE_S:
+                del changes.queue[task_id]
+        self.publish(codec.encode_updated(record, lease_s))
+        for other, published in list(self._workers.items()):
+            if published.expires_s <= now_s:
+                self.drop_worker(other, is_expired=True)
+
+    def drop_worker(self, worker_id: str, *, is_expired: bool = False) -> None:
+        """Forget a worker and say so."""
+        self._workers.pop(worker_id, None)
+        self._changes.pop(worker_id, None)
+        self.publish(codec.encode_event(WorkerRemoved(worker_id, is_expired), 0.0))
+
+    def live(self) -> list[tuple[str, float, _Changes]]:
+        """Record, age and changes of every worker whose lease holds."""
+        now_s = self.clock()
+        return [
+            (published.record, now_s - published.at_s, self._changes.get(worker_id, _Changes()))
+            for worker_id, published in self._workers.items()
+            if published.expires_s > now_s
+        ]
+
+    def put_task(self, worker_id: str, task_id: str, record: str) -> None:
+        """A prefill entered in a worker's queue, or ("") struck out of a live worker's; a dead one's simply goes."""
+        if record or self._is_live(worker_id):
+            self._of(worker_id).queue[task_id] = (self.clock(), record)
+        else:
+            self._of(worker_id).queue.pop(task_id, None)
+
+    def put_held(self, worker_id: str, session_id: str, tokens: int) -> None:
+        """A live worker's word on one session."""
+        if self._is_live(worker_id):
+            self._of(worker_id).held[session_id] = tokens
+
+    def put_coordinator(self, coordinator_id: str, record: str, lease_s: float) -> None:
+        """A coordinator's view."""
+        now_s = self.clock()
+        live = {other: said for other, said in self._coordinators.items() if said.expires_s > now_s}
+        self._coordinators = live | {coordinator_id: _Published(record, now_s, now_s + lease_s)}
+
+    def drop_coordinator(self, coordinator_id: str) -> None:
+        """Forget a coordinator."""
+        self._coordinators.pop(coordinator_id, None)
+
+    def live_coordinators(self) -> list[tuple[str, float]]:
+        """Record and age in seconds of each one whose lease holds."""
+        now_s = self.clock()
+        return [(said.record, now_s - said.at_s) for said in self._coordinators.values() if said.expires_s > now_s]
+
+    def bound(self, session_id: str) -> Binding | None:
+        """The binding that holds."""
+        bound = self._bound.get(session_id)
+        if bound is None or bound.expires_s <= self.clock():
+            return None
+        return Binding(session_id, bound.worker_id, bound.epoch)
+
+    def bind(self, binding: Binding, ttl_s: float) -> None:
+        """Write a binding and renew its TTL."""
+        self._bound[binding.session_id] = _Bound(binding.worker_id, binding.epoch, self.clock() + ttl_s)
+
+    def unbind(self, session_id: str) -> None:
+        """Delete a binding."""
+        self._bound.pop(session_id, None)
+
+    def take_lead(self, holder: str, lease_s: float) -> Leadership:
+        """Lead, unless another holds a lease."""
+        now_s = self.clock()
+        if not self._leads(holder) and self._leader is not None and self._leader[1] > now_s:
+            return Leadership(leads=False)
+        self._leader = (holder, now_s + lease_s)
+        ago_s = now_s - self._assigned_s
+        return Leadership(leads=True, assigned_ago_s=ago_s if ago_s < ASSIGNED_TTL_S else None)
+
+    def give_up_lead(self, holder: str) -> None:
+        """Nobody leads if `holder` did."""
+        if self._leads(holder):
+            self._leader = None
+
+    def put_role(self, holder: str, worker_id: str, record: str, ttl_s: float) -> bool:
+        """A role that the leader assigned; False from anybody else."""
+        if not self._leads(holder):
+            return False
+        self._assigned_s = self.clock()
+        self._roles[worker_id] = (record, self._assigned_s + ttl_s)
+        self.publish(record, _ROLES)
+        return True
+
+    def role(self, worker_id: str) -> str | None:
+        """The role that was assigned to a worker."""
+        record, expires_s = self._roles.get(worker_id, ("", 0.0))
+        return record if record and expires_s > self.clock() else None
+
+    def _leads(self, holder: str) -> bool:
+        return self._leader is not None and self._leader[0] == holder and self._leader[1] > self.clock()
+
+    def _is_live(self, worker_id: str) -> bool:
+        published = self._workers.get(worker_id)
+        return published is not None and published.expires_s > self.clock()
+
+    def _of(self, worker_id: str) -> _Changes:
+        return self._changes.setdefault(worker_id, _Changes())
+
+
+class MemoryStore:
+    """One handle on a shared state; a `StateStore`. `clock` is the one that the handle's arrival times are on."""
+
+    def __init__(self, state: MemoryState | None = None, clock: Clock = time.monotonic) -> None:
+        self.round_trips = RoundTrips()
+        self._state = MemoryState() if state is None else state
+        self._clock = clock
+
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+        record = codec.encode_view(view, self._clock())
+        await self._trip("publish")
+        self._state.put_worker(view.worker_id, record, lease_s)
+        role = self._state.role(view.worker_id)
+        return codec.decode_role(role) if role else None
+
+    async def remove_worker(self, worker_id: str) -> None:
+        await self._trip("remove")
+        self._state.drop_worker(worker_id)
+
+    async def finish_task(self, worker_id: str, task_id: str) -> None:
+        await self._trip("finish")
+        self._state.put_task(worker_id, task_id, "")
+        self._publish(TaskDone(worker_id, task_id))
+
+    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
+        await self._trip("held")
+        self._state.put_held(worker_id, session_id, tokens)
+        self._publish(HeldChanged(worker_id, session_id, tokens))
+
+    async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
+        record = codec.encode_task(write.task, self._clock())
+        event = codec.encode_event(TaskQueued(write.queue_worker_id, write.task), self._clock())
+        await self._trip("route")
+        binding = self._state.bound(write.session_id)
+        if binding is None:
+            binding = Binding(write.session_id, write.worker_id, max(write.epoch, 1))
+        elif binding.worker_id != write.worker_id or write.epoch not in (0, binding.epoch):
+            return RouteOutcome(accepted=False, binding=binding)
+        self._state.bind(binding, session_ttl_s)
+        self._state.put_task(write.queue_worker_id, write.task.task_id, record)
+        self._state.publish(event)
+        return RouteOutcome(accepted=True, binding=binding)
+
+    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+        await self._trip("repin")
+        moved = Binding(binding.session_id, worker_id, binding.epoch + 1)
+        holding = self._state.bound(binding.session_id)
+        if holding not in (None, binding, moved):
+            return RouteOutcome(accepted=False, binding=holding or moved)
+        self._state.bind(moved, session_ttl_s)
+        return RouteOutcome(accepted=True, binding=moved)
+
+    async def binding(self, session_id: str) -> Binding | None:
+        await self._trip("binding")
+        return self._state.bound(session_id)
+
+    async def end_session(self, session_id: str) -> Binding | None:
+        await self._trip("end")
+        binding = self._state.bound(session_id)
+        self._state.unbind(session_id)
+        self._publish(SessionEnded(session_id))
+        return binding
+
+    async def lead(self, holder: str, lease_s: float) -> Leadership:
+        await self._trip("lead")
+        return self._state.take_lead(holder, lease_s)
+
+    async def resign(self, holder: str) -> None:
+        await self._trip("resign")
+        self._state.give_up_lead(holder)
+
+    async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
+        await self._trip("assign")
+        return self._state.put_role(holder, role.worker_id, codec.encode_role(role), ttl_s)
+
+    async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
+        record = codec.encode_coordinator(view)
+        await self._trip("publish_coordinator")
+        self._state.put_coordinator(view.coordinator_id, record, lease_s)
+
+    async def remove_coordinator(self, coordinator_id: str) -> None:
+        await self._trip("del")
+        self._state.drop_coordinator(coordinator_id)
+
+    async def snapshot(self) -> list[WorkerView]:
+        await self._trip("snapshot")
+        return [self._merged(record, age_s, changes) for record, age_s, changes in self._state.live()]
+
+    async def overview(self) -> Overview:
+        await self._trip("snapshot")
+        workers = [Heard(self._merged(*live), live[1]) for live in self._state.live()]
+        await self._trip("coordinators")
+        said = self._state.live_coordinators()
+        return Overview(workers, [Heard(codec.decode_coordinator(record), age_s) for record, age_s in said])
+
+    def watch(self) -> MemoryWatcher:
+        return MemoryWatcher(self._state, self._clock)
+
+    def watch_roles(self) -> MemoryWatcher:
+        return MemoryWatcher(self._state, self._clock, _ROLES)
+
+    async def ping(self) -> float:
+        start_s = time.perf_counter()
+        await self._trip("ping")
+        return time.perf_counter() - start_s
+
+    async def close(self) -> None:
+        pass
+
+    def _merged(self, record: str, age_s: float, changes: _Changes) -> WorkerView:
+        now_s, state_now_s = self._clock(), self._state.clock()
+        entered: list[PrefillTask] = [
+            codec.decode_task(task, now_s - (state_now_s - at_s)) for at_s, task in changes.queue.values() if task
+        ]
+        done = {task_id for task_id, (_, task) in changes.queue.items() if not task}
+        return merge(codec.decode_view(record, now_s - age_s), entered, done, changes.held)
+
+    def _publish(self, event: StateEvent) -> None:
+        self._state.publish(codec.encode_event(event, self._clock()))
+
+    async def _trip(self, operation: str) -> None:
+        # the others run here, as they do while Redis is asked; what follows in the caller is atomic, like a script
+        with self.round_trips.trip(operation):
+            await asyncio.sleep(0)
+            if self._state.lost:
+                raise StateUnavailableError("shared state memory:// is lost")
+
+
+class MemoryWatcher:
+    """A subscription to one channel of a `MemoryState`; a `Watcher`."""
+
+    def __init__(self, state: MemoryState, clock: Clock, channel: str = _EVENTS) -> None:
+        self._state = state
+        self._clock = clock
+        self._channel = channel
+        self._inbox: Inbox | None = None
+
+    async def start(self) -> None:
+        if self._state.lost:
+            raise StateUnavailableError("shared state memory:// is lost")
+        if self._inbox is None:
+            self._inbox = self._state.subscribe(self._channel)
+
+    def silent_s(self) -> float:
+        return 0.0
+
+    def __aiter__(self) -> MemoryWatcher:
+        return self
+
+    async def __anext__(self) -> StateEvent:
+        await self.start()
+        assert self._inbox is not None
+        record = await self._inbox.get()
+        if record is None:
+            raise StateUnavailableError("shared state memory:// was lost")
+        return codec.decode_event(record, self._clock())
+
+    async def aclose(self) -> None:
+        if self._inbox is not None:
+            self._state.unsubscribe(self._inbox)
+            self._inbox = None
