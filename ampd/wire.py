@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypeAlias, TypedDict, TypeVar
+
+from ampd.types import PrefillTask, Slo
+
+Decoded = TypeVar("Decoded")
 
 COMPONENT = "worker"
 """Dynamo component of all workers, whatever their role (a role can change at run time)."""
@@ -32,17 +37,47 @@ ENGINE_FIELDS = (
 """Keys of Dynamo's preprocessed request that are passed on to the engine."""
 
 
-class TaskMessage(TypedDict):
-    """A `PrefillTask` on the wire. `waited_s` replaces the arrival time: clocks differ between machines."""
+TaskMessage: TypeAlias = dict[str, Any]
+"""A `PrefillTask` on the wire and in Redis: its fields by name.
 
-    task_id: str
-    session_id: str
-    hist_tokens: int
-    incr_tokens: int
-    waited_s: float
-    ttft_s: float
-    itl_s: float
-    session_missed: NotRequired[bool]
+`waited_s`, the seconds since the task's arrival, replaces `arrival_s`, because clocks differ between machines. `ttft_s`
+and `itl_s` replace `slo`. A reader ignores keys that it does not know and uses the default of a field that is missing.
+"""
+
+
+def encode_task(task: PrefillTask, now_s: float) -> TaskMessage:
+    """A task as sent at `now_s`, on the clock of its `arrival_s`."""
+    message = fields_of(task)
+    del message["arrival_s"], message["slo"]
+    message.update(waited_s=round(now_s - task.arrival_s, 6), ttft_s=task.slo.ttft_s, itl_s=task.slo.itl_s)
+    return message
+
+
+def decode_task(message: TaskMessage, sent_s: float) -> PrefillTask:
+    """A task that was sent at `sent_s` on the reader's clock.
+
+    Raises:
+        KeyError, TypeError: a field is missing or of a wrong type.
+    """
+    slo = Slo(ttft_s=message["ttft_s"], itl_s=message["itl_s"])
+    return from_fields(PrefillTask, message, arrival_s=sent_s - message["waited_s"], slo=slo)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots, by name; their values are not copied."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def from_fields(kind: type[Decoded], fields: Mapping[str, Any], **computed: Any) -> Decoded:
+    """The inverse of `fields_of`: `computed` replaces or completes `fields`, and unknown names are ignored.
+
+    Raises:
+        TypeError: a field without a default is missing.
+    """
+    for name in kind.__slots__:  # type: ignore[attr-defined]
+        if name in fields and name not in computed:
+            computed[name] = fields[name]
+    return kind(**computed)
 
 
 class PrefillRequest(TypedDict):
@@ -68,8 +103,12 @@ class GenerateRequest(TypedDict):
     request: dict[str, Any]
 
 
+REPORT_KEY = "ampd"
+"""The key of a worker's `RoundReport` in its last chunk, and of the decision record in a chunk's `engine_data`."""
+
+
 class RoundReport(TypedDict):
-    """What a worker measured of its part of a round; travels in the last chunk under the key `ampd`.
+    """Measurements of a worker's part of a round; they travel in the last chunk under `REPORT_KEY`.
 
     `slices`: calls of the engine that the prefill was cut into; left out if it ran whole. `decode_batch`,
     `decode_context_tokens`: the rounds that still decode on this worker.

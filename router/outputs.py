@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
-Chunk: TypeAlias = dict[str, Any]
+from ampd.wire import REPORT_KEY
 
-REPORT_KEY = "ampd"
-"""Where a worker's `RoundReport` travels in its last chunk, and the decision record in `engine_data`."""
+Chunk: TypeAlias = dict[str, Any]
 
 
 def ends_at_prefill(

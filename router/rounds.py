@@ -13,11 +13,11 @@ from ampd.state.store import HeldChanged, StateUnavailableError
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog
 from ampd.types import Route, WorkerView
-from ampd.wire import GenerateRequest, PrefillRequest, RoundReport, TaskMessage
+from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport, encode_task
 from router.calls import CallContext, LinkedContexts, WorkerCalls, worker_error
 from router.errors import RequestError, WorkerLostError, WorkerRefusedError
 from router.guard import StreamGuard
-from router.outputs import REPORT_KEY, Chunk, continued_request, ends_at_prefill, first_chunk, merged_usage
+from router.outputs import Chunk, continued_request, ends_at_prefill, first_chunk, merged_usage
 from router.placement import Ask, Placement, Placer
 from router.record import DecisionRecord
 from router.request import Round
@@ -173,7 +173,7 @@ class RoundRun:
         """The first token, from a prefill worker; None if that worker failed or the client has gone."""
         worker_id = placement.decision.worker_id
         request: PrefillRequest = {
-            "task": self._task_message(placement),
+            "task": encode_task(placement.task, self._clock()),
             "token_ids": self._one.token_ids + self._emitted,
             "source_worker_id": placement.binding.worker_id if placement.task.hist_tokens else None,
             "request": self._engine_request(),
@@ -363,22 +363,9 @@ class RoundRun:
 
     # -- messages
 
-    def _task_message(self, placement: Placement) -> TaskMessage:
-        task = placement.task
-        return {
-            "task_id": task.task_id,
-            "session_id": task.session_id,
-            "hist_tokens": task.hist_tokens,
-            "incr_tokens": task.incr_tokens,
-            "waited_s": self._clock() - task.arrival_s,
-            "ttft_s": task.slo.ttft_s,
-            "itl_s": task.slo.itl_s,
-            "session_missed": task.session_missed,
-        }
-
     def _generate_request(self, placement: Placement, engine_request: dict[str, Any]) -> GenerateRequest:
         return {
-            "task": self._task_message(placement),
+            "task": encode_task(placement.task, self._clock()),
             "token_ids": self._one.token_ids + self._emitted,
             "source_worker_id": self._source,
             "request": engine_request,

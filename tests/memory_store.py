@@ -122,7 +122,7 @@ class MemoryState:
         for task_id, (at_s, _) in list(changes.queue.items()):
             if now_s - at_s >= QUEUE_GRACE_S:
                 del changes.queue[task_id]
-        self.publish(codec.encode_updated(record, lease_s))
+        self.publish(f'["updated",{record},{lease_s:g}]')
         for other, published in list(self._workers.items()):
             if published.expires_s <= now_s:
                 self.drop_worker(other, is_expired=True)

@@ -1,25 +1,10 @@
-"""Engine outputs as Dynamo's chunks, and tasks as they come over the wire."""
+"""Engine outputs as Dynamo's chunks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ampd.types import PrefillTask, Slo
-from ampd.wire import TaskMessage
 from workers.engines.base import EngineOutput
-
-
-def task_from_wire(message: TaskMessage, now_s: float) -> PrefillTask:
-    """A task whose `arrival_s` counts back from `now_s` on this worker's clock."""
-    return PrefillTask(
-        task_id=message["task_id"],
-        session_id=message["session_id"],
-        hist_tokens=message["hist_tokens"],
-        incr_tokens=message["incr_tokens"],
-        arrival_s=now_s - message["waited_s"],
-        slo=Slo(ttft_s=message["ttft_s"], itl_s=message["itl_s"]),
-        session_missed=message.get("session_missed", False),
-    )
 
 
 def chunk_of(output: EngineOutput) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy
 from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import PrefillTask
-from ampd.wire import GenerateRequest, KvReply, KvRequest, PrefillRequest, RoundReport
-from workers.chunks import chunk_of, task_from_wire, usage_of
+from ampd.wire import REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, RoundReport, decode_task
+from workers.chunks import chunk_of, usage_of
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.kv.exchange import KvFetch
@@ -216,7 +216,7 @@ class Rounds:
 
     def _begin(self, request: PrefillRequest | GenerateRequest) -> tuple[PrefillTask, _Progress]:
         now_s = self._clock()
-        task = task_from_wire(request["task"], now_s)
+        task = decode_task(request["task"], now_s)
         self._running += 1
         self._idle.clear()
         return task, _Progress(uuid4().hex, task.session_id, now_s)
@@ -301,7 +301,7 @@ class Rounds:
             report["kv_read_error"] = progress.fetched.error
         if (slices := _slices(progress)) > 1:
             report["slices"] = slices
-        return {**chunk, "ampd": report}
+        return {**chunk, REPORT_KEY: report}
 
     def _peer(self, worker_id: str | None) -> str | None:
         return None if worker_id == self._worker_id else worker_id
