@@ -48,6 +48,7 @@ _BUILT_IN = (
     "ampd.policies.routing.predictive",
     "ampd.policies.rivals.ppd.routing",
     "ampd.policies.rivals.threshold",
+    "ampd.policies.ordering.fcfs",
     "ampd.policies.ordering.ampd",
     "ampd.policies.rivals.laps.ordering",
     "ampd.policies.ordering.on_time",
