@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import (
@@ -23,12 +26,28 @@ PREFIX = "AMPD_"
 DYNAMO_PREFIX = "DYN_"
 
 
+@dataclass(frozen=True, slots=True)
+class OldFlag:
+    """A flag that existed in the previous version. It is still accepted, with a warning on stderr.
+
+    Attributes:
+        advice: what to do instead, as the end of the warning.
+        new_flag: the flag that takes over its value, as `--name`; None: the value has no effect.
+    """
+
+    advice: str
+    new_flag: str | None = None
+
+
 class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
     A field declared with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. One with
-    another alias has it as its flag and, behind `AMPD_`, as its variable.
+    another alias has it as its flag and, behind `AMPD_`, as its variable. `old_flags` lists the flags of the previous
+    version, by name as in `--name`. Each takes one value.
     """
+
+    old_flags: ClassVar[Mapping[str, OldFlag]] = {}
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -70,7 +89,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> SettingsT:
-    """Build settings from flags, then environment, then defaults.
+    """Build settings from flags, then environment, then defaults. Old flags cause a warning on stderr.
 
     Raises:
         UserError: an unknown flag or a value that does not fit, as one line.
@@ -78,11 +97,36 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
     parser = _Parser(prog=prog, description=model.__doc__, allow_abbrev=False)
     source: CliSettingsSource[Any] = CliSettingsSource(model, root_parser=parser)
     try:
-        return CliApp.run(model, cli_args=list(argv), cli_settings_source=source)
+        return CliApp.run(model, cli_args=_without_old_flags(model, argv, prog), cli_settings_source=source)
     except ValidationError as error:
         raise UserError(f"{prog}: {_first_line(error)}") from None
     except SettingsError as error:
         raise UserError(f"{prog}: {' '.join(str(error).split())}") from None
+
+
+def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) -> list[str]:
+    """The arguments with every old flag replaced by its new one, or left out. Old variables become arguments."""
+    old_flags = {name: flag for base in model.__mro__ for name, flag in getattr(base, "old_flags", {}).items()}
+    kept: list[str] = []
+
+    def replace(name: str, written: str, value: str) -> None:
+        flag = old_flags[name]
+        effect = f"is now {flag.new_flag}" if flag.new_flag else "has no effect any more"
+        print(f"{prog}: {written} {effect}: {flag.advice}", file=sys.stderr)
+        kept.extend([f"{flag.new_flag}={value}"] if flag.new_flag else [])
+
+    for name in old_flags:
+        variable = PREFIX + name.removeprefix("--").replace("-", "_").upper()
+        if variable in os.environ:
+            replace(name, variable, os.environ[variable])
+    arguments = iter(argv)
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if name in old_flags:
+            replace(name, name, value if separator else next(arguments, ""))
+        else:
+            kept.append(argument)
+    return kept
 
 
 class _Parser(argparse.ArgumentParser):

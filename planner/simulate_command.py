@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
-from ampd.settings import parse_settings
+from ampd.settings import OldFlag, parse_settings
 from ampd.types import Slo
 from planner.combination import STATIC, WHOLE, Combination, Mode
 from planner.parallel import in_parallel
@@ -35,6 +35,8 @@ PROG = "ampd simulate"
 
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
+
+    old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {SimulationOptions().prefetch}; leave it out")}
 
     prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located modes).")
     decode: str = Field("1xTP1", description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8.")
@@ -68,7 +70,6 @@ class SimulateSettings(CaseSettings):
     )
     state_delay_s: float = Field(0.0, ge=0, description="Longest time until coordinators see a change at a worker.")
     coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
-    prefetch: int = Field(1, ge=0, description="Prefills whose history is read while earlier ones compute.")
     window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
     jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
@@ -82,7 +83,6 @@ class SimulateSettings(CaseSettings):
             seed=self.seed,
             chunk_tokens=self.chunk_tokens,
             window_s=self.window_s,
-            prefetch=self.prefetch,
             dispatch_s=self.dispatch_s,
             hand_over_s=self.hand_over_s,
             kv_read_s=self.kv_read_s,

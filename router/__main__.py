@@ -15,6 +15,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
+from ampd.policies.naming import parse_named
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.store import StateUnavailableError
@@ -23,7 +24,7 @@ from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
-from router.settings import PROG, CoordinatorSettings, context_length, parse_params
+from router.settings import PROG, CoordinatorSettings, context_length
 
 log = logging.getLogger("router")
 
@@ -38,9 +39,9 @@ def _run(argv: list[str]) -> int:
     settings = parse_settings(CoordinatorSettings, argv, PROG)
     folder = check_model_folder(settings.model, PROG)
     card = _ModelCard(settings, folder)
-    binding_params = parse_params("--binding-params", settings.binding_params)
+    binding_params = _old_parameters("binding", settings.binding_params)
     binding = registry.create_named("binding", settings.binding, **binding_params)
-    routing_params = parse_params("--routing-params", settings.routing_params)
+    routing_params = _old_parameters("routing", settings.routing_params)
     routing = registry.create_named("routing", settings.routing, **routing_params)
     pools = registry.create_named("pools", settings.pools)
     model = load_performance_model(settings.perf)
@@ -58,6 +59,15 @@ def _run(argv: list[str]) -> int:
 
     uvloop.run(serve())
     return 0
+
+
+def _old_parameters(kind: str, text: str) -> dict[str, Any]:
+    """The parameters that `--KIND-params` names, with a warning: this flag goes with the next version."""
+    flag = f"--{kind}-params"
+    _, parameters = parse_named(f"{flag}({text})")
+    if parameters:
+        print(f"{PROG}: {flag} goes with the next version; write --{kind} 'NAME({text})'", file=sys.stderr)
+    return parameters
 
 
 class _ModelCard:

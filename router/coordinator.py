@@ -31,7 +31,7 @@ from router.round_log import end_logger
 from router.rounds import RoundRun, Services, release_session
 from router.served import Observer
 from router.sessions import SessionMemory
-from router.settings import CoordinatorSettings
+from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Coordinator:
                 routing,
                 model,
                 session_ttl_s=settings.session_ttl_s,
-                suspect_s=settings.suspect_s,
+                suspect_s=SUSPECT_S,
                 rng=rng,
                 clock=clock,
             ),
@@ -95,7 +95,7 @@ class Coordinator:
             policy=settings.routing,
             retries=settings.retries,
             page_size=settings.kv_block_size,
-            call_timeout_s=settings.call_timeout_s,
+            call_timeout_s=CALL_TIMEOUT_S,
             observers=(end_logger(self._round_log), *observers),
             round_log=self._round_log,
         )

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.policies import defaults
+from ampd.settings import OldFlag
 
 PROG = "python -m router"
+
+SUSPECT_S = 5.0
+"""Seconds that a worker is left alone after a failed call, unless it publishes again."""
+
+CALL_TIMEOUT_S = 2.0
+"""Longest wait for a worker's answer to a question about KV."""
 
 
 class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
 
+    old_flags: ClassVar = {
+        "--suspect-s": OldFlag(f"it is always {SUSPECT_S:g} s; leave it out"),
+        "--call-timeout-s": OldFlag(f"it is always {CALL_TIMEOUT_S:g} s; leave it out"),
+    }
+
     model: Path = Field(description="Model folder (Hugging Face layout): tokenizer, chat template, config.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
-    routing_params: str = Field("", description="Its parameters, as in `alpha=0.9,beta=0.85`.")
+    routing_params: str = Field("", description="Old form of parameters; write --routing 'NAME(key=value)'.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
-    binding_params: str = Field("", description="Its parameters.")
+    binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     pools_interval_s: float = Field(0.5, gt=0, description="Seconds between two questions to the pools policy.")
     kv_block_size: int = Field(16, ge=1, description="Tokens per KV page of the workers' engines.")
@@ -44,11 +56,9 @@ class CoordinatorSettings(GraphSettings):
     context_memory_mib: int = Field(
         256, ge=1, description="Memory for the last contexts of sessions, by which rewritten prompts are noticed."
     )
-    retries: int = Field(3, ge=0, description="Lost workers that one round survives before the client gets a 503.")
-    suspect_s: float = Field(
-        5.0, gt=0, description="Seconds that a worker is left alone after a failed call, unless it publishes again."
+    retries: int = Field(
+        3, ge=0, description="How many times a round is retried after losing its worker before the client gets a 503."
     )
-    call_timeout_s: float = Field(2.0, gt=0, description="Longest wait for a worker's answer to a question about KV.")
     grace_s: float = Field(
         0.5, ge=0, description="After SIGTERM: seconds in which late requests of the frontend are still taken."
     )
@@ -58,24 +68,6 @@ class CoordinatorSettings(GraphSettings):
     def served_name(self) -> str:
         """The model's name for clients."""
         return self.model_name or self.model.expanduser().resolve().name
-
-
-def parse_params(flag: str, text: str) -> dict[str, Any]:
-    """`name=value,name=value` as a dictionary; values are JSON where they can be read as such, else text.
-
-    Raises:
-        UserError: an entry without a name or a value.
-    """
-    params: dict[str, Any] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, separator, value = (part.strip() for part in entry.partition("="))
-        if not (name and separator and value):
-            raise UserError(f"{PROG}: {flag}: {entry!r} is not of the form name=value")
-        try:
-            params[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            params[name.replace("-", "_")] = value
-    return params
 
 
 def context_length(folder: Path, chosen: int | None) -> int | None:

@@ -38,7 +38,7 @@ from workers.role import WorkerRole, hear_roles
 from workers.round_log import RoundSteps
 from workers.rounds import Rounds
 from workers.sessions import SessionKeeper
-from workers.settings import PROG, WorkerSettings
+from workers.settings import PREFETCH, PREFILL_CONCURRENCY, PROG, PUBLISH_INTERVAL_S, WorkerSettings
 
 _LOG = logging.getLogger(__name__)
 _REGISTRATION_POLL_S = 0.01
@@ -249,15 +249,15 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
             lane=role.lane,
         )
 
-    publisher = Publisher(store, read_view, settings.lease_s, settings.publish_interval_s, role.adopt)
+    publisher = Publisher(store, read_view, settings.lease_s, PUBLISH_INTERVAL_S, role.adopt)
     hearing = asyncio.create_task(hear_roles(store, worker_id, publisher.changed), name="roles")
     stack.callback(hearing.cancel)
     queue = AsyncPrefillQueue(
         ordering,
         model,
         engine.info.parallelism,
-        settings.prefill_concurrency,
-        settings.prefetch,
+        PREFILL_CONCURRENCY,
+        PREFETCH,
         on_change=publisher.changed,
     )
     sessions = SessionKeeper(engine.kv, settings.session_ttl_s)

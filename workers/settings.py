@@ -6,18 +6,34 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
 from ampd.policies import defaults
+from ampd.settings import OldFlag
 
 PROG = "python -m workers"
+
+PREFILL_CONCURRENCY = 1
+"""Passes that the engine computes at the same time: a second one would only share the GPU with the first."""
+
+PREFETCH = 1
+"""Passes whose history is read while earlier ones compute."""
+
+PUBLISH_INTERVAL_S = 0.025
+"""Shortest time between two publications of a worker's view to the shared state."""
 
 
 class WorkerSettings(GraphSettings):
     """One AMPD worker: a Dynamo component that prefills and decodes rounds of agent sessions on one engine replica."""
+
+    old_flags: ClassVar = {
+        "--prefill-concurrency": OldFlag(f"it is always {PREFILL_CONCURRENCY}; leave it out"),
+        "--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out"),
+        "--publish-interval-s": OldFlag(f"it is always {PUBLISH_INTERVAL_S:g} s; leave it out"),
+    }
 
     role: Literal["prefill", "decode"] = Field(description="What coordinators use this worker for.")
     engine: Literal["sglang", "modelled"] = Field(
@@ -31,15 +47,8 @@ class WorkerSettings(GraphSettings):
     slicing: str = Field(
         defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
     )
-    prefill_concurrency: int = Field(1, ge=1, description="Prefills that the engine computes at the same time.")
-    prefetch: int = Field(
-        1, ge=0, description="Prefills whose history is read while earlier ones compute; 0: no overlap."
-    )
     kv_timeout_s: float = Field(
         5.0, gt=0, description="Longest time for one read of KV from another worker; what is missing is recomputed."
-    )
-    publish_interval_s: float = Field(
-        0.025, gt=0, description="Shortest time between two publications of this worker's view to the shared state."
     )
     grace_s: float = Field(
         0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."

@@ -100,7 +100,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("ampd plan", "planner.plan_settings:PlanSettings", CASE),
     Section("ampd simulate", "planner.simulate_command:SimulateSettings", CASE),
-    Section("python -m benchmarks.routing_table", "benchmarks.routing_table:TableFitSettings", CASE),
+    Section("python -m benchmarks.routing_table", "benchmarks.routing_table.__main__:TableFitSettings", CASE),
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
     Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
     Section("ampd trace stats", "workloads.trace_command:StatsSettings"),

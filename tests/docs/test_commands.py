@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ampd import configuration
 from ampd.settings import parse_settings
 from ampd.telemetry.metrics.names import by_name
+from docs.reference import configuration
 from docs.reference.configuration import Section
 from workers.engines import settings_model
 

@@ -13,7 +13,7 @@ from ampd.errors import UserError
 from ampd.policies import registry
 from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import TinyModelSettings
-from router.settings import CoordinatorSettings, parse_params
+from router.settings import CoordinatorSettings
 from tests.k8s.pods import UNKNOWN_SECRET, Pod, command_line, environment, pods
 from tests.k8s.rendering import GRAPHS, Document, needs_kubectl, rendered
 from workers.engines import settings_model
@@ -87,8 +87,7 @@ def test_the_policies_exist(name: str, bare_environment: pytest.MonkeyPatch) -> 
         settings = parsed(argv, variables, bare_environment)
         for kind in ("routing", "binding", "pools", "ordering", "slicing"):
             if hasattr(settings, kind):
-                params = parse_params(f"--{kind}-params", getattr(settings, f"{kind}_params", ""))
-                assert registry.create_named(kind, getattr(settings, kind), **params)
+                assert registry.create_named(kind, getattr(settings, kind))
 
 
 @pytest.mark.parametrize("name", GRAPHS)

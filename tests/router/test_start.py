@@ -8,7 +8,6 @@ import pytest
 
 from ampd.tiny_model import tiny_model_path
 from router.__main__ import main
-from router.settings import parse_params
 
 MODEL = str(tiny_model_path())
 
@@ -28,11 +27,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model", MODEL, "--routing", "psychic"], ["psychic", "always-local", "always-remote"]),
         (["--model", MODEL, "--binding", "psychic"], ["psychic", "least-kv"]),
         (["--model", MODEL, "--routing", "ampd(gamma=1)"], ["gamma", "alpha"]),
-        (["--model", MODEL, "--routing", "ampd(alpha=-1)", "--routing-params", "beta=1"], ["alpha", "-1"]),
+        (["--model", MODEL, "--routing", "ampd(alpha=-1)"], ["alpha", "-1"]),
         (["--model", MODEL, "--binding", "arrow(tokens=1)"], ["tokens", "max_running_tokens"]),
         (["--model", MODEL, "--routing-params", "alpha"], ["--routing-params", "name=value"]),
-        (["--model", MODEL, "--routing", "ampd", "--routing-params", "gamma=1"], ["gamma", "alpha"]),
-        (["--model", MODEL, "--routing", "ampd", "--routing-params", "alpha=-1"], ["alpha", "-1"]),
         (["--model", MODEL, "--perf", "no-such"], ["no-such", "tiny-cpu"]),
         (["--model", MODEL, "--dyn-tool-call-parser", "no-such"], ["no-such", "hermes"]),
         (["--model", MODEL, "--dyn-reasoning-parser", "no-such"], ["no-such"]),
@@ -57,9 +54,24 @@ def test_a_folder_that_is_no_model_is_refused(
     assert word in refusal(capsys, "--model", str(tmp_path))
 
 
-def test_policy_parameters_are_read_as_json_where_they_are() -> None:
-    assert parse_params("--x", "alpha=0.9, beta=1,name=word") == {"alpha": 0.9, "beta": 1, "name": "word"}
-    assert parse_params("--x", "") == {}
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--routing", "ampd(alpha=-1)", "--routing-params", "beta=1"], ["alpha", "-1"]),
+        (["--routing", "ampd", "--routing-params", "gamma=1"], ["gamma", "alpha"]),
+        (["--routing", "ampd", "--routing-params", "alpha=-1"], ["alpha", "-1"]),
+        (["--routing", "ampd", "--binding", "arrow", "--binding-params", "tokens=1"], ["tokens", "max_running_tokens"]),
+    ],
+)
+def test_parameters_in_the_old_form_count_after_a_warning(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    assert main(["--model", MODEL, *arguments]) == 2
+    warning, error = capsys.readouterr().err.strip().splitlines()
+    flag, parameters = arguments[-2:]
+    instead = f"write {flag.removesuffix('-params')} 'NAME({parameters})'"
+    assert warning.endswith(f"{flag} goes with the next version; {instead}")
+    assert all(word in error for word in words), error
 
 
 @pytest.mark.slow

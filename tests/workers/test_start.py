@@ -97,6 +97,6 @@ def test_wrong_settings_object_is_refused(model_folder: Path) -> None:
 def test_help_describes_every_flag(engine: str) -> None:
     done = run_worker(["--engine", engine, "--help"])
     assert done.returncode == 0, done.stderr
-    assert "--prefill-concurrency" in done.stdout
+    assert "--kv-timeout-s" in done.stdout
     assert "--page-size" in done.stdout
     assert ("--time-scale" in done.stdout) == (engine == "modelled")

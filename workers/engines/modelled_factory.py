@@ -22,11 +22,7 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> Modell
     if not isinstance(settings, ModelledSettings):
         raise UserError("the settings are not those of the modelled engine")
     facts = read_model_folder(settings.model)
-    facts = replace(
-        facts,
-        max_context_tokens=settings.max_context_tokens or facts.max_context_tokens,
-        kv_bytes_per_token=settings.kv_bytes_per_token or facts.kv_bytes_per_token,
-    )
+    facts = replace(facts, max_context_tokens=settings.max_context_tokens or facts.max_context_tokens)
     return ModelledEngine(
         facts,
         model,

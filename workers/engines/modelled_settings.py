@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
-from ampd.settings import Settings
+from ampd.settings import OldFlag, Settings
 
 
 class ModelledSettings(Settings):
-    """What the modelled engine pretends to be."""
+    """What the modelled engine simulates."""
+
+    old_flags: ClassVar = {
+        "--kv-bytes-per-token": OldFlag("the model's config.json gives it; leave it out"),
+    }
 
     time_scale: float = Field(
         1.0,
@@ -20,9 +26,6 @@ class ModelledSettings(Settings):
         None, ge=2, description="Longest context; default: what the model's config.json says."
     )
     page_size: int = Field(16, ge=1, description="Tokens per KV page.")
-    kv_bytes_per_token: int | None = Field(
-        None, ge=1, description="Size of one token's KV, for byte counts; default: from the model's config.json."
-    )
     eos_every_tokens: int = Field(
         0, ge=0, description="Mean number of output tokens after which a round ends by itself (EOS); 0: never."
     )

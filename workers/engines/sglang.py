@@ -19,7 +19,7 @@ from ampd.page_keys import page_keys
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.sglang_plugin import ENGINE_FLAG
-from workers.engines.sglang_settings import Device, SglangSettings, check_sglang, engine_arguments
+from workers.engines.sglang_settings import STAGED_TTL_S, Device, SglangSettings, check_sglang, engine_arguments
 
 if TYPE_CHECKING:
     from workers.kv.layout import PoolLayout
@@ -94,7 +94,7 @@ class SglangEngine:
         except ImportError as error:
             raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
         self._lost = asyncio.get_running_loop().create_future()
-        self._kv = NixlExchange(self._make_reader or NixlReader, self._settings.staged_ttl_s)
+        self._kv = NixlExchange(self._make_reader or NixlReader, STAGED_TTL_S)
         try:
             self._launch(self._kv.address)
             await self._kv.open(_LINK_S)

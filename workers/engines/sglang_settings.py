@@ -6,13 +6,19 @@ import json
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
-from ampd.settings import Settings
+from ampd.settings import OldFlag, Settings
+
+PIN_BUDGET = 0.6
+"""Part of the KV memory that sessions between their rounds may keep."""
+
+STAGED_TTL_S = 120.0
+"""Seconds after which unused KV in staging memory is dropped."""
 
 
 class Device(StrEnum):
@@ -25,6 +31,11 @@ class Device(StrEnum):
 
 class SglangSettings(Settings):
     """What SGLang is started with."""
+
+    old_flags: ClassVar = {
+        "--pin-budget": OldFlag(f"it is always {PIN_BUDGET:g}; leave it out"),
+        "--staged-ttl-s": OldFlag(f"it is always {STAGED_TTL_S:g} s; leave it out"),
+    }
 
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
@@ -42,13 +53,9 @@ class SglangSettings(Settings):
     max_context_tokens: int | None = Field(
         None, ge=2, description="Longest context; default: what the model's config.json says."
     )
-    pin_budget: float = Field(
-        0.6, gt=0, le=0.9, description="Part of the KV memory that sessions between their rounds may keep."
-    )
     staging_tokens: int = Field(
         65536, ge=1, description="Room in host memory for KV that was read from other workers and is not yet loaded."
     )
-    staged_ttl_s: float = Field(120.0, gt=0, description="Seconds after which unused KV in staging memory is dropped.")
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
     @field_validator("engine_args")
@@ -98,7 +105,7 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address:
             "linker_module_path": "workers.kv.linker",
             "linker_extra_config": {
                 "control": control_address,
-                "budget_fraction": settings.pin_budget,
+                "budget_fraction": PIN_BUDGET,
                 "staging_tokens": settings.staging_tokens,
                 "fingerprint": model_fingerprint(settings.model),
             },

@@ -16,23 +16,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import guarded
-from ampd.settings import Settings, parse_settings
+from ampd.settings import OldFlag, Settings, parse_settings
 from workloads.retime import retime
 from workloads.trace import Session, load_trace, write_trace
+
+FEWEST_ROUNDS = 3
+"""Shorter sessions are left out."""
 
 
 class SelectSettings(Settings):
     """Choose sessions of a converted trace and give them arrivals."""
 
+    old_flags: ClassVar = {"--min-rounds": OldFlag(f"it is always {FEWEST_ROUNDS}; leave it out")}
+
     source: CliPositionalArg[str] = Field(description="Converted trace.")
     output: CliPositionalArg[Path] = Field(description="Trace to write.")
     sessions: int = Field(16, ge=1, description="How many sessions, evenly spread over those that fit.")
-    min_rounds: int = Field(3, ge=1, description="Fewest rounds of a session.")
     max_context: int = Field(4096, ge=1, description="Longest context of a session in tokens.")
     max_gap: float = Field(float("inf"), ge=0, description="Longest gap in seconds; sessions with longer ones are out.")
     rate: float = Field(1.0, gt=0, description="Poisson arrivals per second.")
@@ -54,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _fits(session: Session, settings: SelectSettings) -> bool:
     return (
-        len(session.rounds) >= settings.min_rounds
+        len(session.rounds) >= FEWEST_ROUNDS
         and session.max_context_tokens <= settings.max_context
         and all(item.tool_s <= settings.max_gap for item in session.rounds)
     )
