@@ -25,24 +25,7 @@ QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Key names of one namespace, as bytes: ids may be any string.
-
-    ========================  ======  ===============================================  ==================
-    key                       type    holds                                            expires
-    ========================  ======  ===============================================  ==================
-    workers                   zset    worker id, scored by the end of its lease (ms)   lease + INDEX_TTL_S
-    worker:<worker id>        string  `<written ms> <view as JSON>`                    lease
-    queue:<worker id>         hash    task id -> `<written ms> <task as JSON, or "">`  QUEUE_TTL_S
-    held:<worker id>          hash    session id -> tokens, since the view             lease
-    session:<session id>      string  `<epoch> <decode worker id>`                     session TTL
-    role:<worker id>          string  the role assigned to it last, as JSON            as the leader says
-    coordinators              zset    coordinator id, scored by the end of its lease   lease + INDEX_TTL_S
-    coordinator:<id>          string  `<written ms> <view as JSON>`                    lease
-    leader                    string  the coordinator that assigns roles               lease
-    assigned                  string  ms at which a role was last assigned             ASSIGNED_TTL_S
-    events, roles             (pub/sub channels)
-    ========================  ======  ===============================================  ==================
-    """
+    """Key names of one namespace, as bytes, because ids may be any string. docs/state.md says what each key holds."""
 
     namespace: str
 
