@@ -12,8 +12,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.router.graph_lab import Graph, completion, events, graph, profile, record, session
+from tests.harness.fork_server import ForkServer
+from tests.harness.graph import Graph, completion, empty_graph, events, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,33 +26,34 @@ OUTPUT_TOKENS = 60
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    with graph(tmp_path_factory.mktemp("faults")) as one:
-        yield one
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """A Redis of this module alone, because a test stops it for a while."""
+    with EmbeddedRedis() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def slow(site: Graph) -> Path:
+def slow(graph: Graph) -> Path:
     """Prefill workers: long prompts hang."""
-    return profile(site.folder, prefill_s=0.005, long_prefill_s=60.0, step_s=0.002)
+    return profile(graph.folder, prefill_s=0.005, long_prefill_s=60.0, step_s=0.002)
 
 
 @pytest.fixture(scope="module")
-def steady(site: Graph) -> Path:
+def steady(graph: Graph) -> Path:
     """Decode workers: a token every 40 ms."""
-    return profile(site.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.04)
+    return profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.04)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(site: Graph, slow: Path, steady: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(graph: Graph, slow: Path, steady: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Routed `always-remote`, over two decode workers and a prefill worker."""
-    coordinator = site.start_coordinator("always-remote")
-    site.start_frontend()
-    await site.new_worker("prefill", slow)
+    coordinator = graph.start_coordinator("always-remote")
+    graph.start_frontend()
+    await graph.new_worker("prefill", slow)
     for _ in range(2):
-        await site.new_worker("decode", steady)
-    await site.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=site.url, timeout=30) as one:
+        await graph.new_worker("decode", steady)
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as one:
         yield one
 
 
@@ -61,30 +64,30 @@ async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
     return text
 
 
-async def test_a_client_that_goes_away_ends_the_work(client: httpx.AsyncClient, site: Graph) -> None:
+async def test_a_client_that_goes_away_ends_the_work(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([9] * 40, max_tokens=2000, stream=True)
     async with client.stream("POST", "/v1/completions", json=body, headers=session("leaver")) as response:
         stream = events(response)  # whoever lets go of it closes the connection
         for _ in range(5):
             await anext(stream)
-        await site.until_views(lambda views: sum(view.decode_batch for view in views) == 1)
+        await graph.until_views(lambda views: sum(view.decode_batch for view in views) == 1)
     gone_s = time.monotonic()
-    await site.until_views(lambda views: not any(view.decode_batch or view.queue for view in views))
+    await graph.until_views(lambda views: not any(view.decode_batch or view.queue for view in views))
     print(f"a stream's work ended {time.monotonic() - gone_s:.3f} s after its client")
     assert (await client.post("/v1/completions", json=completion([9] * 41, max_tokens=2))).status_code == 200
 
 
 async def test_a_client_that_goes_away_during_a_prefill_leaves_no_queue_entry(
-    client: httpx.AsyncClient, site: Graph
+    client: httpx.AsyncClient, graph: Graph
 ) -> None:
     asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=5)))
-    await site.until_views(lambda views: any(view.queue for view in views if view.role is Role.PREFILL))
+    await graph.until_views(lambda views: any(view.queue for view in views if view.role is Role.PREFILL))
     asked.cancel()
-    await site.until_views(lambda views: not any(view.queue or view.decode_batch for view in views))
+    await graph.until_views(lambda views: not any(view.queue or view.decode_batch for view in views))
 
 
 async def test_a_killed_decode_worker_s_round_goes_on_at_another(
-    client: httpx.AsyncClient, site: Graph, steady: Path
+    client: httpx.AsyncClient, graph: Graph, steady: Path
 ) -> None:
     body = completion([11] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
@@ -96,7 +99,7 @@ async def test_a_killed_decode_worker_s_round_goes_on_at_another(
             seen.append(event)
             if len(seen) == 10:
                 victim = record(seen[0])["decode_worker"]
-                os.kill(site.pid(site.processes[victim]), signal.SIGKILL)
+                os.kill(graph.pid(graph.processes[victim]), signal.SIGKILL)
         text = "".join(choice["text"] for event in seen for choice in event["choices"])
     last = [record(event) for event in seen if event.get("nvext")][-1]
     assert text == expected
@@ -106,17 +109,17 @@ async def test_a_killed_decode_worker_s_round_goes_on_at_another(
     assert [event["usage"]["completion_tokens"] for event in seen if event.get("usage")] == [OUTPUT_TOKENS]
     again = await client.post("/v1/completions", json=body, headers=session("moved"))
     assert record(again.json())["decode_worker"] == last["decode_worker"]
-    await site.new_worker("decode", steady)
+    await graph.new_worker("decode", steady)
 
 
 async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
-    client: httpx.AsyncClient, site: Graph, slow: Path
+    client: httpx.AsyncClient, graph: Graph, slow: Path
 ) -> None:
     asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=8)))
-    victim = await site.until_views(
+    victim = await graph.until_views(
         lambda views: next((view.worker_id for view in views if view.role is Role.PREFILL and view.queue), None)
     )
-    await site.end(site.processes[victim], signal.SIGKILL)
+    await graph.end(graph.processes[victim], signal.SIGKILL)
     answer = (await asked).json()
     assert record(answer)["reason"] == "prefill-worker-lost"
     assert record(answer)["route"] == "local"
@@ -124,10 +127,10 @@ async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
     without = (await client.post("/v1/completions", json=completion(LONG, max_tokens=8))).json()
     assert record(without)["reason"] == "no-prefill-worker"
     assert without["choices"][0]["text"] == answer["choices"][0]["text"]
-    await site.new_worker("prefill", slow)
+    await graph.new_worker("prefill", slow)
 
 
-async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: httpx.AsyncClient, site: Graph) -> None:
+async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([13] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
     body["stream"] = True
@@ -141,19 +144,19 @@ async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: ht
             async for event in events(reply):
                 seen.append(event)
                 if len(seen) == 10:
-                    hung = site.pid(site.processes[record(seen[0])["decode_worker"]])
+                    hung = graph.pid(graph.processes[record(seen[0])["decode_worker"]])
                     os.kill(hung, signal.SIGSTOP)
     finally:
         os.kill(hung, signal.SIGCONT)
     assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
     assert [record(event) for event in seen if event.get("nvext")][-1]["retries"] == 1
-    await site.until_workers(3)
+    await graph.until_workers(3)
 
 
-async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncClient, site: Graph) -> None:
+async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([17] * 50, max_tokens=4)
     before = record((await client.post("/v1/completions", json=body, headers=session("outage"))).json())
-    redis = await redis_pid(site)
+    redis = await redis_pid(graph)
     os.kill(redis, signal.SIGSTOP)
     try:
         during = [
@@ -164,10 +167,10 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
         os.kill(redis, signal.SIGCONT)
     assert during[0]["decode_worker"] == before["decode_worker"]
     assert during[1]["decode_worker"] == during[2]["decode_worker"]
-    await site.until_workers(3)
+    await graph.until_workers(3)
     after = record((await client.post("/v1/completions", json=body, headers=session("born-in-it"))).json())
     assert after["decode_worker"] == during[1]["decode_worker"]
-    store = await site.store()
+    store = await graph.store()
     async with asyncio.timeout(10):
         while (bound := await store.binding("born-in-it")) is None:
             await client.post("/v1/completions", json=body, headers=session("born-in-it"))
@@ -175,7 +178,7 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
     await store.close()
 
 
-async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, site: Graph) -> None:
+async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([19] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
@@ -183,28 +186,30 @@ async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncCli
         async for event in events(response):
             seen.append(event)
             if len(seen) == 5:
-                os.kill(site.pid("coordinator-0"), signal.SIGTERM)
+                os.kill(graph.pid("coordinator-0"), signal.SIGTERM)
     assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
     async with asyncio.timeout(20):
-        while "coordinator-0" not in site.supervisor.ended():  # noqa: ASYNC110
+        while "coordinator-0" not in graph.supervisor.ended():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    assert "exit code 0" in site.supervisor.ended()["coordinator-0"]
+    assert "exit code 0" in graph.supervisor.ended()["coordinator-0"]
 
 
-async def redis_pid(site: Graph) -> int:
+async def redis_pid(graph: Graph) -> int:
     from redis.asyncio import from_url
 
-    connection = from_url(site.redis_url)
+    connection = from_url(graph.redis_url)
     try:
         return int((await connection.info("server"))["process_id"])
     finally:
         await connection.aclose()
 
 
-async def test_a_coordinator_that_waits_for_its_first_decode_worker_ends_when_asked(tmp_path: Path) -> None:
-    with graph(tmp_path) as site:
-        name = site.start_coordinator("always-remote")
-        await site.until_announced(1)
-        await site.until_registered(0)
-        await site.end(name)
-        assert "exit code 0" in site.supervisor.ended()[name]
+async def test_a_coordinator_that_waits_for_its_first_decode_worker_ends_when_asked(
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
+) -> None:
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        name = graph.start_coordinator("always-remote")
+        await graph.until_announced(1)
+        await graph.until_registered(0)
+        await graph.end(name)
+        assert "exit code 0" in graph.supervisor.ended()[name]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.types import Role
-from tests.router.graph_lab import HELLO, MODEL, Graph, chat, completion, events, graph, profile, record, session
+from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, events, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -20,19 +20,13 @@ WORDS = "The weather in Paris is mild today, with light wind from the west and a
 LIMIT_TOKENS = 2048
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    with graph(tmp_path_factory.mktemp("graph")) as one:
-        yield one
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def empty(site: Graph) -> AsyncIterator[dict[str, Any]]:
+async def empty(graph: Graph) -> AsyncIterator[dict[str, Any]]:
     """The graph before its first worker, with the answer of that time."""
-    coordinator = site.start_coordinator("always-remote")
-    site.start_frontend()
-    await site.until_answers([coordinator], (503,))
-    async with httpx.AsyncClient(base_url=site.url, timeout=10) as client:
+    coordinator = graph.start_coordinator("always-remote")
+    graph.start_frontend()
+    await graph.until_answers([coordinator], (503,))
+    async with httpx.AsyncClient(base_url=graph.url, timeout=10) as client:
         answers = [
             await client.post(f"/v1/{path}", json={**body, "stream": stream})
             for path, body in (("chat/completions", chat(HELLO)), ("completions", completion("hello")))
@@ -42,15 +36,15 @@ async def empty(site: Graph) -> AsyncIterator[dict[str, Any]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def remote(site: Graph, empty: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
+async def remote(graph: Graph, empty: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
     """Routed `always-remote`, over one prefill and two decode workers."""
-    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
-    site.start_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
+    graph.start_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
     for _ in range(2):
-        site.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-    await site.until_workers(3)
-    await site.until_answers([empty["coordinator"]])
-    async with httpx.AsyncClient(base_url=site.url, timeout=30) as client:
+        graph.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    await graph.until_workers(3)
+    await graph.until_answers([empty["coordinator"]])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
         yield client
 
 
@@ -139,7 +133,7 @@ async def test_a_stop_string_across_the_parts_of_a_round_ends_it(remote: httpx.A
 
 @pytest.mark.parametrize("max_tokens", [1, 40])
 async def test_a_round_that_ends_with_its_first_token_leaves_its_kv_at_the_decode_worker(
-    remote: httpx.AsyncClient, site: Graph, max_tokens: int
+    remote: httpx.AsyncClient, graph: Graph, max_tokens: int
 ) -> None:
     name, reply = f"one-token-{max_tokens}", "" if max_tokens > 1 else "x"
     messages = [{"role": "user", "content": f"{WORDS * 2} PLAY[{reply}]ENDPLAY"}]
@@ -148,7 +142,7 @@ async def test_a_round_that_ends_with_its_first_token_leaves_its_kv_at_the_decod
     assert answer["usage"]["completion_tokens"] == 1
     decode, prompt = record(answer)["decode_worker"], answer["usage"]["prompt_tokens"]
     # Pages that it shares with other sessions are held at once, the rest when it has been read.
-    await site.until_views(
+    await graph.until_views(
         lambda views: any(
             view.worker_id == decode and view.held_tokens.get(name) == prompt // 16 * 16 for view in views
         )
@@ -209,22 +203,22 @@ async def test_rewritten_context_keeps_its_valid_prefix(remote: httpx.AsyncClien
     assert answer["choices"][0]["text"] == fresh["choices"][0]["text"]
 
 
-async def test_the_final_round_releases_the_session_everywhere(remote: httpx.AsyncClient, site: Graph) -> None:
+async def test_the_final_round_releases_the_session_everywhere(remote: httpx.AsyncClient, graph: Graph) -> None:
     prompt = [5 + position % 300 for position in range(300)]
     await post(remote, "completions", completion(prompt, max_tokens=4), **session("last"))
-    assert await site.until_views(lambda views: any("last" in view.held_tokens for view in views))
+    assert await graph.until_views(lambda views: any("last" in view.held_tokens for view in views))
     await post(remote, "completions", completion([*prompt, 9], max_tokens=4), **session("last", final=True))
-    await site.until_views(lambda views: not any("last" in view.held_tokens for view in views))
-    store = await site.store()
+    await graph.until_views(lambda views: not any("last" in view.held_tokens for view in views))
+    store = await graph.store()
     assert await store.binding("last") is None
     await store.close()
 
 
-async def test_a_round_without_a_session_leaves_nothing(remote: httpx.AsyncClient, site: Graph) -> None:
+async def test_a_round_without_a_session_leaves_nothing(remote: httpx.AsyncClient, graph: Graph) -> None:
     answer = await post(remote, "completions", completion(WORDS * 4, max_tokens=4))
     name = record(answer)["session_id"]
-    await site.until_views(lambda views: not any(name in view.held_tokens for view in views))
-    store = await site.store()
+    await graph.until_views(lambda views: not any(name in view.held_tokens for view in views))
+    store = await graph.store()
     assert await store.binding(name) is None
     await store.close()
 
@@ -242,7 +236,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_call_reaches_the_openai_client(site: Graph, stream: bool) -> None:
+async def test_a_tool_call_reaches_the_openai_client(graph: Graph, stream: bool) -> None:
     options: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"How is the weather in Paris? PLAY[{CALL}]ENDPLAY"}],
@@ -250,7 +244,7 @@ async def test_a_tool_call_reaches_the_openai_client(site: Graph, stream: bool) 
         "max_tokens": 200,
         "extra_headers": session(f"tools-{stream}"),
     }
-    async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="none") as client:
+    async with openai.AsyncOpenAI(base_url=f"{graph.url}/v1", api_key="none") as client:
         if stream:
             name, arguments, reason = "", "", None
             async for chunk in await client.chat.completions.create(stream=True, **options):
@@ -265,18 +259,18 @@ async def test_a_tool_call_reaches_the_openai_client(site: Graph, stream: bool) 
             name, arguments = call.function.name, call.function.arguments
     assert (name, json.loads(arguments), reason) == ("get_weather", {"city": "Paris"}, "tool_calls")
     # Dynamo's tool parser drops `nvext`, so the route is read from who holds the prompt.
-    await site.until_views(
+    await graph.until_views(
         lambda views: {view.role for view in views if f"tools-{stream}" in view.held_tokens} == set(Role)
     )
 
 
-async def test_all_routes_give_the_same_text(remote: httpx.AsyncClient, site: Graph, empty: dict[str, Any]) -> None:
+async def test_all_routes_give_the_same_text(remote: httpx.AsyncClient, graph: Graph, empty: dict[str, Any]) -> None:
     texts, routes = {}, {}
     for routing in ("always-remote", "always-local", "ampd"):
         if routing != "always-remote":
-            await site.end(empty["coordinator"])
-            empty["coordinator"] = site.start_coordinator(routing)
-            await site.until_answers([empty["coordinator"]])
+            await graph.end(empty["coordinator"])
+            empty["coordinator"] = graph.start_coordinator(routing)
+            await graph.until_answers([empty["coordinator"]])
         answers = await rounds(remote, f"equal-{routing}", 6)
         texts[routing] = [answer["choices"][0]["message"]["content"] for answer in answers]
         routes[routing] = [record(answer)["route"] for answer in answers]
@@ -286,11 +280,11 @@ async def test_all_routes_give_the_same_text(remote: httpx.AsyncClient, site: Gr
 
 
 async def test_several_coordinators_agree_on_one_decode_worker_a_session(
-    remote: httpx.AsyncClient, site: Graph, empty: dict[str, Any]
+    remote: httpx.AsyncClient, graph: Graph, empty: dict[str, Any]
 ) -> None:
-    coordinators = [empty["coordinator"], *(site.start_coordinator("ampd") for _ in range(2))]
-    await site.until_registered(3)
-    await site.until_answers(coordinators)
+    coordinators = [empty["coordinator"], *(graph.start_coordinator("ampd") for _ in range(2))]
+    await graph.until_registered(3)
+    await graph.until_answers(coordinators)
     bodies = [(f"shared-{number}", completion([5 + number] * 40, max_tokens=3)) for number in range(50)]
     asked = [post(remote, "completions", body, **session(name)) for name, body in bodies for _ in range(3)]
     answers = [record(answer) for answer in await asyncio.gather(*asked)]

@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -22,7 +21,7 @@ from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path
 from router.request import MAX_SESSION_ID_CHARS
-from tests.router.graph_lab import HELLO, NAMESPACE, Graph, chat, completion, graph, profile, record, session
+from tests.harness.graph import HELLO, Graph, chat, completion, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -61,10 +60,10 @@ class Site:
         ports: process name -> system port.
     """
 
-    def __init__(self, one: Graph, folder: Path) -> None:
-        self.graph = one
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.ports: dict[str, int] = {}
-        self.perf = profile(folder, prefill_s=0.005, long_prefill_s=0.02, step_s=0.002)
+        self.perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.02, step_s=0.002)
 
     def with_port(self, start: Callable[[], str]) -> str:
         """Start a process that has a system port; its name."""
@@ -106,10 +105,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("metrics")
-    with graph(folder) as one:
-        yield Site(one, folder)
+def site(graph: Graph) -> Site:
+    return Site(graph)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -229,7 +226,7 @@ async def test_every_name_is_exposed_with_its_kind_help_and_labels(client: httpx
                 assert (family.type, family.documentation) == (metric.kind, metric.help)
                 assert family.samples or metric.name in NEVER_IN_THIS_GRAPH, metric.name
                 for sample in family.samples:
-                    assert sample.labels["dynamo_namespace"] == NAMESPACE
+                    assert sample.labels["dynamo_namespace"] == site.graph.namespace
                     assert sample.labels["dynamo_component"] in ("coordinator", "worker")
                     own = sample.labels.keys() & metric.labels.keys()
                     assert own == metric.labels.keys()

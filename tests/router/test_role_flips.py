@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.types import Role, WorkerView
-from tests.router.graph_lab import Graph, completion, events, graph, profile, record, session
+from tests.harness.graph import Graph, completion, events, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -20,51 +20,45 @@ PROMPT = [5 + position % 300 for position in range(200)]
 OUTPUT_TOKENS = 60
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    with graph(tmp_path_factory.mktemp("flips")) as one:
-        one.environment["DYN_LOG"] = "info"
-        yield one
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def coordinators(site: Graph) -> list[str]:
+async def coordinators(graph: Graph) -> list[str]:
     """Both ask for what the file says."""
-    assign(site)
-    flags = ["--pools", f"from-file(path={wanted(site)})", "--pools-interval-s", "0.1"]
+    graph.environment["DYN_LOG"] = "info"
+    assign(graph)
+    flags = ["--pools", f"from-file(path={wanted(graph)})", "--pools-interval-s", "0.1"]
     return [
-        site.start_coordinator("always-remote", *flags, module="tests.router.scripted_coordinator") for _ in range(2)
+        graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(site: Graph, coordinators: list[str]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(graph: Graph, coordinators: list[str]) -> AsyncIterator[httpx.AsyncClient]:
     """One prefill and two decode workers, a token every 20 ms."""
-    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
-    site.start_frontend()
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
+    graph.start_frontend()
     for role in ("prefill", "decode", "decode"):
-        await site.new_worker(role, perf)
-    await site.until_answers(coordinators)
-    async with httpx.AsyncClient(base_url=site.url, timeout=30) as one:
+        await graph.new_worker(role, perf)
+    await graph.until_answers(coordinators)
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as one:
         yield one
 
 
-def wanted(site: Graph) -> Path:
-    return site.folder / "wanted.json"
+def wanted(graph: Graph) -> Path:
+    return graph.folder / "wanted.json"
 
 
-def assign(site: Graph, **roles: tuple[str, str]) -> None:
+def assign(graph: Graph, **roles: tuple[str, str]) -> None:
     """What the policy wants from now on."""
-    fresh = site.folder / "fresh.json"
+    fresh = graph.folder / "fresh.json"
     fresh.write_text(json.dumps(roles))
-    fresh.rename(wanted(site))
+    fresh.rename(wanted(graph))
 
 
-async def until_role(site: Graph, worker_id: str, role: Role, lane: str = "") -> None:
+async def until_role(graph: Graph, worker_id: str, role: Role, lane: str = "") -> None:
     def there(views: list[WorkerView]) -> bool:
         return (worker_id, role, lane) in {(view.worker_id, view.role, view.lane) for view in views}
 
-    await site.until_views(there)
+    await graph.until_views(there)
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], name: str, new: int = 3) -> tuple[str, dict[str, Any]]:
@@ -81,7 +75,7 @@ async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]
 
 
 async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_session_goes_on(
-    client: httpx.AsyncClient, site: Graph, coordinators: list[str]
+    client: httpx.AsyncClient, graph: Graph, coordinators: list[str]
 ) -> None:
     expected, _ = await ask(client, PROMPT, "elsewhere", OUTPUT_TOKENS)
     body = {**completion(PROMPT, max_tokens=OUTPUT_TOKENS), "stream": True}
@@ -92,8 +86,8 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
             text += "".join(choice["text"] for choice in event["choices"])
             if not flipped:
                 flipped = record(event)["decode_worker"]
-                assign(site, **{flipped: ("prefill", "late")})
-                await until_role(site, flipped, Role.PREFILL, "late")
+                assign(graph, **{flipped: ("prefill", "late")})
+                await until_role(graph, flipped, Role.PREFILL, "late")
     assert text == expected, "the round that was running went on"
 
     while any(one["decode_worker"] == flipped for one in await newcomers(client, "settle")):
@@ -109,38 +103,38 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
     assert one["hist_tokens"] >= len(PROMPT) // 16 * 16
     assert one["prefill_worker"] not in (None, flipped)
 
-    assign(site, **{flipped: ("decode", "")})
-    await until_role(site, flipped, Role.DECODE)
+    assign(graph, **{flipped: ("decode", "")})
+    await until_role(graph, flipped, Role.DECODE)
     while flipped not in {one["decode_worker"] for one in await newcomers(client, "back")}:
         pass
     longer += [11] * 50
     assert (await ask(client, longer, "stays", 5))[1]["decode_worker"] == flipped
 
-    said = [line for name in coordinators for line in site.log(name).splitlines() if f"worker {flipped}:" in line]
+    said = [line for name in coordinators for line in graph.log(name).splitlines() if f"worker {flipped}:" in line]
     assert ["decode -> prefill/late (script)" in line for line in said] == [True, False]
     assert "prefill/late -> decode (script)" in said[1]
-    worker_log = site.log(site.processes[flipped])
+    worker_log = graph.log(graph.processes[flipped])
     assert "role: decode -> prefill/late (script)" in worker_log
-    assert not site.supervisor.ended(), "nothing was restarted"
+    assert not graph.supervisor.ended(), "nothing was restarted"
 
 
 async def test_a_killed_leader_is_replaced_after_its_lease(
     client: httpx.AsyncClient,  # noqa: ARG001
-    site: Graph,
+    graph: Graph,
     coordinators: list[str],
 ) -> None:
-    (leader,) = [name for name in coordinators if "this coordinator leads" in site.log(name)]
+    (leader,) = [name for name in coordinators if "this coordinator leads" in graph.log(name)]
     (other,) = set(coordinators) - {leader}
-    (prefill,) = [view.worker_id for view in await site.until_workers(3) if view.role is Role.PREFILL]
-    await site.end(leader, signal.SIGKILL)
-    assign(site, **{prefill: ("decode", "")})
-    await until_role(site, prefill, Role.DECODE)
-    assert f"worker {prefill}: prefill -> decode (script)" in site.log(other)
+    (prefill,) = [view.worker_id for view in await graph.until_workers(3) if view.role is Role.PREFILL]
+    await graph.end(leader, signal.SIGKILL)
+    assign(graph, **{prefill: ("decode", "")})
+    await until_role(graph, prefill, Role.DECODE)
+    assert f"worker {prefill}: prefill -> decode (script)" in graph.log(other)
 
 
-async def test_a_worker_that_starts_has_the_role_of_its_flag(client: httpx.AsyncClient, site: Graph) -> None:  # noqa: ARG001
-    perf = profile(site.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
-    (prefill,) = [worker for worker, name in site.processes.items() if name.startswith("prefill")]
-    await until_role(site, prefill, Role.DECODE)
-    await site.end(site.processes[prefill])
-    await until_role(site, await site.new_worker("prefill", perf), Role.PREFILL)
+async def test_a_worker_that_starts_has_the_role_of_its_flag(client: httpx.AsyncClient, graph: Graph) -> None:  # noqa: ARG001
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
+    (prefill,) = [worker for worker, name in graph.processes.items() if name.startswith("prefill")]
+    await until_role(graph, prefill, Role.DECODE)
+    await graph.end(graph.processes[prefill])
+    await until_role(graph, await graph.new_worker("prefill", perf), Role.PREFILL)

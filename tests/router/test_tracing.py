@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.router.graph_lab import Graph, chat, completion, graph, profile, record, session
+from ampd.state.embedded import EmbeddedRedis
+from tests.harness.fork_server import ForkServer
+from tests.harness.graph import Graph, chat, completion, empty_graph, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -78,17 +80,11 @@ async def site_of(one: Graph) -> AsyncIterator[Site]:
         yield Site(one, client, coordinator, prefill, decode)
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
-    with graph(tmp_path_factory.mktemp("tracing")) as one:
-        one.environment.update(DYN_LOGGING_JSONL="1", DYN_LOG="info", AMPD_LOG_ROUNDS="steps")
-        yield one
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(started: Graph) -> AsyncIterator[Site]:
-    async with site_of(started) as one:
-        yield one
+async def site(graph: Graph) -> AsyncIterator[Site]:
+    graph.environment.update(DYN_LOGGING_JSONL="1", DYN_LOG="info", AMPD_LOG_ROUNDS="steps")
+    async with site_of(graph) as site:
+        yield site
 
 
 async def test_a_local_and_a_remote_round_are_found_everywhere_by_the_client_s_trace_id(site: Site) -> None:
@@ -179,8 +175,10 @@ async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> No
     assert f"(trace_id {trace_id}, request_id {line['request_id']}, x_request_id mine-long)" in answer.text
 
 
-async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_answer(tmp_path: Path) -> None:
-    with graph(tmp_path) as one:
+async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_answer(
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
+) -> None:
+    with empty_graph(tmp_path, redis_server.url, fork_server) as one:
         one.environment.update(DYN_LOG="warn,router=info,workers=info")
         async with site_of(one) as site:
             answer = (await site.round(PROMPT, uuid4().hex, "text", max_tokens=4)).json()

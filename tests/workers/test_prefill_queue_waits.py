@@ -16,7 +16,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
-from tests.planner.profiler.virtual_time import run_virtually
+from tests.virtual_time import run_virtually
 from workers.prefill_queue import AsyncPrefillQueue
 
 MODEL = load_performance_model("tiny-cpu")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from ampd.state import open_store
-from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
@@ -37,12 +36,6 @@ class Cluster:
     async def close(self) -> None:
         for store in self._stores:
             await store.close()
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tcp=True) as server:
-        yield server
 
 
 @pytest.fixture(params=["memory", "redis"])

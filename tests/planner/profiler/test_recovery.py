@@ -26,7 +26,7 @@ from ampd.types import Parallelism
 from planner.profiler.fitting import fit_profile
 from planner.profiler.grid import Grid
 from planner.profiler.measure import Points, measure
-from tests.planner.profiler.virtual_time import run_virtually
+from tests.virtual_time import run_virtually
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 

@@ -23,7 +23,7 @@ from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import SimulatedRound
 from tests.memory_store import MemoryStore
-from tests.planner.profiler.virtual_time import run_virtually
+from tests.virtual_time import run_virtually
 from tests.workers.engines.modelled_lab import LocalPeers
 from tests.workers.live_lab import message
 from workers.engines.modelled import ModelledEngine

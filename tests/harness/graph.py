@@ -1,4 +1,10 @@
-"""A whole graph for tests: real Redis, real `dynamo.frontend`, coordinators and modelled workers, each a process."""
+"""A whole graph for tests: real Redis, real `dynamo.frontend`, coordinators and modelled workers, each a process.
+
+Redis and the server that forks the processes live as long as the test session. A module's graph has its own Dynamo
+namespace, discovery folder and port, so modules do not see each other's workers.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -11,18 +17,35 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, _Child, python_module
 from ampd.state.connect import open_store
-from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
+from tests.harness.fork_server import ForkServer
 
 MODEL = "tiny"
-NAMESPACE = "t"
+PRELOADED = (
+    "ampd.perf.piecewise",
+    "ampd.policies.registry",
+    "ampd.state.connect",
+    "ampd.telemetry.metrics.exposition",
+    "redis.asyncio",
+    "router.calls",
+    "router.metrics",
+    "router.presence",
+    "router.settings",
+    "uvloop",
+    "workers.engines.modelled",
+    "workers.settings",
+)
+"""Most of what the processes of a graph import, and nothing of Dynamo, which reads `DYN_LOG` when it is imported."""
+
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -72,16 +95,34 @@ def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: fl
     return path
 
 
+class ForkingSupervisor(Supervisor):
+    """The supervisor of `ampd serve`, with processes that the fork server starts."""
+
+    def __init__(self, log_dir: Path, server: ForkServer) -> None:
+        super().__init__(log_dir)
+        self._server = server
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Start one process; its output goes to `<log_dir>/<name>.log`."""
+        log = self._log_dir / f"{spec.name}.log"
+        process: Any = self._server.start(spec.argv, {**os.environ, **spec.env}, log)
+        self._children.append(_Child(spec, process, log))
+
+
 @dataclass
 class Graph:
     """The processes and how to talk to them. Names of processes are `prefill-0`, `coordinator-3`, ...
 
     Attributes:
+        namespace: of Dynamo and of the shared state.
+        port: of the frontend.
+        environment: what every process gets, beside that of the tests.
         processes: worker id -> name, of the workers that `new_worker` started.
     """
 
     folder: Path
     redis_url: str
+    namespace: str
     port: int
     supervisor: Supervisor
     environment: dict[str, str]
@@ -98,11 +139,20 @@ class Graph:
         return name
 
     def start_worker(self, role: str, perf: Path, *flags: str) -> str:
-        shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--perf", str(perf)]
+        shared = [
+            "--dyn-namespace",
+            self.namespace,
+            "--state-url",
+            self.redis_url,
+            "--lease-s",
+            "2",
+            "--perf",
+            str(perf),
+        ]
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
         # Whole: a slice of a prompt that hangs would be too short to hang.
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
-        return self._start(role, "tests.router.scripted_worker", *engine, *shared, *whole, *flags)
+        return self._start(role, "tests.harness.scripted_worker", *engine, *shared, *whole, *flags)
 
     async def new_worker(self, role: str, perf: Path, *flags: str) -> str:
         """Start a worker and wait for it; returns its id, by which `processes` knows its process."""
@@ -113,13 +163,22 @@ class Graph:
         return str(worker_id)
 
     def start_coordinator(self, routing: str, *flags: str, module: str = "router") -> str:
-        shared = ["--dyn-namespace", NAMESPACE, "--state-url", self.redis_url, "--lease-s", "2", "--grace-s", "0.1"]
+        shared = [
+            "--dyn-namespace",
+            self.namespace,
+            "--state-url",
+            self.redis_url,
+            "--lease-s",
+            "2",
+            "--grace-s",
+            "0.1",
+        ]
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
 
     def start_frontend(self) -> str:
         flags = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
-        return self._start("frontend", "dynamo.frontend", *flags, "--namespace", NAMESPACE)
+        return self._start("frontend", "dynamo.frontend", *flags, "--namespace", self.namespace)
 
     def pid(self, name: str) -> int:
         return self.supervisor.pids()[name]
@@ -135,7 +194,7 @@ class Graph:
                 await asyncio.sleep(0.05)
 
     async def store(self) -> StateStore:
-        return await open_store(self.redis_url, NAMESPACE)
+        return await open_store(self.redis_url, self.namespace)
 
     async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = 30.0) -> Any:
         """Wait until the shared state is as it should be; returns what `condition` gave."""
@@ -209,22 +268,13 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextmanager
-def graph(folder: Path) -> Iterator[Graph]:
-    """An empty graph; everything that is started in it ends with the block."""
+def empty_graph(folder: Path, redis_url: str, server: ForkServer) -> Iterator[Graph]:
+    """A graph without processes; those that are started in it end with the block."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    environment = {
-        "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(folder / "discovery"),
-        "DYN_REQUEST_PLANE": "tcp",
-        "DYN_EVENT_PLANE": "zmq",
-        "DYN_LOG": "warn",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    with EmbeddedRedis() as redis:
-        supervisor = Supervisor(folder)
-        try:
-            yield Graph(folder, redis.url, port, supervisor, environment)
-        finally:
-            supervisor.stop()
+    supervisor = ForkingSupervisor(folder, server)
+    try:
+        environment = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "warn"}
+        yield Graph(folder, redis_url, f"t{uuid4().hex[:8]}", port, supervisor, environment)
+    finally:
+        supervisor.stop()

@@ -1,0 +1,34 @@
+"""What tests of several packages share: one Redis and one fork server per session, one graph per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ampd.state.embedded import EmbeddedRedis
+from tests.harness.fork_server import ForkServer
+from tests.harness.graph import PRELOADED, Graph, empty_graph
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """A Redis for everybody; each test or module has its own namespace in it."""
+    with EmbeddedRedis(tcp=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts the processes of graphs."""
+    with ForkServer(PRELOADED) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def graph(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis, fork_server: ForkServer
+) -> Iterator[Graph]:
+    """The graph of a module, in its own namespace and without processes."""
+    with empty_graph(tmp_path_factory.mktemp("graph"), redis_server.url, fork_server) as graph:
+        yield graph
