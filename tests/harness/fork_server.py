@@ -1,8 +1,8 @@
 """Python processes that start in a moment: a server imports the heavy modules once and forks a process per call.
 
 A process that is started here runs `python -m MODULE FLAGS...` as the real command does, with its own environment,
-output and process group. Only the imports are shared. The server has one thread, so forking it is safe. Tests alone start
-processes this way, never the product.
+output and process group. Only the imports are shared. The server has one thread, so forking it is safe. Only tests
+start processes this way, never the product.
 """
 
 from __future__ import annotations
