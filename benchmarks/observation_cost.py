@@ -24,8 +24,8 @@ from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.types import Slo
-from router.metrics import RoundRecorder
-from router.record import DecisionRecord
+from router.coordinator_metrics import RoundRecorder
+from router.decision_record import DecisionRecord
 from router.round_log import end_logger
 from router.round_log import log as round_logger
 from router.round_window import RoundWindow

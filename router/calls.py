@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 from ampd.telemetry.tracing import TracedContext, context_for_call
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
-from router.errors import WorkerLostError, WorkerRefusedError
 from router.outputs import Chunk
+from router.round_errors import WorkerLostError, WorkerRefusedError
 
 _CALLER = "coordinator"
 
 
 class CallContext(TracedContext, Protocol):
-    """The part of Dynamo's `Context` that is used here."""
+    """The part of Dynamo's `Context` that the coordinator uses."""
 
     def is_stopped(self) -> bool: ...
     def stop_generating(self) -> None: ...
@@ -73,8 +73,8 @@ class DynamoCalls:
         raise WorkerLostError(worker_id, "empty answer about KV")
 
 
-def worker_error(worker_id: str, error: Exception) -> Exception:
-    """What a failed call means: the worker refused (it says so with a status), or it is lost.
+def worker_error(worker_id: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
+    """Classify a failed call: the worker refused with an HTTP status, or it is lost.
 
     A worker's exception loses its class on the way, so its status travels in the text (`ampd-error <status>: ...`).
     """
@@ -86,9 +86,9 @@ def worker_error(worker_id: str, error: Exception) -> Exception:
 
 
 class LinkedContexts:
-    """Gives every call of a round a context of its own that stops when the round's does.
+    """Makes a separate context for every call of a round, which stops when the round's context stops.
 
-    A context of its own, because a call to a worker that hangs must be given up without ending the round.
+    The contexts are separate because a call to a worker that hangs must be given up without ending the round.
     """
 
     def __init__(self, parent: CallContext) -> None:

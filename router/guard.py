@@ -10,7 +10,7 @@ from typing import Any
 
 from ampd.state.view import ClusterView
 from router.calls import CallContext
-from router.errors import WorkerLostError
+from router.round_errors import WorkerLostError
 
 
 class Stream:

@@ -1,4 +1,4 @@
-"""Output chunks of workers made into those of one round: where it ends, and what its counts are."""
+"""Output chunks of workers as chunks of one round: where the round ends, and which token counts the client gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ends_at_prefill(
 ) -> str | None:
     """The finish reason if the round is over with the first token, sampled on a prefill worker; else None.
 
-    The prefill worker was asked for a single token, so its own `length` says nothing about the round.
+    The prefill worker was asked for a single token, so its own `length` does not end the round.
 
     Args:
         chunk: the prefill worker's chunk with the first token.
@@ -52,8 +52,8 @@ def merged_usage(
     """The usage that the client sees: its own prompt, and the output of all parts of the round.
 
     Args:
-        usage: what the last worker counted; its other fields are kept.
-        cached_tokens: prompt tokens that were not computed in this round; None leaves the worker's word.
+        usage: the last worker's counts; its other fields are kept.
+        cached_tokens: prompt tokens that were not computed in this round; None: the worker's own count stays.
     """
     merged = dict(usage or {})
     merged["prompt_tokens"] = prompt_tokens
@@ -64,18 +64,3 @@ def merged_usage(
         details["cached_tokens"] = min(cached_tokens, prompt_tokens)
         merged["prompt_tokens_details"] = details
     return merged
-
-
-def continued_request(engine_request: Mapping[str, Any], emitted_tokens: int) -> dict[str, Any]:
-    """The engine's part of a request whose first `emitted_tokens` output tokens exist already (now part of the prompt).
-
-    Only for requests that may be split (`carriable.local_only_reason` is None).
-    """
-    continued = dict(engine_request)
-    stops = dict(continued.get("stop_conditions") or {})
-    if stops.get("max_tokens") is not None:
-        stops["max_tokens"] = max(0, stops["max_tokens"] - emitted_tokens)
-    if stops.get("min_tokens"):
-        stops["min_tokens"] = max(0, stops["min_tokens"] - emitted_tokens)
-    continued["stop_conditions"] = stops
-    return continued

@@ -16,7 +16,8 @@ from ampd.policies.base import BindingPolicy, RoutingPolicy
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Route, RouteDecision, Slo, WorkerView
-from router.errors import RequestError
+from router.round_errors import RoundRefusedError
+from router.session_counts import SessionCounts
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +66,6 @@ class Placement:
     is_new_session: bool = False
 
 
-@dataclass(slots=True)
-class PlacementCounters:
-    """What became of sessions here since the start; for metrics.
-
-    Attributes:
-        bound: sessions that this replica bound to a decode worker.
-        repinned: sessions that it moved to another one, because theirs was lost.
-    """
-
-    bound: int = 0
-    repinned: int = 0
-
-
 class Placer:
     """Binds sessions and routes rounds, from the local view and with one write a round."""
 
@@ -95,7 +83,7 @@ class Placer:
     ) -> None:
         self.view = view
         self.store = store
-        self.counters = PlacementCounters()
+        self.counters = SessionCounts()
         self._binding = binding
         self._routing = routing
         self._model = model
@@ -116,7 +104,7 @@ class Placer:
         """Decide and write; decide again when another replica was faster.
 
         Raises:
-            RequestError: 503 without a live decode worker, 400 if the prompt does not fit.
+            RoundRefusedError: 503 without a live decode worker, 400 if the prompt does not fit.
         """
         known = ask.binding
         for _ in range(_CONFLICTS):
@@ -140,10 +128,10 @@ class Placer:
                 bound = outcome.binding
                 return self._placed(Placement(bound, decode, decision, task, True, _is_new(ask, known, decode)))
             known = outcome.binding
-        raise RequestError(503, f"session {ask.session_id!r} is being moved between workers; try again")
+        raise RoundRefusedError(503, f"session {ask.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
-        self.counters.bound += placement.is_new_session
+        self.counters.add(bound=int(placement.is_new_session))
         return placement
 
     # -- the decode worker
@@ -167,11 +155,11 @@ class Placer:
     def _bind(self, ask: Ask) -> WorkerView:
         live = [view for view in self.view.decode() if view.worker_id not in ask.lost]
         if not live:
-            raise RequestError(503, "no live decode worker; try again when one has started")
+            raise RoundRefusedError(503, "no live decode worker; try again when one has started")
         roomy = [view for view in live if fits(ask.prompt_tokens, view)]
         if not roomy:
             longest = max(view.max_context_tokens for view in live)
-            raise RequestError(400, _too_long(ask.prompt_tokens, longest))
+            raise RoundRefusedError(400, _too_long(ask.prompt_tokens, longest))
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
         task = self._task(ask, 0)
@@ -186,20 +174,20 @@ class Placer:
     async def _repin(self, known: Binding, worker_id: str) -> Binding:
         moved = Binding(known.session_id, worker_id, known.epoch + 1)
         if not self._store_answers():
-            self.counters.repinned += 1
+            self.counters.add(repinned=1)
             return moved
         try:
             outcome = await self.store.repin(known, worker_id, self._session_ttl_s)
         except StateUnavailableError as error:
             self._lost_store(error)
-            self.counters.repinned += 1
+            self.counters.add(repinned=1)
             return moved
-        self.counters.repinned += outcome.accepted
+        self.counters.add(repinned=int(outcome.accepted))
         return outcome.binding
 
     def _check_fits(self, ask: Ask, decode: WorkerView) -> None:
         if not fits(ask.prompt_tokens, decode):
-            raise RequestError(400, _too_long(ask.prompt_tokens, decode.max_context_tokens))
+            raise RoundRefusedError(400, _too_long(ask.prompt_tokens, decode.max_context_tokens))
 
     # -- the route
 

@@ -1,4 +1,4 @@
-"""Dynamo's preprocessed request as a round: whose it is, what it wants, and what is handed on to an engine."""
+"""Dynamo's preprocessed request as a round: its session, its options, and the parts that an engine needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ampd.types import Slo
 from ampd.wire import ENGINE_FIELDS
 from router.carriable import local_only_reason
-from router.errors import RequestError
+from router.round_errors import RoundRefusedError
 
 MAX_SESSION_ID_CHARS = 512
 _MS_PER_S = 1000
@@ -20,7 +20,7 @@ _NOT_TEXT = ("multi_modal_data", "prompt_embeds", "mm_processor_kwargs", "mm_rou
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundRequest:
     """One round of a session, as a client asked for it.
 
     Attributes:
@@ -56,22 +56,22 @@ class Round:
         return self.is_final or not self.is_named
 
 
-def parse_round(request: Mapping[str, Any], default_slo: Slo) -> Round:
+def parse_round(request: Mapping[str, Any], default_slo: Slo) -> RoundRequest:
     """Read Dynamo's preprocessed request.
 
     Raises:
-        RequestError: 400, for what this graph cannot serve.
+        RoundRefusedError: 400 because this graph cannot serve the request.
     """
     for name in _NOT_TEXT:
         if request.get(name):
-            raise RequestError(400, f"this model is served for text only; the request carries {name}")
+            raise RoundRefusedError(400, f"this model is served for text only; the request carries {name}")
     token_ids = request.get("token_ids")
     if not token_ids:
-        raise RequestError(400, "the prompt is empty")
+        raise RoundRefusedError(400, "the prompt is empty")
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
-    return Round(
+    return RoundRequest(
         session_id=named or f"single-{uuid.uuid4().hex}",
         is_named=named is not None,
         is_final=bool(agent.get("session_final")),
@@ -92,7 +92,7 @@ def _session_id(agent: Mapping[str, Any]) -> str | None:
     if not session_id:
         return None
     if not isinstance(session_id, str) or len(session_id) > MAX_SESSION_ID_CHARS:
-        raise RequestError(400, f"the session id must be text of at most {MAX_SESSION_ID_CHARS} characters")
+        raise RoundRefusedError(400, f"the session id must be text of at most {MAX_SESSION_ID_CHARS} characters")
     return session_id
 
 
@@ -123,7 +123,8 @@ def _target_s(targets: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise RequestError(400, f"nvext.router.{name} must be a positive number of milliseconds (given: {value!r})")
+        message = f"nvext.router.{name} must be a positive number of milliseconds (given: {value!r})"
+        raise RoundRefusedError(400, message)
     return value / _MS_PER_S
 
 

@@ -6,7 +6,7 @@ import logging
 
 from ampd.telemetry.logs import RoundLog, say
 from ampd.types import Slo
-from router.record import DecisionRecord
+from router.decision_record import DecisionRecord
 from router.served import Observer, ServedRound
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,14 @@
-"""What became of a round, told once at its end to whoever counts rounds: metrics, the window for `ampd top`."""
+"""The result of a round, passed once at its end to the observers: metrics, log, the window for `ampd top`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampd.telemetry.metrics import names
 from ampd.types import Slo
-from router.record import DecisionRecord
+from router.decision_record import DecisionRecord
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,12 @@ class ServedRound:
         record: its decision record, as the client may ask for it.
         is_initial: its session was bound by this round.
         is_complete: it ended by itself: neither the client left nor a worker was lost for good.
-        was_left: the client ended it, which is also how the frontend ends a round at a stop string.
         ttft_s: from its arrival to its first token; None: it had none.
         itl_s: mean gap of its first choice; None: it had fewer than two tokens.
         output_tokens: of its first choice.
+        was_left: the client ended it, which is also how the frontend ends a round at a stop string.
         lasted_s: from its arrival to its end.
+        outcome: the value of `names.OUTCOMES` that this round counts as against its targets, as far as it came.
     """
 
     record: DecisionRecord
@@ -37,6 +38,10 @@ class ServedRound:
     output_tokens: int
     was_left: bool
     lasted_s: float
+    outcome: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outcome", self._outcome())
 
     @property
     def ttft_met(self) -> bool:
@@ -48,9 +53,7 @@ class ServedRound:
         """Whether the mean gap was within its target; a single token has none."""
         return self.itl_s is None or self.itl_s <= self.slo.itl_s
 
-    @property
-    def outcome(self) -> str:
-        """One of `names.OUTCOMES`: what this round counts as against its targets, as far as it came."""
+    def _outcome(self) -> str:
         if not self.is_complete and not self.was_left:
             return names.FAILED
         in_time = self.ttft_met or (self.ttft_s is None and self.lasted_s <= self.slo.ttft_s)
@@ -62,11 +65,11 @@ class ServedRound:
 
 
 Observer = Callable[[ServedRound], None]
-"""Must not wait: it runs in the round's own task."""
+"""An observer must not wait, because it runs in the round's own task."""
 
 
-def tell(observers: Iterable[Observer], served: ServedRound) -> None:
-    """Tell each observer of a round; what one raises is logged, and concerns neither the round nor the others."""
+def notify(observers: Iterable[Observer], served: ServedRound) -> None:
+    """Call each observer with a round. An error of an observer is logged; the round and the others go on."""
     for observe in observers:
         try:
             observe(served)

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ampd.telemetry.tracing import Trace
-from router.record import DecisionRecord
+from router.decision_record import DecisionRecord
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")

@@ -1,10 +1,9 @@
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.outputs import continued_request, ends_at_prefill, first_chunk, merged_usage
+from router.outputs import ends_at_prefill, first_chunk, merged_usage
 
 EOS = frozenset({3, 4})
 
@@ -63,18 +62,3 @@ def test_usage_adds_up(prompt: int, completion: int, cached: int | None) -> None
     assert details["audio_tokens"] == 0
     assert details.get("cached_tokens") == (None if cached is None else min(cached, prompt))
     assert usage["prompt_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    ("stops", "emitted", "left"),
-    [
-        ({"max_tokens": 10, "min_tokens": 4}, 3, {"max_tokens": 7, "min_tokens": 1}),
-        ({"max_tokens": 10, "min_tokens": 4}, 6, {"max_tokens": 4, "min_tokens": 0}),
-        ({"max_tokens": None, "min_tokens": None}, 6, {"max_tokens": None, "min_tokens": None}),
-    ],
-)
-def test_a_continued_request_owes_what_is_left(stops: dict[str, Any], emitted: int, left: dict[str, Any]) -> None:
-    request = {"sampling_options": {"temperature": 0}, "stop_conditions": stops}
-    before = dict(stops)
-    assert continued_request(request, emitted) == {**request, "stop_conditions": left}
-    assert stops == before

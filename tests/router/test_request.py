@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from router.errors import RequestError
-from router.request import Round, parse_round
+from router.request import RoundRequest, parse_round
+from router.round_errors import RoundRefusedError
 
 DEFAULT = Slo(ttft_s=2.0, itl_s=0.1)
 
 
-def parse(**fields: Any) -> Round:
+def parse(**fields: Any) -> RoundRequest:
     return parse_round({"token_ids": [1, 2, 3], **fields}, DEFAULT)
 
 
@@ -38,13 +38,13 @@ def test_targets_may_come_as_annotations_which_completions_keep() -> None:
     assert parse(annotations=["itl_target:40"]).slo == Slo(ttft_s=2.0, itl_s=0.04)
     assert parse(annotations=annotations, router={"ttft_target": 500.0}).slo == Slo(ttft_s=0.5, itl_s=0.04)
     for wrong in ("ttft_target:soon", "ttft_target:-1", "ttft_target:nan", "ttft_target:"):
-        with pytest.raises(RequestError, match="ttft_target must be a positive number of milliseconds"):
+        with pytest.raises(RoundRefusedError, match="ttft_target must be a positive number of milliseconds"):
             parse(annotations=[wrong])
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "100", True])
 def test_targets_that_are_no_positive_number_are_refused(value: Any) -> None:
-    with pytest.raises(RequestError, match="milliseconds") as refusal:
+    with pytest.raises(RoundRefusedError, match="milliseconds") as refusal:
         parse(router={"itl_target": value})
     assert refusal.value.status == 400
 
@@ -78,6 +78,6 @@ def test_who_asks_for_the_record() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(RequestError, match=text) as refusal:
+    with pytest.raises(RoundRefusedError, match=text) as refusal:
         parse(**fields)
     assert refusal.value.status == 400

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ampd.telemetry.metrics import names
 from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Slo
-from router.record import DecisionRecord
+from router.decision_record import DecisionRecord
 from router.round_window import RoundWindow
 from router.served import ServedRound
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ampd.telemetry.metrics import names
 from ampd.types import Role, Slo
-from router.errors import RequestError, WorkerLostError, WorkerRefusedError
-from router.record import DecisionRecord
-from router.served import ServedRound, tell
-from tests.router.test_rounds import FakeContext, Replica, cluster, worker
+from router.decision_record import DecisionRecord
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+from router.served import ServedRound, notify
+from tests.router.replica_lab import FakeContext, Replica, cluster, worker
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
@@ -73,7 +73,7 @@ def test_an_observer_that_fails_concerns_nobody_else(caplog: pytest.LogCaptureFi
         raise ValueError("disk full")
 
     with caplog.at_level(logging.ERROR):
-        tell([fails, told.append], round_that())
+        notify([fails, told.append], round_that())
     assert len(told) == 1
     assert "disk full" in caplog.text
 
@@ -94,32 +94,32 @@ class Told:
 @pytest.mark.parametrize("routing", ["always-remote", "always-local"])
 async def test_told_once_of_a_round_that_ends_by_itself(routing: str) -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
-    async with Replica(state, routing) as one:
-        told = Told(one)
-        await one.round()
+    async with Replica(state, routing) as replica:
+        told = Told(replica)
+        await replica.round()
         served = told.only
         assert (served.is_initial, served.is_complete, served.was_left) == (True, True, False)
         assert (served.record.route, served.output_tokens) == (routing.removeprefix("always-"), 5)
         assert served.ttft_s is not None
         assert served.itl_s is not None
         assert served.lasted_s >= served.ttft_s + 4 * served.itl_s
-        await one.round()
+        await replica.round()
         assert [served.is_initial for served in told.rounds] == [True, False]
 
 
 async def test_told_once_of_a_round_whose_first_token_is_its_last() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
-    async with Replica(state) as one:
-        told = Told(one)
-        await one.round(stop_conditions={"max_tokens": 1})
+    async with Replica(state) as replica:
+        told = Told(replica)
+        await replica.round(stop_conditions={"max_tokens": 1})
         assert (told.only.is_complete, told.only.output_tokens, told.only.itl_s) == (True, 1, None)
 
 
 async def test_told_once_when_the_client_leaves_in_mid_stream() -> None:
     state = await cluster(worker("d1"))
-    async with Replica(state, "always-local") as one:
-        told, context = Told(one), FakeContext()
-        stream = one.run(context=context, stop_conditions={"max_tokens": 50}).serve()
+    async with Replica(state, "always-local") as replica:
+        told, context = Told(replica), FakeContext()
+        stream = replica.run(context=context, stop_conditions={"max_tokens": 50}).serve()
         await _take(stream, 3)
         context.stop_generating()
         await stream.aclose()  # type: ignore[attr-defined]
@@ -128,8 +128,8 @@ async def test_told_once_when_the_client_leaves_in_mid_stream() -> None:
 
 async def test_told_once_when_the_client_leaves_before_the_first_token() -> None:
     state = await cluster(worker("d1"))
-    async with Replica(state, "always-local") as one:
-        told, context = Told(one), FakeContext()
+    async with Replica(state, "always-local") as replica:
+        told, context = Told(replica), FakeContext()
         asked = asyncio.Event()
 
         async def never(*_: Any) -> AsyncIterator[dict[str, Any]]:
@@ -137,8 +137,8 @@ async def test_told_once_when_the_client_leaves_before_the_first_token() -> None
             await asyncio.Event().wait()
             raise AssertionError
 
-        one.workers.generate = never
-        task = asyncio.ensure_future(_take(one.run(context=context).serve(), 1))
+        replica.workers.generate = never
+        task = asyncio.ensure_future(_take(replica.run(context=context).serve(), 1))
         await asked.wait()
         context.stop_generating()
         task.cancel()
@@ -148,12 +148,12 @@ async def test_told_once_when_the_client_leaves_before_the_first_token() -> None
 
 async def test_told_once_of_a_round_that_goes_on_elsewhere() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p1", Role.PREFILL))
-    async with Replica(state) as one:
-        told = Told(one)
-        one.workers.fail["generate", "d1"] = 2
-        await one.round()
+    async with Replica(state) as replica:
+        told = Told(replica)
+        replica.workers.fail["generate", "d1"] = 2
+        await replica.round()
         assert (told.only.is_complete, told.only.record.retries, told.only.is_initial) == (True, 1, True)
-        assert (one.services.placer.counters.bound, one.services.placer.counters.repinned) == (1, 1)
+        assert (replica.services.placer.counters.bound, replica.services.placer.counters.repinned) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -161,37 +161,37 @@ async def test_told_once_of_a_round_that_goes_on_elsewhere() -> None:
 )
 async def test_told_once_of_a_round_that_fails_for_good(error: Any) -> None:
     state = await cluster(worker("d1"))
-    async with Replica(state, "always-local", retries=0) as one:
-        told = Told(one)
-        one.workers.fail["generate", "d1"] = error
-        with pytest.raises(RequestError):
-            await one.round()
+    async with Replica(state, "always-local", retries=0) as replica:
+        told = Told(replica)
+        replica.workers.fail["generate", "d1"] = error
+        with pytest.raises(RoundRefusedError):
+            await replica.round()
         assert (told.only.outcome, told.only.was_left) == (names.FAILED, False)
         assert told.only.output_tokens == (2 if error == 2 else 0)
 
 
 async def test_not_told_of_a_round_that_found_no_place() -> None:
-    async with Replica(await cluster(worker("p1", Role.PREFILL))) as one:
-        told = Told(one)
-        with pytest.raises(RequestError):
-            await one.round()
+    async with Replica(await cluster(worker("p1", Role.PREFILL))) as replica:
+        told = Told(replica)
+        with pytest.raises(RoundRefusedError):
+            await replica.round()
         assert told.rounds == []
 
 
 async def test_sessions_are_counted_where_they_are_bound() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
-    async with Replica(state, "always-local") as one, Replica(state, "always-local") as other:
+    async with Replica(state, "always-local") as replica, Replica(state, "always-local") as other:
         for _ in range(3):
-            await one.round("a")
-        await one.round("b")
-        await one.store.publish_worker(worker("d1", held_tokens={"a": 64}), 60.0)
+            await replica.round("a")
+        await replica.round("b")
+        await replica.store.publish_worker(worker("d1", held_tokens={"a": 64}), 60.0)
         await asyncio.sleep(0)
         await other.round("a")
-        counters = [replica.services.placer.counters for replica in (one, other)]
+        counters = [replica.services.placer.counters for replica in (replica, other)]
         assert [counter.bound for counter in counters] == [2, 0]
-        await one.store.remove_worker("d1")
+        await replica.store.remove_worker("d1")
         await asyncio.sleep(0)
-        await one.round("a")
+        await replica.round("a")
         assert [counter.repinned for counter in counters] == [1, 0], "by the one that moved it"
 
 

@@ -123,19 +123,19 @@ def test_directives_of_dyn_log(text: str, level: int, targets: dict[str, int]) -
 
 
 def test_the_longest_target_that_fits_decides() -> None:
-    handler = JsonHandler("warn,router=debug,router.rounds=error")
+    handler = JsonHandler("warn,router=debug,router.round_run=error")
     wanted = [
         name
         for name, level in [
             ("workers", logging.INFO),
             ("workers", logging.WARNING),
             ("router.calls", logging.DEBUG),
-            ("router.rounds", logging.WARNING),
-            ("router.rounds", logging.ERROR),
+            ("router.round_run", logging.WARNING),
+            ("router.round_run", logging.ERROR),
         ]
         if handler.filter(record(name=name, level=level))
     ]
-    assert wanted == ["workers", "router.calls", "router.rounds"]
+    assert wanted == ["workers", "router.calls", "router.round_run"]
 
 
 def test_json_lines_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

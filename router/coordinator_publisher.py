@@ -1,4 +1,4 @@
-"""What a coordinator says of itself, once a second, to those who look on (`ampd top`)."""
+"""Publishes a coordinator's view of itself once a second, for `ampd top`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 
 
-class Standing:
-    """Reads how a coordinator does.
+class CoordinatorViewReader:
+    """Reads the state of a coordinator.
 
     Args:
         coordinator_id: its Dynamo instance id, in hexadecimal.
@@ -28,19 +28,17 @@ class Standing:
     def __init__(
         self, coordinator_id: str, coordinator: Coordinator, settings: CoordinatorSettings, window: RoundWindow
     ) -> None:
-        self._id = coordinator_id
+        self._coordinator_id = coordinator_id
         self._coordinator = coordinator
         self._settings = settings
         self._window = window
-        self._bound = self._repinned = 0
 
     def __call__(self) -> CoordinatorView:
         """The coordinator now."""
         coordinator, settings = self._coordinator, self._settings
-        self._count_sessions()
         pools = coordinator.pools
         return CoordinatorView(
-            self._id,
+            self._coordinator_id,
             settings.slo,
             routing=settings.routing,
             binding=settings.binding,
@@ -52,28 +50,25 @@ class Standing:
             window=self._window.read(),
         )
 
-    def _count_sessions(self) -> None:
-        placements = self._coordinator.placements
-        self._window.add_sessions(placements.bound - self._bound, placements.repinned - self._repinned)
-        self._bound, self._repinned = placements.bound, placements.repinned
 
-
-class StandingPublisher:
-    """Publishes how a coordinator does, in the background: rounds never wait for it, and losing the state ends nothing.
+class CoordinatorViewPublisher:
+    """Publishes a coordinator's view in the background. Rounds never wait for it, and a lost state ends nothing.
 
     Args:
         read_view: the coordinator now.
-        lease_s: it counts as gone so long after its last word.
+        lease_s: seconds after its last publication until the coordinator is considered gone.
     """
 
     def __init__(
         self,
         store: StateStore,
+        coordinator_id: str,
         read_view: Callable[[], CoordinatorView],
         lease_s: float,
         interval_s: float = _INTERVAL_S,
     ) -> None:
         self._store = store
+        self._coordinator_id = coordinator_id
         self._read_view = read_view
         self._lease_s = lease_s
         self._interval_s = min(interval_s, lease_s / 3)
@@ -81,7 +76,7 @@ class StandingPublisher:
 
     def start(self) -> None:
         """Begin to publish."""
-        self._task = asyncio.create_task(self._run(), name="standing")
+        self._task = asyncio.create_task(self._run(), name="coordinator-publisher")
 
     async def stop(self) -> None:
         """Stop, and take back what was published (if the state does not answer, the lease ends it)."""
@@ -91,16 +86,16 @@ class StandingPublisher:
         task.cancel()
         await asyncio.wait({task})
         try:
-            await self._store.remove_coordinator(self._read_view().coordinator_id)
+            await self._store.remove_coordinator(self._coordinator_id)
         except StateUnavailableError as error:
-            log.debug("what this coordinator said of itself stays for %g s: %s", self._lease_s, error)
+            log.debug("this coordinator's view stays published for %g s: %s", self._lease_s, error)
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._store.publish_coordinator(self._read_view(), self._lease_s)
             except StateUnavailableError as error:
-                log.debug("not published how this coordinator does: %s", error)  # the view has told of the loss
+                log.debug("this coordinator's view was not published: %s", error)  # the cluster view logs the loss
             except Exception:
-                log.exception("publishing how this coordinator does failed; trying again")
+                log.exception("publishing this coordinator's view failed; trying again")
             await asyncio.sleep(self._interval_s)

@@ -20,13 +20,14 @@ from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
 from router.coordinator import Coordinator
-from router.metrics import CoordinatorReader, RoundRecorder
-from router.record import DecisionRecord
+from router.coordinator_metrics import CoordinatorReader, RoundRecorder
+from router.decision_record import DecisionRecord
+from router.policies import CoordinatorPolicies
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
-from tests.router.test_rounds import PROMPT, Workers, cluster, worker
+from tests.router.replica_lab import PROMPT, Workers, cluster, worker
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
@@ -127,10 +128,12 @@ async def site(*views: Any, pools: Any = None, **flags: Any) -> Site:
         settings,
         workers,
         store,
-        registry.create("binding", "least-kv"),
-        registry.create("routing", "always-local"),
-        load_performance_model("tiny-cpu"),
-        pools=pools,
+        CoordinatorPolicies(
+            registry.create("binding", "least-kv"),
+            registry.create("routing", "always-local"),
+            load_performance_model("tiny-cpu"),
+            pools,
+        ),
         observers=(recorder,),
     )
     await coordinator.start()

@@ -1,6 +1,6 @@
-"""What this replica remembers of its sessions: the last context and the binding, to see how much of a prompt is known.
+"""This replica's memory of its sessions: the last context and the binding, to see how much of a prompt is known.
 
-A hint, never the truth: another replica may have served the session since, and what KV exists is the worker's word.
+It is only a hint, because another replica may have served the session since. Only the worker knows which KV exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ampd.state.store import Binding
 
 _ENTRY_BYTES = 512
-"""What an entry costs besides its tokens, roughly: dictionary slot, key, objects."""
+"""Approximate size of an entry without its tokens: dictionary slot, key, objects."""
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -23,12 +23,12 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-def common_prefix_tokens(one: bytes, other: bytes) -> int:
+def common_prefix_tokens(left: bytes, right: bytes) -> int:
     """Length in tokens of the longest common prefix of two packed contexts."""
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
         return size // 4
-    differs = np.frombuffer(one, np.uint32, size // 4) != np.frombuffer(other, np.uint32, size // 4)
+    differs = np.frombuffer(left, np.uint32, size // 4) != np.frombuffer(right, np.uint32, size // 4)
     return int(differs.argmax())
 
 
@@ -46,13 +46,8 @@ class Overlap:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the prompt departs from the remembered context; its last token does not count, for it has no KV."""
+        """Whether the prompt departs from the remembered context. Its last token does not count: it has no KV."""
         return self.common_tokens < self.known_tokens - 1
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the prompt goes on where the memory ends: the session may have grown elsewhere."""
-        return not self.is_rewritten
 
 
 @dataclass(slots=True)
@@ -88,7 +83,7 @@ class SessionMemory:
         return entry.binding if entry else None
 
     def has_missed(self, session_id: str) -> bool:
-        """Whether a round that was served here missed a target of its own."""
+        """Whether a round of the session that was served here missed one of its targets."""
         entry = self._entries.get(session_id)
         return entry is not None and entry.has_missed
 
@@ -99,25 +94,17 @@ class SessionMemory:
             return Overlap()
         return Overlap(common_prefix_tokens(entry.context, prompt), len(entry.context) // 4)
 
-    def remember_binding(self, binding: Binding) -> None:
-        """Keep a session's binding (and the context that is known)."""
-        entry = self._entries.get(binding.session_id)
-        self._put(binding, entry.context if entry else b"")
-
     def remember(self, binding: Binding, context: bytes, *, missed: bool = False) -> None:
-        """Keep a session's binding and its packed context after a round, and whether that `missed` a target."""
-        self._put(binding, context, missed)
-
-    def forget(self, session_id: str) -> None:
-        """Drop a session that ended."""
-        entry = self._entries.pop(session_id, None)
-        if entry is not None:
-            self._bytes -= len(entry.context) + _ENTRY_BYTES
-
-    def _put(self, binding: Binding, context: bytes, missed: bool = False) -> None:
+        """Keep a session's binding and packed context after a round. `missed`: the round missed a target."""
         missed = missed or self.has_missed(binding.session_id)
         self.forget(binding.session_id)
         self._entries[binding.session_id] = _Entry(binding, context, missed)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session that ended."""
+        entry = self._entries.pop(session_id, None)
+        if entry is not None:
+            self._bytes -= len(entry.context) + _ENTRY_BYTES

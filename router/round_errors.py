@@ -1,9 +1,9 @@
-"""What can go wrong with a round, told apart by what the coordinator does about it."""
+"""The failures of a round, by how the coordinator reacts to them."""
 
 from __future__ import annotations
 
 
-class RequestError(Exception):
+class RoundRefusedError(Exception):
     """The round ends with this HTTP status; the message is for the client."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -12,7 +12,7 @@ class RequestError(Exception):
 
 
 class WorkerLostError(Exception):
-    """A worker could not be reached, or its stream ended before the round did: another one can take over."""
+    """A worker could not be reached, or its stream ended before the round did. Another worker can take over."""
 
     def __init__(self, worker_id: str, message: str) -> None:
         super().__init__(f"worker {worker_id}: {message}")
@@ -20,7 +20,7 @@ class WorkerLostError(Exception):
 
 
 class WorkerRefusedError(Exception):
-    """A worker is alive and said no, with the HTTP status that it thinks fits."""
+    """A live worker refused a call with this HTTP status."""
 
     def __init__(self, worker_id: str, status: int, message: str) -> None:
         super().__init__(message)

@@ -33,7 +33,7 @@ class RoundRecorder:
 
     @property
     def recorded(self) -> list[Counter | Histogram]:
-        """All that is counted here."""
+        """All counters and histograms of this recorder."""
         return [self._ttft, self._itl, self._rounds, self._routes, self._retries, self._prompt, self._output]
 
     def __call__(self, served: ServedRound) -> None:
@@ -53,7 +53,7 @@ class RoundRecorder:
 
 
 class CoordinatorReader:
-    """Reads what a coordinator and its parts know at the moment."""
+    """Reads the metrics that mirror the state of a coordinator and its parts."""
 
     def __init__(self, coordinator: Coordinator, settings: CoordinatorSettings, store: StateStore) -> None:
         self._coordinator = coordinator
@@ -70,10 +70,10 @@ class CoordinatorReader:
         yield Reading(names.ROUNDS_IN_PROGRESS, coordinator.running)
         for status, count in {**_USUAL_FAILURES, **coordinator.failures}.items():
             yield Reading(names.ROUND_FAILURES, count, (str(status),))
-        placements = coordinator.placements
-        yield Reading(names.SESSIONS_BOUND, placements.bound)
-        yield Reading(names.SESSIONS_REPINNED, placements.repinned)
-        yield Reading(names.SESSIONS_LOST, placements.repinned, (names.WORKER_LOST,))
+        sessions = coordinator.session_counts
+        yield Reading(names.SESSIONS_BOUND, sessions.bound)
+        yield Reading(names.SESSIONS_REPINNED, sessions.repinned)
+        yield Reading(names.SESSIONS_LOST, sessions.repinned, (names.WORKER_LOST,))
         yield from self._cluster()
         yield from self._roles()
         yield from state_readings(self._store, is_available=coordinator.view.connected)

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.state.store import Binding
-from router.sessions import Overlap, SessionMemory, common_prefix_tokens, pack_tokens
+from router.session_memory import Overlap, SessionMemory, common_prefix_tokens, pack_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FEW = st.lists(st.integers(0, 2), max_size=40)

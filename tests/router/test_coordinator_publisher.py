@@ -1,4 +1,4 @@
-"""What a coordinator says of itself: published in the background, renewed, taken back, and never in anybody's way."""
+"""A coordinator's view of itself: published in the background, renewed, taken back, and never in the way of rounds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,10 +13,10 @@ from ampd.state.store import StateStore
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
 from router.coordinator import Coordinator
-from router.placement import PlacementCounters
+from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
+from router.policies import CoordinatorPolicies
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings
-from router.standing import Standing, StandingPublisher
 from tests.memory_store import MemoryState, MemoryStore
 
 VIEW = CoordinatorView("c1", Slo(1.0, 0.1))
@@ -29,28 +29,28 @@ async def until(ask: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def said(store: StateStore) -> list[CoordinatorView]:
+async def published(store: StateStore) -> list[CoordinatorView]:
     return [heard.view for heard in (await store.overview()).coordinators]
 
 
 def counting() -> Callable[[], CoordinatorView]:
-    """A view that says how often it was read."""
+    """A view that counts how often it was read."""
     reads = count(1)
     return lambda: replace(VIEW, rounds_in_progress=next(reads))
 
 
-async def test_it_is_said_again_and_again_and_taken_back() -> None:
+async def test_it_is_published_repeatedly_and_taken_back() -> None:
     store = MemoryStore()
-    publisher = StandingPublisher(store, counting(), LEASE_S, interval_s=0.01)
+    publisher = CoordinatorViewPublisher(store, "c1", counting(), LEASE_S, interval_s=0.01)
     publisher.start()
 
-    async def said_thrice() -> bool:
-        views = await said(store)
+    async def published_thrice() -> bool:
+        views = await published(store)
         return bool(views) and views[0].rounds_in_progress >= 3
 
-    await until(said_thrice)
+    await until(published_thrice)
     await publisher.stop()
-    assert await said(store) == []
+    assert await published(store) == []
     await publisher.stop()
 
 
@@ -58,7 +58,7 @@ async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> No
     state = MemoryState()
     store = MemoryStore(state)
     reads = counting()
-    publisher = StandingPublisher(store, reads, LEASE_S, interval_s=0.01)
+    publisher = CoordinatorViewPublisher(store, "c1", reads, LEASE_S, interval_s=0.01)
     state.lose()
     publisher.start()
 
@@ -67,7 +67,7 @@ async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> No
 
     await until(tried_again)
     state.restore(empty=True)
-    await until(lambda: said(store))
+    await until(lambda: published(store))
     state.lose()
     await publisher.stop()
     assert caplog.records == []
@@ -81,48 +81,52 @@ async def test_a_view_that_cannot_be_read_is_tried_again(caplog: pytest.LogCaptu
             raise ValueError("not yet")
         return VIEW
 
-    publisher = StandingPublisher(store, read, LEASE_S, interval_s=0.01)
+    publisher = CoordinatorViewPublisher(store, "c1", read, LEASE_S, interval_s=0.01)
     publisher.start()
-    await until(lambda: said(store))
+    await until(lambda: published(store))
     await publisher.stop()
     assert "trying again" in caplog.text
 
 
 async def test_a_short_lease_is_renewed_in_time() -> None:
     store = MemoryStore()
-    publisher = StandingPublisher(store, counting(), lease_s=0.3)
+    publisher = CoordinatorViewPublisher(store, "c1", counting(), lease_s=0.3)
     publisher.start()
 
     async def renewed() -> bool:
-        views = await said(store)
+        views = await published(store)
         return bool(views) and views[0].rounds_in_progress >= 4
 
     await until(renewed)
     await publisher.stop()
 
 
-async def test_a_standing_reads_its_coordinator() -> None:
+async def test_a_view_is_read_from_the_coordinator() -> None:
     settings = CoordinatorSettings(model="m", routing="ampd(alpha=0.8)", binding="least-kv", ttft=0.5, itl=0.05)
     store, window = MemoryStore(), RoundWindow()
     coordinator = Coordinator(
         settings,
         calls=None,  # type: ignore[arg-type]
         store=store,
-        binding=registry.create_named("binding", settings.binding),
-        routing=registry.create_named("routing", settings.routing),
-        model=load_performance_model("tiny-cpu"),
+        policies=CoordinatorPolicies(
+            registry.create_named("binding", settings.binding),
+            registry.create_named("routing", settings.routing),
+            load_performance_model("tiny-cpu"),
+        ),
         observers=(window,),
     )
-    standing = Standing("c1", coordinator, settings, window)
-    assert not standing().is_state_heard
+    coordinator.session_counts.subscribe(window.add_sessions)
+    read_view = CoordinatorViewReader("c1", coordinator, settings, window)
+    assert not read_view().is_state_heard
     await coordinator.start()
-    coordinator.placements.bound, coordinator.placements.repinned = 5, 2
-    assert standing().window.sessions_bound == 5
-    coordinator.placements.bound += 1
-    view = standing()
+    coordinator.session_counts.add(bound=5, repinned=2)
+    assert read_view().window.sessions_bound == read_view().window.sessions_bound == 5
+    coordinator.session_counts.add(bound=1)
+    view = read_view()
     assert (view.window.sessions_bound, view.window.sessions_repinned) == (6, 2)
     assert (view.coordinator_id, view.slo) == ("c1", Slo(0.5, 0.05))
     assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "static")
     assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)
-    assert coordinator.placements == PlacementCounters(6, 2)
+    counts = coordinator.session_counts
+    assert (counts.bound, counts.repinned) == (6, 2)
     await coordinator.stop()

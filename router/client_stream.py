@@ -1,0 +1,97 @@
+"""The chunks of one round on their way to the client: what has come out so far, and the counts that the client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ampd.wire import REPORT_KEY
+from router.decision_record import DecisionRecord
+from router.outputs import Chunk, merged_usage
+from router.request import RoundRequest
+from router.served import ServedRound
+
+
+class ClientStream:
+    """Completes the chunks of one round and measures them.
+
+    Args:
+        arrival_s: when the request came to this coordinator, on `clock`.
+
+    Attributes:
+        emitted: output tokens of the first choice.
+        prefilled_cached_tokens: prompt tokens that a prefill worker found in its cache; None: it was not asked.
+    """
+
+    def __init__(
+        self, request: RoundRequest, record: DecisionRecord, arrival_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._request = request
+        self._record = record
+        self._arrival_s = arrival_s
+        self._clock = clock
+        self._last_s = arrival_s
+        self._finished_choices = 0
+        self.emitted: list[int] = []
+        self.prefilled_cached_tokens: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended by itself."""
+        return self._finished_choices >= self._request.choices
+
+    @property
+    def has_finished_choice(self) -> bool:
+        """Whether at least one choice has ended."""
+        return self._finished_choices > 0
+
+    def count(self, chunk: Chunk) -> None:
+        """Count a chunk's tokens; the first chunk with tokens sets the TTFT."""
+        token_ids = chunk.get("token_ids")
+        if not token_ids:
+            return
+        now_s = self._clock()
+        if not chunk.get("index"):
+            self.emitted += token_ids
+            self._last_s = now_s
+        if self._record.ttft_s is None:
+            self._record.ttft_s = now_s - self._arrival_s
+            if self._request.wants_record:
+                self._attach_record(chunk)
+
+    def finish_choice(self, chunk: Chunk, tokens_before: int, *, has_report: bool) -> None:
+        """Complete the last chunk of a choice: its usage, and with the last choice the decision record.
+
+        Args:
+            tokens_before: output tokens that came out before the worker call that ended the choice.
+            has_report: the chunk carried the worker's report.
+        """
+        self._finished_choices += 1
+        usage: Mapping[str, Any] | None = chunk.get("completion_usage")
+        if tokens_before or self.prefilled_cached_tokens is not None:
+            completion_tokens = tokens_before + ((usage or {}).get("completion_tokens") or 0)
+            prompt_tokens = len(self._request.token_ids)
+            chunk["completion_usage"] = merged_usage(
+                usage, prompt_tokens, completion_tokens, self.prefilled_cached_tokens
+            )
+        if self._request.wants_record and (has_report or self.is_complete):
+            self._attach_record(chunk)
+
+    def served(self, *, is_initial: bool, was_left: bool) -> ServedRound:
+        """The round as far as it came."""
+        ttft_s, gaps = self._record.ttft_s, len(self.emitted) - 1
+        itl_s = (self._last_s - self._arrival_s - ttft_s) / gaps if ttft_s is not None and gaps > 0 else None
+        return ServedRound(
+            self._record,
+            self._request.slo,
+            is_initial=is_initial,
+            is_complete=self.is_complete,
+            ttft_s=ttft_s,
+            itl_s=itl_s,
+            output_tokens=len(self.emitted),
+            was_left=was_left,
+            lasted_s=self._clock() - self._arrival_s,
+        )
+
+    def _attach_record(self, chunk: Chunk) -> None:
+        chunk["engine_data"] = {**(chunk.get("engine_data") or {}), REPORT_KEY: self._record.as_dict()}

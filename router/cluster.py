@@ -1,0 +1,79 @@
+"""What a coordinator reaches outside of its process: the shared state, its local copy, and the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampd.state.store import HeldChanged, StateStore, StateUnavailableError
+from ampd.state.view import ClusterView
+from ampd.wire import RoundReport
+from router.calls import WorkerCalls
+from router.guard import StreamGuard
+from router.round_errors import WorkerLostError, WorkerRefusedError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The workers and the shared state, as all rounds of a coordinator use them.
+
+    Attributes:
+        view: the local copy of the shared state.
+        guard: gives up calls to workers that hang.
+        call_timeout_s: longest wait for an answer about KV.
+    """
+
+    view: ClusterView
+    store: StateStore
+    calls: WorkerCalls
+    guard: StreamGuard
+    call_timeout_s: float
+
+    async def matched_pages(self, worker_id: str, keys: Sequence[bytes]) -> int:
+        """How many of the first `keys` a worker holds, in pages.
+
+        Raises:
+            WorkerLostError, WorkerRefusedError: the worker gave no answer.
+        """
+        reply = await self.calls.kv(worker_id, {"op": "match", "keys": list(keys)}, self.call_timeout_s)
+        return reply.get("matched", 0)
+
+    def take_report(self, worker_id: str, session_id: str, report: RoundReport) -> None:
+        """Apply a worker's report of what it holds and decodes, before the store repeats it.
+
+        An agent without a tool to run sends its next round within milliseconds. By then the last one decodes no more.
+        """
+        self.view.apply(HeldChanged(worker_id, session_id, report["held_tokens"]))
+        if "decode_batch" in report:
+            self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
+
+    async def finish_task(self, worker_id: str, task_id: str) -> None:
+        """Take a task out of a worker's queue in the shared state."""
+        try:
+            await self.store.finish_task(worker_id, task_id)
+        except StateUnavailableError as error:
+            log.debug("task %s stays entered until it expires: %s", task_id, error)
+
+    async def end_session(self, session_id: str, used: set[str]) -> None:
+        """End a session's binding, and release its KV on every worker that holds some.
+
+        Args:
+            used: workers that served the session's last round; they may hold KV that the view does not show yet.
+        """
+        try:
+            bound = await self.store.end_session(session_id)
+        except StateUnavailableError as error:
+            bound = None
+            log.warning("session %r stays bound until it expires: %s", session_id, error)
+        views = (*self.view.decode(), *self.view.prefill())
+        workers = used | {view.worker_id for view in views if session_id in view.held_tokens}
+        if bound is not None:
+            workers.add(bound.worker_id)
+        for worker_id in workers:
+            try:
+                await self.calls.kv(worker_id, {"op": "release_session", "session_id": session_id}, self.call_timeout_s)
+            except (WorkerLostError, WorkerRefusedError) as error:
+                log.info("session %r was not released at once: %s", session_id, error)

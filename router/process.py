@@ -1,0 +1,127 @@
+"""A coordinator process: one coordinator, its presence in discovery, its metrics, and its end on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from dynamo.common.utils.graceful_shutdown import install_signal_handlers
+
+from ampd.errors import UserError
+from ampd.state.connect import open_store
+from ampd.state.store import StateStore, StateUnavailableError
+from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics.exposition import ProcessCollector, expose
+from ampd.telemetry.metrics.names import Process
+from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
+from router.calls import DynamoCalls
+from router.coordinator import Coordinator
+from router.coordinator_metrics import CoordinatorReader, RoundRecorder
+from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
+from router.model_card import ModelCard
+from router.policies import CoordinatorPolicies
+from router.presence import Presence
+from router.round_window import RoundWindow
+from router.settings import PROG, CoordinatorSettings
+
+log = logging.getLogger("router")
+
+
+async def serve_coordinator(
+    runtime: Any, settings: CoordinatorSettings, card: ModelCard, policies: CoordinatorPolicies
+) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        UserError: the shared state does not answer.
+    """
+    try:
+        store = await open_store(settings.state_url, settings.namespace)
+    except StateUnavailableError as error:
+        raise UserError(f"{PROG}: --state-url: {error}") from None
+    try:
+        calls = await DynamoCalls.connect(runtime, settings.namespace)
+        await CoordinatorProcess(runtime, settings, card, policies, store, calls).run()
+    finally:
+        await store.close()
+
+
+class CoordinatorProcess:
+    """The parts of one process, wired together."""
+
+    def __init__(
+        self,
+        runtime: Any,
+        settings: CoordinatorSettings,
+        card: ModelCard,
+        policies: CoordinatorPolicies,
+        store: StateStore,
+        calls: DynamoCalls,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._card = card
+        self._endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
+        recorder, window = RoundRecorder(), RoundWindow()
+        coordinator = Coordinator(settings, calls, store, policies, observers=(recorder, window))
+        coordinator.session_counts.subscribe(window.add_sessions)
+        self._coordinator = coordinator
+        self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
+        coordinator_id = f"{self._endpoint.connection_id():x}"
+        view_reader = CoordinatorViewReader(coordinator_id, coordinator, settings, window)
+        self._publisher = CoordinatorViewPublisher(store, coordinator_id, view_reader, settings.lease_s)
+        self._expose(recorder, CoordinatorReader(coordinator, settings, store))
+
+    async def run(self) -> None:
+        """Serve until a signal comes."""
+        install_signal_handlers(
+            asyncio.get_running_loop(),
+            self._runtime,
+            [self._presence],
+            grace_period_s=self._settings.grace_s,
+            drain_callback=self._drain,
+        )
+        try:
+            await self._start()
+            if await self._presence.until_ready():
+                self._presence.start()
+                await self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
+        finally:
+            await self._presence.stop()
+            await self._publisher.stop()
+            await self._coordinator.stop()
+
+    async def _start(self) -> None:
+        settings = self._settings
+        await self._coordinator.start()
+        self._publisher.start()
+        system.say_where(self._runtime)
+        system.say_ready(self._runtime, True)
+        await self._card.register(self._endpoint)
+        log.info(
+            "coordinator %x serves model %s with routing %s, binding %s, pools %s",
+            self._endpoint.connection_id(),
+            self._card.name,
+            settings.routing,
+            settings.binding,
+            settings.pools,
+        )
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await self._coordinator.drained()
+        except TimeoutError:
+            log.warning("rounds still in progress after %g s are given up", self._settings.drain_s)
+        await self._coordinator.stop()
+
+    def _expose(self, recorder: RoundRecorder, reader: CoordinatorReader) -> None:
+        expose(
+            ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, asyncio.get_running_loop()),
+            self._endpoint,
+            namespace=self._settings.namespace,
+            component=COORDINATOR_COMPONENT,
+            name=COORDINATOR_ENDPOINT,
+            model_name=self._card.name,
+        )

@@ -1,0 +1,88 @@
+"""How a round goes on after a worker failed: which workers it avoids, and where its KV can still be read."""
+
+from __future__ import annotations
+
+import logging
+
+from router.decision_record import DecisionRecord
+from router.placement import Placer
+from router.request import RoundRequest
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+
+log = logging.getLogger(__name__)
+
+UNAVAILABLE = 503
+
+
+class Recovery:
+    """The failures of one round, and what follows from them.
+
+    Args:
+        retries: lost workers that the round survives.
+
+    Attributes:
+        lost: workers that failed this round.
+        kv_source: the prefill worker that has the KV of the whole context; None: the decode worker prefills.
+    """
+
+    def __init__(self, request: RoundRequest, record: DecisionRecord, placer: Placer, retries: int) -> None:
+        self._request = request
+        self._record = record
+        self._placer = placer
+        self._retries = retries
+        self._local_only: str | None = None
+        self.lost: set[str] = set()
+        self.kv_source: str | None = None
+
+    @property
+    def local_only(self) -> str | None:
+        """Why the next prefill must run on the decode worker; None: it may run anywhere."""
+        if self._local_only is None and self._request.local_only is not None:
+            return f"cannot-carry-{self._request.local_only.replace('_', '-')}"
+        return self._local_only
+
+    def after_prefill(self, error: WorkerLostError | WorkerRefusedError) -> None:
+        """Make ready to prefill locally because a prefill worker failed."""
+        if isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
+            self._local_only = "prefill-worker-refused"
+        else:
+            self._local_only = "prefill-worker-lost"
+            self._leave_out(error.worker_id)
+        self._record.retries += 1
+        log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, error)
+
+    def after_decode(self, error: WorkerLostError, emitted_tokens: int) -> None:
+        """Make ready to go on at another decode worker.
+
+        Raises:
+            RoundRefusedError: the round cannot go on.
+        """
+        request, record = self._request, self._record
+        self._leave_out(error.worker_id)
+        record.retries += 1
+        if record.retries > self._retries:
+            raise RoundRefusedError(UNAVAILABLE, f"{record.retries} workers failed this round; the last one: {error}")
+        if emitted_tokens and request.local_only is not None:
+            raise RoundRefusedError(
+                UNAVAILABLE,
+                f"the decode worker was lost after {emitted_tokens} tokens, and a request with {request.local_only} "
+                f"cannot be continued elsewhere; send it again ({error})",
+            )
+        # A prefill worker of this round still has the whole context: the next decode worker reads it from there.
+        if self.kv_source in self.lost:
+            self.kv_source = None
+        self._local_only = "resumed" if self.kv_source else None
+        log.warning("session %r goes on elsewhere after %d tokens: %s", request.session_id, emitted_tokens, error)
+
+    def _leave_out(self, worker_id: str) -> None:
+        self._placer.suspect(worker_id)
+        self.lost.add(worker_id)
+
+
+def decode_error(error: WorkerLostError | WorkerRefusedError) -> WorkerLostError | RoundRefusedError:
+    """The error of a failed decode call: a refusal by a worker that is unavailable counts as its loss."""
+    if isinstance(error, WorkerLostError):
+        return error
+    if error.status == UNAVAILABLE:
+        return WorkerLostError(error.worker_id, str(error))
+    return RoundRefusedError(error.status, str(error))

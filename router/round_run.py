@@ -1,0 +1,251 @@
+"""One round from request to last token: place it, prefill it here or there, decode it, survive lost workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from ampd.telemetry import tracing
+from ampd.types import Route
+from ampd.wire import REPORT_KEY, GenerateRequest, RoundReport
+from router.calls import CallContext, LinkedContexts, worker_error
+from router.client_stream import ClientStream
+from router.decision_record import DecisionRecord
+from router.outputs import Chunk, ends_at_prefill, first_chunk
+from router.placement import Ask, Placement
+from router.prompt_history import PromptHistory
+from router.recovery import Recovery, decode_error
+from router.request import RoundRequest
+from router.round_errors import WorkerLostError
+from router.round_log import log_placed
+from router.served import notify
+from router.services import Services
+from router.session_memory import pack_tokens
+from router.worker_requests import generate_request, prefill_request, take_over_request
+
+log = logging.getLogger(__name__)
+
+
+class RoundRun:
+    """The life of one round. `serve` yields Dynamo's chunks; however it ends, no call and no queued task stays behind.
+
+    `_unreached` is the placement whose task no worker has received yet; it must be withdrawn if the round ends.
+    """
+
+    def __init__(self, request: RoundRequest, context: CallContext, services: Services) -> None:
+        self._request = request
+        self._context = context
+        self._services = services
+        self._arrival_s = services.clock()
+        self._links = LinkedContexts(context)
+        options = services.options
+        self._record = _new_record(request, context, options.policy)
+        self._history = PromptHistory(
+            request, self._record, services.sessions, services.cluster, options.page_size_tokens
+        )
+        self._stream = ClientStream(request, self._record, self._arrival_s, services.clock)
+        self._recovery = Recovery(request, self._record, services.placer, options.retries)
+        self._placement: Placement | None = None
+        self._unreached: Placement | None = None
+        self._is_initial = False
+        self._is_dropped = False
+
+    async def serve(self) -> AsyncGenerator[Chunk, None]:
+        """Run the round.
+
+        Raises:
+            RoundRefusedError: it cannot be served.
+        """
+        try:
+            while not self._context.is_stopped():
+                placement = await self._place()
+                if placement.decision.route is Route.REMOTE:
+                    chunk = await self._prefill(placement)
+                    if chunk is None:
+                        continue
+                    yield chunk
+                    if self._stream.has_finished_choice:
+                        self._hand_over(placement)
+                        return
+                try:
+                    async for chunk in self._decode(placement):
+                        yield chunk
+                    return
+                except WorkerLostError as error:
+                    self._withdraw(placement)
+                    self._recovery.after_decode(error, len(self._stream.emitted))
+        except (GeneratorExit, asyncio.CancelledError):
+            self._is_dropped = True  # the client reads no more
+            raise
+        finally:
+            self._close()
+
+    async def _place(self) -> Placement:
+        request, sessions = self._request, self._services.sessions
+        placement = await self._services.placer.place(
+            Ask(
+                session_id=request.session_id,
+                prompt_tokens=len(request.token_ids) + len(self._stream.emitted),
+                slo=request.slo,
+                arrival_s=self._arrival_s,
+                hist_tokens=self._history.held_by,
+                local_only=self._recovery.local_only,
+                binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
+                lost=self._recovery.lost,
+                session_missed=sessions.has_missed(request.session_id),
+            )
+        )
+        self._is_initial = self._is_initial or placement.is_new_session
+        self._placement = placement
+        self._unreached = placement if placement.is_shared else None
+        task, binding = placement.task, placement.binding
+        self._record.decided(placement.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens)
+        log_placed(self._services.options.round_log, self._record, request.slo)
+        return placement
+
+    # -- prefill elsewhere
+
+    async def _prefill(self, placement: Placement) -> Chunk | None:
+        """The first token, from a prefill worker; None if that worker failed or the client has gone."""
+        worker_id, cluster = placement.decision.worker_id, self._services.cluster
+        request = prefill_request(self._request, self._stream.emitted, placement, self._services.clock())
+        context = self._links.new()
+        try:
+            with cluster.guard.watch(worker_id, context):
+                chunks = await cluster.calls.prefill(worker_id, request, context)
+                self._unreached = None
+                async for chunk in chunks:
+                    if chunk.get("token_ids"):
+                        return self._first(placement, chunk)
+            raise WorkerLostError(worker_id, "the prefill ended without a token")
+        except Exception as error:
+            if not self._context.is_stopped():
+                self._recovery.after_prefill(worker_error(worker_id, error))
+                self._withdraw(placement)
+            return None
+
+    def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
+        """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
+        request, emitted_tokens = self._request, len(self._stream.emitted)
+        report: RoundReport | None = chunk.get(REPORT_KEY)
+        if report is not None:
+            self._record.prefilled(report)
+            self._record.read_history(report)
+            self._take_report(placement.decision.worker_id, report)
+            if not emitted_tokens:
+                self._stream.prefilled_cached_tokens = report["cached_tokens"]
+        reason = ends_at_prefill(
+            chunk,
+            request.stop_token_ids,
+            None if request.max_tokens is None else request.max_tokens - emitted_tokens,
+            request.min_tokens - emitted_tokens,
+            len(request.token_ids) + emitted_tokens,
+            placement.decode.max_context_tokens,
+        )
+        self._recovery.kv_source = placement.decision.worker_id
+        out = first_chunk(chunk)
+        self._stream.count(out)
+        if reason is not None:
+            out["finish_reason"] = reason
+            if chunk.get("stop_reason") is not None:
+                out["stop_reason"] = chunk["stop_reason"]
+            self._stream.finish_choice(out, len(self._stream.emitted), has_report=False)
+        return out
+
+    def _hand_over(self, placement: Placement) -> None:
+        """The round ended with its first token: let the decode worker take the KV over for the next round."""
+        if self._request.ends_session:
+            return
+        request = take_over_request(
+            self._request, self._stream.emitted, placement, self._recovery.kv_source, self._services.clock()
+        )
+        context = self._context.detached(placement.task.task_id)
+        self._services.spawn(self._take_over(placement.binding.worker_id, request, context))
+
+    async def _take_over(self, worker_id: str, request: GenerateRequest, context: CallContext) -> None:
+        try:
+            async for chunk in await self._services.cluster.calls.generate(worker_id, request, context):
+                if report := chunk.get(REPORT_KEY):
+                    self._take_report(worker_id, report)
+        except Exception as error:
+            reason = worker_error(worker_id, error)
+            log.warning("KV of session %r was not taken over: %s", self._request.session_id, reason)
+
+    # -- decode
+
+    async def _decode(self, placement: Placement) -> AsyncGenerator[Chunk, None]:
+        """The rest of the round, from its decode worker."""
+        worker_id, cluster = placement.binding.worker_id, self._services.cluster
+        source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
+        context = self._links.new()
+        try:
+            with cluster.guard.watch(worker_id, context) as watched:
+                request = generate_request(
+                    self._request, self._stream.emitted, placement, source, self._services.clock()
+                )
+                chunks = await cluster.calls.generate(worker_id, request, context)
+                self._unreached = None
+                if source is not None and placement.decision.route is Route.LOCAL:
+                    self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
+                async for chunk in chunks:
+                    report: RoundReport | None = chunk.pop(REPORT_KEY, None)
+                    self._stream.count(chunk)
+                    if chunk.get("finish_reason") is not None:
+                        if report is not None:
+                            self._decoded(worker_id, source, report)
+                        self._stream.finish_choice(chunk, tokens_before, has_report=report is not None)
+                    yield chunk
+                    watched.waits()
+        except Exception as error:
+            raise decode_error(worker_error(worker_id, error)) from None
+        if not self._stream.is_complete and not self._context.is_stopped():
+            raise WorkerLostError(worker_id, "its stream ended before the round did")
+
+    def _decoded(self, worker_id: str, source: str | None, report: RoundReport) -> None:
+        if source is None:
+            self._record.prefilled(report)
+        else:
+            self._record.read_increment(report)
+        self._take_report(worker_id, report)
+
+    def _take_report(self, worker_id: str, report: RoundReport) -> None:
+        self._services.cluster.take_report(worker_id, self._request.session_id, report)
+
+    # -- the end
+
+    def _withdraw(self, placement: Placement) -> None:
+        """Take the task out of a queue that it may never have reached."""
+        self._unreached = None
+        if placement.is_shared:
+            self._services.spawn(
+                self._services.cluster.finish_task(placement.decision.worker_id, placement.task.task_id)
+            )
+
+    def _close(self) -> None:
+        self._links.close()
+        if self._unreached is not None:
+            self._withdraw(self._unreached)
+        placement, request, services = self._placement, self._request, self._services
+        if placement is None:
+            return
+        was_left = self._is_dropped or self._context.is_stopped()
+        served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
+        if request.ends_session:
+            used = (placement.binding.worker_id, placement.decision.worker_id, self._recovery.kv_source)
+            services.spawn(services.end_session(request.session_id, {worker_id for worker_id in used if worker_id}))
+        else:
+            context = self._history.packed + pack_tokens(self._stream.emitted)
+            missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
+            services.sessions.remember(placement.binding, context, missed=missed)
+        notify(services.observers, served)
+
+
+def _new_record(request: RoundRequest, context: CallContext, policy: str) -> DecisionRecord:
+    trace = tracing.current()
+    return DecisionRecord(
+        session_id=request.session_id,
+        policy=policy,
+        request_id=trace.request_id if trace else context.id(),
+        trace_id=trace.trace_id if trace else None,
+    )

@@ -1,0 +1,57 @@
+"""What all rounds of a coordinator share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from ampd.telemetry.logs import RoundLog
+from router.cluster import Cluster
+from router.placement import Placer
+from router.served import Observer
+from router.session_memory import SessionMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOptions:
+    """Settings that concern single rounds.
+
+    Attributes:
+        policy: name of the routing policy, for the decision record.
+        retries: lost workers that a round survives.
+        page_size_tokens: tokens per KV page of the workers.
+        round_log: which log lines are written for rounds that go well.
+    """
+
+    policy: str
+    retries: int
+    page_size_tokens: int
+    round_log: RoundLog = RoundLog.END
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a coordinator that its rounds use.
+
+    Attributes:
+        spawn: starts work that outlives the round.
+        observers: called with each round at its end.
+    """
+
+    placer: Placer
+    cluster: Cluster
+    sessions: SessionMemory
+    options: RoundOptions
+    clock: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    observers: tuple[Observer, ...] = ()
+
+    async def end_session(self, session_id: str, used: set[str]) -> None:
+        """End a session everywhere: in this replica's memory, in the shared state and on the workers.
+
+        Args:
+            used: workers that served the session's last round.
+        """
+        self.sessions.forget(session_id)
+        await self.cluster.end_session(session_id, used)

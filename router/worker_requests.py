@@ -1,0 +1,64 @@
+"""The requests that a coordinator sends to workers for one round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampd.wire import GenerateRequest, PrefillRequest, encode_task
+from router.placement import Placement
+from router.request import RoundRequest
+
+
+def prefill_request(
+    request: RoundRequest, emitted: Sequence[int], placement: Placement, now_s: float
+) -> PrefillRequest:
+    """Ask a prefill worker for the first token. `emitted`: output tokens that exist already, now part of the prompt."""
+    return {
+        "task": encode_task(placement.task, now_s),
+        "token_ids": [*request.token_ids, *emitted],
+        "source_worker_id": placement.binding.worker_id if placement.task.hist_tokens else None,
+        "request": engine_request(request, len(emitted)),
+    }
+
+
+def generate_request(
+    request: RoundRequest, emitted: Sequence[int], placement: Placement, source: str | None, now_s: float
+) -> GenerateRequest:
+    """Ask a decode worker for the rest of the round. `source`: the worker that has the KV; None: prefill it there."""
+    return {
+        "task": encode_task(placement.task, now_s),
+        "token_ids": [*request.token_ids, *emitted],
+        "source_worker_id": source,
+        "request": engine_request(request, len(emitted)),
+    }
+
+
+def take_over_request(
+    request: RoundRequest, emitted: Sequence[int], placement: Placement, source: str | None, now_s: float
+) -> GenerateRequest:
+    """Ask a decode worker to take over the KV of a round that has ended, for the session's next round."""
+    message = generate_request(request, emitted, placement, source, now_s)
+    stops = {**(message["request"].get("stop_conditions") or {}), "max_tokens": 0}
+    message["request"] = {**message["request"], "stop_conditions": stops}
+    return message
+
+
+def engine_request(request: RoundRequest, emitted_tokens: int) -> dict[str, Any]:
+    """The engine's part of a round of which `emitted_tokens` output tokens exist already."""
+    return continued_request(request.engine_request, emitted_tokens) if emitted_tokens else request.engine_request
+
+
+def continued_request(engine_request: Mapping[str, Any], emitted_tokens: int) -> dict[str, Any]:
+    """The engine's part of a request whose first `emitted_tokens` output tokens are part of the prompt now.
+
+    Only for requests that may be split (`carriable.local_only_reason` is None).
+    """
+    continued = dict(engine_request)
+    stops = dict(continued.get("stop_conditions") or {})
+    if stops.get("max_tokens") is not None:
+        stops["max_tokens"] = max(0, stops["max_tokens"] - emitted_tokens)
+    if stops.get("min_tokens"):
+        stops["min_tokens"] = max(0, stops["min_tokens"] - emitted_tokens)
+    continued["stop_conditions"] = stops
+    return continued

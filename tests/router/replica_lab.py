@@ -1,0 +1,174 @@
+"""A coordinator's parts in this process, with scripted workers and a store in memory."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.state.store import StateUnavailableError
+from ampd.state.view import ClusterView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+from router.cluster import Cluster
+from router.guard import StreamGuard
+from router.placement import Placer
+from router.request import parse_round
+from router.round_errors import WorkerLostError
+from router.round_run import RoundRun
+from router.services import RoundOptions, Services
+from router.session_memory import SessionMemory
+from tests.memory_store import MemoryState, MemoryStore
+
+SLO = Slo(ttft_s=2.0, itl_s=0.1)
+PROMPT = list(range(100, 164))
+
+
+class FakeContext:
+    """Dynamo's context, without Dynamo."""
+
+    def __init__(self) -> None:
+        self._stopped = asyncio.Event()
+
+    def id(self) -> str:
+        return "x"
+
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop_generating(self) -> None:
+        self._stopped.set()
+
+    def detached(self, id: str) -> "FakeContext":  # noqa: ARG002
+        return FakeContext()
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        return asyncio.ensure_future(self._stopped.wait())
+
+
+class Workers:
+    """Workers whose next token is the length of the context. `fail` maps (endpoint, worker) to what happens instead.
+
+    Attributes:
+        calls: (endpoint, worker, request) of everything that was asked.
+        batch: what their reports say of the rounds that still decode.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.calls: list[tuple[str, str, Any]] = []
+        self.fail: dict[tuple[str, str], Any] = {}
+        self.matched_pages = 0
+        self.batch: dict[str, int] = {}
+
+    async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+        return await self._start("prefill", worker_id, request, context, 1)
+
+    async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+        return await self._start("generate", worker_id, request, context, None)
+
+    async def kv(self, worker_id: str, request: Any, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
+        self.calls.append((f"kv {request['op']}", worker_id, request))
+        return {"matched": self.matched_pages} if request["op"] == "match" else {"released_tokens": 0}
+
+    def asked(self, endpoint: str) -> list[str]:
+        return [worker for name, worker, _ in self.calls if name == endpoint]
+
+    async def _start(
+        self, endpoint: str, worker_id: str, request: Any, context: Any, limit: int | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        self.calls.append((endpoint, worker_id, request))
+        error = self.fail.get((endpoint, worker_id))
+        if isinstance(error, Exception):
+            raise error
+        return self._stream(worker_id, request, limit, error, context)
+
+    async def _stream(
+        self, worker_id: str, request: Any, limit: int | None, fails_after: int | None, context: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        with suppress(StateUnavailableError):
+            await self.store.finish_task(worker_id, request["task"]["task_id"])
+        count = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
+        context_tokens = len(request["token_ids"])
+        for number in range(count):
+            if fails_after == number:
+                raise WorkerLostError(worker_id, "gone")
+            if context.is_stopped():
+                return
+            await asyncio.sleep(0)
+            chunk: dict[str, Any] = {"token_ids": [context_tokens + number], "index": 0}
+            if number == count - 1:
+                chunk["completion_usage"] = {"prompt_tokens": context_tokens, "completion_tokens": count}
+                chunk["ampd"] = dict.fromkeys(
+                    ["held_tokens", "cached_tokens", "queued_s", "prefill_s", "kv_read_tokens"], 0
+                ) | {"kv_read_bytes": 0, "kv_read_s": 0.0, **self.batch}
+                if limit is None:
+                    chunk["finish_reason"] = "length"
+            yield chunk
+
+
+class Replica:
+    """One coordinator's parts."""
+
+    def __init__(self, state: MemoryState, routing: str = "always-remote", retries: int = 3) -> None:
+        self.store = MemoryStore(state)
+        self.view = ClusterView(self.store, lease_s=60.0)
+        self.workers = Workers(self.store)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.services = Services(
+            placer=Placer(
+                self.view,
+                self.store,
+                registry.create("binding", "least-kv"),
+                registry.create("routing", routing),
+                load_performance_model("tiny-cpu"),
+                session_ttl_s=60.0,
+                suspect_s=60.0,
+                rng=random.Random(1),
+            ),
+            cluster=Cluster(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), call_timeout_s=1.0),
+            sessions=SessionMemory(1 << 20),
+            options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
+            clock=asyncio.get_running_loop().time,
+            spawn=lambda work: self.tasks.append(asyncio.create_task(work)),
+        )
+
+    async def __aenter__(self) -> "Replica":
+        await self.view.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self.tasks)
+        await self.view.stop()
+
+    def run(self, session: str | None = "s", context: FakeContext | None = None, **fields: Any) -> RoundRun:
+        request = {
+            "token_ids": PROMPT,
+            "stop_conditions": {"max_tokens": 5},
+            "extra_args": {"nvext": {"extra_fields": ["engine_data"]}},
+            "agent_context": {"session_id": session},
+            **fields,
+        }
+        return RoundRun(parse_round(request, SLO), context or FakeContext(), self.services)
+
+    async def round(self, session: str | None = "s", **fields: Any) -> tuple[list[int], dict[str, Any]]:
+        """Tokens and record of a round."""
+        chunks = [chunk async for chunk in self.run(session, **fields).serve()]
+        await asyncio.gather(*self.tasks)
+        return [token for chunk in chunks for token in chunk["token_ids"]], chunks[-1]["engine_data"]["ampd"]
+
+
+def worker(name: str, role: Role = Role.DECODE, **fields: Any) -> WorkerView:
+    return WorkerView(worker_id=name, role=role, kv_capacity_tokens=10_000, max_context_tokens=1000, **fields)
+
+
+async def cluster(*views: WorkerView) -> MemoryState:
+    state = MemoryState()
+    for view in views:
+        await MemoryStore(state).publish_worker(view, 60.0)
+    return state
+
+
+async def queues(state: MemoryState) -> dict[str, tuple[PrefillTask, ...]]:
+    return {view.worker_id: view.queue for view in await MemoryStore(state).snapshot() if view.queue}
