@@ -12,7 +12,6 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from pydantic import Field
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from ampd.cli.serve.announce import running_graphs
+from ampd.cli.serve.local_graphs import local_graphs
 from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.cli.top.collect import Collector, Target
 from ampd.cli.top.render import lines
-from ampd.cli.top.snapshot import Snapshot
+from ampd.cli.top.snapshot import Row
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
 from ampd.perf.piecewise import load_performance_model
@@ -98,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def svg(snapshot: Snapshot, width: int) -> str:
+def svg(snapshot: Row, width: int) -> str:
     """A snapshot as it looks in a terminal of this width."""
     console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines(snapshot, width):
@@ -106,14 +105,14 @@ def svg(snapshot: Snapshot, width: int) -> str:
     return console.export_svg(theme=_THEME, code_format=_SVG, unique_id="top")
 
 
-async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Snapshot:
+async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Row:
     """The graph as soon as so many rounds are in its window."""
     collector = await Collector.connect(_target(url))
     try:
         while True:
             snapshot = await collector.read()
-            if snapshot.window.rounds >= rounds:
-                return replace(snapshot, state="")  # a path of this machine
+            if snapshot["window"]["rounds"] >= rounds:
+                return {**snapshot, "state": ""}  # a path of this machine
             if client.poll() is not None:
                 raise RunError(
                     f"{PROG}: the replay ended before {rounds} rounds were in the window; use fewer --rounds"
@@ -124,7 +123,7 @@ async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Snaps
 
 
 def _target(url: str) -> Target:
-    graph = next(graph for graph in running_graphs() if graph.url == url)
+    graph = next(graph for graph in local_graphs() if graph.url == url)
     return Target(graph.state_url, graph.namespace, load_performance_model(graph.perf))
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ampd.cli.serve import checks
-from ampd.cli.serve.announce import RunningGraph, announce
 from ampd.cli.serve.devices import visible_gpus, worker_environments
 from ampd.cli.serve.graph import FRONTEND, GraphSite, graph_processes
+from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, write_targets
 from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.ready import wait_until_ready
@@ -90,8 +90,8 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
     supervisor = Supervisor(log_dir)
     url = f"http://{settings.host}:{site.port}"
     if settings.state_url == EMBEDDED:
-        announce(
-            RunningGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_anywhere(settings.perf))
+        register(
+            LocalGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_anywhere(settings.perf))
         )
     try:
         specs = graph_processes(settings, site)

@@ -1,20 +1,22 @@
-"""Finding the graph to look at, and reading it: all that `ampd top` asks of the world."""
+"""Finds the graph to show and reads its shared state: the whole I/O of `ampd top`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from ampd.cli.serve.announce import RunningGraph, running_graphs
+from ampd.cli.serve.local_graphs import LocalGraph, local_graphs
 from ampd.cli.serve.settings import EMBEDDED
 from ampd.cli.top.settings import TopSettings
-from ampd.cli.top.snapshot import Snapshot, look
+from ampd.cli.top.snapshot import snapshot_of
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.state import open_store
+from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateStore, StateUnavailableError
 
 PROG = "ampd top"
@@ -22,102 +24,91 @@ PROG = "ampd top"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The graph to look at.
+    """The graph to show.
 
     Attributes:
-        is_guessed: nobody named its shared state, and no graph of that namespace runs here.
-        others: the namespaces of the graphs that run here then.
+        model: predicts the wait in each queue; None: no prediction.
+        hint: why this target is a guess, for the error if it does not answer; empty if it is none.
     """
 
     state_url: str
     namespace: str
-    model: PerformanceModel | None
-    is_guessed: bool = False
-    others: tuple[str, ...] = ()
+    model: PerformanceModel | None = None
+    hint: str = ""
+
+    @property
+    def place(self) -> str:
+        """The shared state without credentials."""
+        return without_secrets(self.state_url)
 
 
 def find_target(settings: TopSettings) -> Target:
     """The graph that the settings name, or the one that `ampd serve` runs on this machine.
 
     Raises:
-        UserError: several run here, or the performance model is not there.
+        UserError: several graphs run here, or the performance model does not exist.
     """
     model = load_performance_model(settings.perf) if settings.perf else None
     default = GraphSettings.model_fields
     namespace = settings.namespace or str(default["namespace"].default)
     if settings.state_url not in (None, EMBEDDED):
         return Target(str(settings.state_url), namespace, model)
-    running = running_graphs()
-    here = [graph for graph in running if settings.namespace in (None, graph.namespace)]
-    if not here:
-        others = tuple(sorted({graph.namespace for graph in running}))
-        return Target(str(default["state_url"].default), namespace, model, is_guessed=True, others=others)
-    if len(here) > 1:
-        raise UserError(f"{PROG}: several graphs run on this machine; choose one with {_choices(here)}")
-    (graph,) = here
-    return Target(graph.state_url, graph.namespace, model or _model_of(graph))
+    graphs = local_graphs()
+    fitting = [graph for graph in graphs if settings.namespace in (None, graph.namespace)]
+    if len(fitting) > 1:
+        choices = (f"--state-url {graph.state_url} ({graph.url}, namespace {graph.namespace})" for graph in fitting)
+        raise UserError(f"{PROG}: several graphs run on this machine; choose one with {', or '.join(choices)}")
+    if fitting:
+        return Target(fitting[0].state_url, fitting[0].namespace, model or _model_of(fitting[0]))
+    hint = "no `ampd serve` runs on this machine: "
+    if others := ", ".join(sorted({graph.namespace for graph in graphs})):
+        hint = f"no `ampd serve` of namespace {namespace} runs on this machine ({others} does): "
+    return Target(str(default["state_url"].default), namespace, model, hint)
 
 
-def _choices(graphs: list[RunningGraph]) -> str:
-    return ", or ".join(f"--state-url {graph.state_url} ({graph.url}, namespace {graph.namespace})" for graph in graphs)
-
-
-def _model_of(graph: RunningGraph) -> PerformanceModel | None:
+def _model_of(graph: LocalGraph) -> PerformanceModel | None:
     try:
         return load_performance_model(graph.perf)
     except UserError:
-        return None  # its file has gone; nobody asked for a forecast
+        return None  # the file no longer exists, and the user did not ask for predictions
 
 
 class Collector:
-    """Reads one graph.
+    """Reads one graph."""
 
-    Args:
-        place: where its shared state is, without credentials.
-    """
-
-    def __init__(self, store: StateStore, place: str, namespace: str, model: PerformanceModel | None = None) -> None:
+    def __init__(self, store: StateStore, target: Target) -> None:
         self._store = store
-        self._place = place
-        self._namespace = namespace
-        self._model = model
+        self._target = target
 
     @classmethod
     async def connect(cls, target: Target) -> Collector:
         """Open the shared state.
 
         Raises:
-            UserError: it does not answer or refuses.
+            UserError: it does not answer, or it refuses the connection.
         """
-        from ampd.state.redis_connection import without_secrets
-
-        place = without_secrets(target.state_url)
         try:
-            store = await open_store(target.state_url, target.namespace, clock=time.monotonic)
+            return cls(await open_store(target.state_url, target.namespace, clock=time.monotonic), target)
         except StateUnavailableError as error:
-            raise UserError(f"{PROG}: {error}; {_how_to_mend(target)}") from None
-        return cls(store, place, target.namespace, target.model)
+            raise UserError(
+                f"{PROG}: {error}; {target.hint}name the graph's Redis with --state-url or AMPD_STATE_URL, as in "
+                "redis://USER:PASSWORD@HOST:6379/0"
+            ) from None
 
-    async def read(self) -> Snapshot:
-        """Look once.
+    async def read(self) -> dict[str, Any]:
+        """The snapshot of now, with the keys of docs/top.md#json.
 
         Raises:
-            StateUnavailableError: the shared state does not answer or refuses.
+            StateUnavailableError: the shared state does not answer, or it refuses the command.
         """
         overview = await self._store.overview()
-        taken_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return look(overview, self._namespace, self._place, taken_at, time.monotonic(), self._model)
+        return {
+            "taken_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "namespace": self._target.namespace,
+            "state": self._target.place,
+            **snapshot_of(overview, time.monotonic(), self._target.model),
+        }
 
     async def close(self) -> None:
-        """Let go of the shared state."""
+        """Close the connection."""
         await self._store.close()
-
-
-def _how_to_mend(target: Target) -> str:
-    name = "name the graph's Redis with --state-url or AMPD_STATE_URL, as in redis://USER:PASSWORD@HOST:6379/0"
-    if not target.is_guessed:
-        return name
-    if target.others:
-        running = ", ".join(target.others)
-        return f"no `ampd serve` of namespace {target.namespace} runs on this machine ({running} does): {name}"
-    return f"no `ampd serve` runs on this machine: {name}"

@@ -22,10 +22,12 @@ class TopSettings(Settings):
         description="The graph's shared state: redis://, rediss:// (TLS) or unix://, credentials in it; default: the "
         f"`ampd serve` that runs on this machine, else {GraphSettings.model_fields['state_url'].default}.",
     )
-    interval_s: float = Field(1.0, ge=0.1, description="Seconds between two looks.")
-    once: bool = Field(False, description="Look once, print it and end.")
+    interval_s: float = Field(1.0, ge=0.1, description="Seconds between two reads.")
+    once: bool = Field(False, description="Read once, print and end.")
     as_json: bool = Field(
-        False, validation_alias="json", description="Print one JSON object on stdout; without --once, one line a look."
+        False,
+        validation_alias="json",
+        description="Print JSON on stdout: one object with --once, else one line per read.",
     )
     perf: str | None = Field(
         None,

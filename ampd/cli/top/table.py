@@ -1,13 +1,14 @@
-"""Tables of fixed columns that never exceed a width: the columns that matter least go first."""
+"""Tables with columns of fixed width. If a table is wider than the terminal, it drops the least important columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import set_cell_size
 from rich.text import Text
 
+from ampd.cli.top.snapshot import Row
 from ampd.cli.top.units import printable
 
 MISSED = "bold red"
@@ -16,7 +17,7 @@ QUIET = "dim"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one field shows; `is_missed`: it misses its target."""
+    """The text of one field; `is_missed`: it misses its target."""
 
     text: str
     is_missed: bool = False
@@ -28,50 +29,51 @@ class Column:
 
     Attributes:
         width: in characters.
-        keep: the higher, the longer it stays when room gets short.
-        is_left: its text begins at the left.
+        keep: columns with higher numbers stay longer when the terminal is narrow.
+        cell: the field of a row.
+        is_left: the text is aligned to the left.
     """
 
     title: str
     width: int
     keep: int
+    cell: Callable[[Row], Cell | str]
     is_left: bool = False
 
 
-def fitting(columns: Sequence[Column], width: int) -> list[int]:
-    """Positions of the columns that fit into `width`; the first one always stays."""
-    kept = list(range(len(columns)))
-    while len(kept) > 1 and sum(columns[place].width + 1 for place in kept) - 1 > width:
-        kept.remove(min(kept[1:], key=lambda place: columns[place].keep))
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit into `width`; the first one always stays."""
+    kept = list(columns)
+    while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
+        kept.remove(min(kept[1:], key=lambda column: column.keep))
     return kept
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[Text]:
-    """A heading and one line for each row, each at most `width` wide."""
+def table(columns: Sequence[Column], rows: Iterable[Row], width: int) -> list[Text]:
+    """A heading and one line per row, each at most `width` wide; nothing without rows."""
     kept = fitting(columns, width)
-    heading = Text(style=QUIET)
-    lines = [_line(columns, kept, [Cell(column.title) for column in columns], width, heading)]
-    return lines + [_line(columns, kept, row, width, Text()) for row in rows]
+    lines = [_line(kept, [column.cell(row) for column in kept], width, Text()) for row in rows]
+    heading = _line(kept, [column.title for column in kept], width, Text(style=QUIET))
+    return [heading, *lines] if lines else []
 
 
 def clipped(text: Text, width: int) -> Text:
-    """A line that ends in an ellipsis where it would be wider than `width`."""
+    """The line, with an ellipsis at its end if it was wider than `width`."""
     text.truncate(max(width, 1), overflow="ellipsis")
     return text
 
 
-def _line(columns: Sequence[Column], kept: Sequence[int], row: Sequence[Cell], width: int, line: Text) -> Text:
-    for number, place in enumerate(kept):
-        column, cell = columns[place], row[place]
-        line.append(" " if number else "")
-        line.append(_fitted(printable(cell.text), column), style=MISSED if cell.is_missed else None)
+def _line(columns: Sequence[Column], cells: Iterable[Cell | str], width: int, line: Text) -> Text:
+    for column, content in zip(columns, cells, strict=True):
+        cell = Cell(content) if isinstance(content, str) else content
+        line.append(" " if column is not columns[0] else "")
+        line.append(_padded(printable(cell.text), column), style=MISSED if cell.is_missed else None)
     line.rstrip()
     return clipped(line, width)
 
 
-def _fitted(text: str, column: Column) -> str:
-    shown = Text(text)
-    shown.truncate(column.width, overflow="ellipsis")
+def _padded(text: str, column: Column) -> str:
+    shown = clipped(Text(text), column.width)
     if column.is_left:
         return set_cell_size(shown.plain, column.width)
     return " " * (column.width - shown.cell_len) + shown.plain

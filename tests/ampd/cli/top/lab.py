@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
-from ampd.cli.top.snapshot import Snapshot, look
+from ampd.cli.top.snapshot import snapshot_of
+from ampd.perf.model import PerformanceModel
 from ampd.state.store import Heard, Overview
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
@@ -16,14 +19,17 @@ TAKEN_AT = "2026-01-02T03:04:05.678+00:00"
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 
 
-def seen(workers: list[WorkerView], coordinators: list[CoordinatorView], age_s: float = 0.25) -> Snapshot:
-    """The snapshot of these views."""
-    return look(overview(workers, coordinators, age_s), "ampd", "redis://host:6379/0", TAKEN_AT, NOW_S)
-
-
-def overview(workers: list[WorkerView], coordinators: list[CoordinatorView], age_s: float = 0.25) -> Overview:
-    """These views, all of one age."""
-    return Overview([Heard(one, age_s) for one in workers], [Heard(one, age_s) for one in coordinators])
+def snapshot(
+    workers: list[WorkerView],
+    coordinators: list[CoordinatorView],
+    age_s: float = 0.25,
+    namespace: str = "ampd",
+    model: PerformanceModel | None = None,
+) -> dict[str, Any]:
+    """The snapshot of these views, all of one age."""
+    overview = Overview([Heard(view, age_s) for view in workers], [Heard(view, age_s) for view in coordinators])
+    place = {"taken_at": TAKEN_AT, "namespace": namespace, "state": "redis://host:6379/0"}
+    return {**place, **snapshot_of(overview, NOW_S, model)}
 
 
 def task(incr_tokens: int = 100, waited_s: float = 1.0) -> PrefillTask:
@@ -94,12 +100,4 @@ workers = st.builds(
     held_tokens=st.dictionaries(texts, counts, max_size=4),
     lane=texts,
 )
-snapshots = st.builds(
-    lambda held, said, namespace, age_s: look(
-        overview(held, said, age_s), namespace, "unix:///run/redis.sock", TAKEN_AT, NOW_S
-    ),
-    st.lists(workers, max_size=5),
-    st.lists(coordinators, max_size=3),
-    texts,
-    times_s,
-)
+snapshots = st.builds(snapshot, st.lists(workers, max_size=5), st.lists(coordinators, max_size=3), times_s, texts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.serve.announce import RunningGraph, announce, running_graphs
+from ampd.cli.serve.local_graphs import LocalGraph, local_graphs, register
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.coordinator_view import CoordinatorView
@@ -99,7 +99,7 @@ def test_the_environment_names_the_state_as_for_other_commands(
 
 def test_the_graph_that_runs_here_is_found(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
     publish(redis.url, "mine")
-    announce(RunningGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
+    register(LocalGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
     whole = json.loads(printed(capsys, "--json"))
     assert (whole["namespace"], whole["state"]) == ("mine", redis.url)
     # and with it its performance model
@@ -109,9 +109,9 @@ def test_the_graph_that_runs_here_is_found(redis: EmbeddedRedis, capsys: pytest.
 
 def test_of_several_graphs_one_must_be_chosen(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
     publish(redis.url, "mine")
-    announce(RunningGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
+    register(LocalGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
     with EmbeddedRedis() as other:
-        announce(RunningGraph(namespace="theirs", state_url=other.url, url="http://127.0.0.1:2", perf="no-such"))
+        register(LocalGraph(namespace="theirs", state_url=other.url, url="http://127.0.0.1:2", perf="no-such"))
         publish(other.url, "theirs")
         line = refused(capsys, 2)
         assert f"--state-url {redis.url}" in line
@@ -121,14 +121,14 @@ def test_of_several_graphs_one_must_be_chosen(redis: EmbeddedRedis, capsys: pyte
 
 
 def test_notes_that_were_left_behind_are_not_followed(redis: EmbeddedRedis, temporary: Path) -> None:
-    graph = RunningGraph(namespace="n", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu")
-    announce(graph)
+    graph = LocalGraph(namespace="n", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu")
+    register(graph)
     broken = temporary / "ampd-redis-broken"
     broken.mkdir()
     (broken / "graph.json").write_text("{")
-    assert running_graphs() == [graph]
+    assert local_graphs() == [graph]
     redis.stop()
-    assert running_graphs() == []
+    assert local_graphs() == []
     redis.start()
 
 
@@ -148,7 +148,7 @@ def test_graphs_of_other_namespaces_are_named(redis: EmbeddedRedis, capsys: pyte
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 6379)) == 0:
             pytest.skip("a Redis runs at the place where one is looked for last")
-    announce(RunningGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
+    register(LocalGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
     line = refused(capsys, 2, "--once", "--namespace", "nothere")
     assert "no `ampd serve` of namespace nothere runs on this machine (mine does)" in line
 
