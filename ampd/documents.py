@@ -1,8 +1,10 @@
-"""Files that hold one JSON document of a pydantic model: read, checked and replaced as a whole, errors in one line."""
+"""Files of the commands: read and checked as pydantic models, and replaced only as a whole."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,9 +14,11 @@ from ampd.errors import UserError
 
 Document = TypeVar("Document", bound=BaseModel)
 
+_LONGEST_QUOTE = 60
+
 
 def read_document(kind: type[Document], path: Path, what: str, *, quotes_rules: bool = True) -> Document:
-    """Read and check a file; `what` it is called in errors.
+    """Read and check a JSON file; errors call it `what`.
 
     Raises:
         UserError: the file cannot be read or a field is wrong, as one line with the file and the field.
@@ -24,39 +28,62 @@ def read_document(kind: type[Document], path: Path, what: str, *, quotes_rules: 
     except OSError as error:
         raise UserError(f"{path}: cannot read the {what} ({error.strerror})") from None
     except ValidationError as error:
-        raise UserError(f"{path}: {first_line(error, quotes_rules=quotes_rules)}") from None
+        raise UserError(f"{path}: {first_problem(error, quotes_rules=quotes_rules)}") from None
 
 
 def write_document(text: str, path: Path, what: str) -> None:
-    """Write a file; an existing one is replaced only as a whole.
+    """Write a file, replacing an existing one as a whole; errors call it `what`.
 
     Raises:
         UserError: the file cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write the {what} ({error.strerror})") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the path of a new file in the same folder, which replaces `path` if the block succeeds."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield partial
+        partial.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def first_line(error: ValidationError, *, quotes_rules: bool = True) -> str:
-    """The first thing that is wrong with a document: field, rule, and what was given if that is short.
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written before any work is done.
 
-    `quotes_rules`: also where a rule of ours was broken, whose message may say it already.
+    Raises:
+        UserError: the folder of a file is missing, or the file is a folder.
+    """
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
+
+
+def first_problem(error: ValidationError, *, quotes_rules: bool = True, as_flag: bool = False) -> str:
+    """The first problem of a document as one line: the field, the rule, and the given value if it is short.
+
+    Args:
+        quotes_rules: quote the value also where one of our own rules failed, whose message may contain it already.
+        as_flag: name the field by its flag.
     """
     detail = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in detail["loc"])
+    if as_flag and field:
+        field = f"--{field.replace('_', '-')}"
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "json_invalid":
         return f"not a JSON document: {message.removeprefix('Invalid JSON: ')}"
     if detail["type"] == "extra_forbidden":
         return f"{field}: unknown field"
     if detail["type"] == "missing":
-        return f"{field}: missing"
+        return f"{field} is missing"
     given = repr(detail["input"])
-    is_quoted = field and len(given) < 60 and (quotes_rules or detail["type"] != "value_error")
+    is_quoted = field and len(given) < _LONGEST_QUOTE and (quotes_rules or detail["type"] != "value_error")
     return ": ".join(filter(None, (field, message))) + (f" (given: {given})" if is_quoted else "")

@@ -1,4 +1,4 @@
-"""Errors that a user can cause: one line that says what is wrong, where, and how to mend it."""
+"""Errors that a user can cause: one line that says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def guarded(body: Callable[[], int]) -> int:
     try:
         return body()
     except UserError as error:
-        print(one_line_of(error), file=sys.stderr)
+        print(_with_program(error), file=sys.stderr)
         return 2
     except RunError as error:
-        print(one_line_of(error), file=sys.stderr)
+        print(_with_program(error), file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 1
@@ -30,7 +30,11 @@ def guarded(body: Callable[[], int]) -> int:
         return 130
 
 
-def one_line_of(error: Exception) -> str:
-    """The message of an error, as one line that begins with the name of the program."""
-    text = " ".join(str(error).split())
+def one_line_of(error: BaseException) -> str:
+    """The message of an error as one line, or its class if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _with_program(error: Exception) -> str:
+    text = one_line_of(error)
     return text if text.startswith("ampd") else f"ampd: {text}"

@@ -20,7 +20,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from ampd.errors import UserError
+from ampd.documents import first_problem
+from ampd.errors import UserError, one_line_of
 
 PREFIX = "AMPD_"
 DYNAMO_PREFIX = "DYN_"
@@ -99,9 +100,9 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
     try:
         return CliApp.run(model, cli_args=_without_old_flags(model, argv, prog), cli_settings_source=source)
     except ValidationError as error:
-        raise UserError(f"{prog}: {_first_line(error)}") from None
+        raise UserError(f"{prog}: {first_problem(error, as_flag=True)}") from None
     except SettingsError as error:
-        raise UserError(f"{prog}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{prog}: {one_line_of(error)}") from None
 
 
 def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) -> list[str]:
@@ -134,12 +135,3 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
-
-
-def _first_line(error: ValidationError) -> str:
-    detail = error.errors()[0]
-    name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
-    if detail["type"] == "missing":
-        return f"--{name} is missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"--{name}: {message} (given: {detail.get('input')!r})" if name else message

@@ -14,6 +14,11 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+def pool_name(role: Role, lane: str) -> str:
+    """A role's pool, or the part of it that a pools policy calls `lane`, for logs."""
+    return f"{role}/{lane}" if lane else str(role)
+
+
 class Route(StrEnum):
     """Where a round's increment is prefilled: on the session's decode worker, or on a prefill worker."""
 

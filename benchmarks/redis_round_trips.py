@@ -22,6 +22,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from ampd.cli.serve.checks import claim_port
 from ampd.errors import RunError, UserError
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore
@@ -141,8 +142,9 @@ def redis_url(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.url:
         yield arguments.url
         return
-    with EmbeddedRedis(tcp=arguments.tcp) as server:
-        yield server.tcp_url if arguments.tcp else server.url
+    port = claim_port("127.0.0.1", 0) if arguments.tcp else 0
+    with EmbeddedRedis(["--port", str(port), "--bind", "127.0.0.1"]) as server:
+        yield f"redis://127.0.0.1:{port}/0" if port else server.url
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
@@ -17,7 +18,7 @@ from planner.layout.explain import meets, sentences, slack_of
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
-from planner.settings import check_writable, provenance_of
+from planner.settings import provenance_of
 from planner.simulator.options import SimulationOptions
 from workloads.trace import Session, load_trace
 

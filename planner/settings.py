@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -83,17 +82,6 @@ class CaseSettings(Settings):
         groups = parse_groups(text, flag)
         model.require([theta for _, theta in groups], ())
         return tuple(ReplicaGroup(count, theta, self.kv_capacity_of(model, theta)) for count, theta in groups)
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written before any work is done.
-
-    Raises:
-        UserError: one of them cannot.
-    """
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:

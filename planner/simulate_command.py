@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
@@ -22,7 +23,7 @@ from ampd.settings import OldFlag, parse_settings
 from ampd.types import Slo
 from planner.combination import STATIC, WHOLE, Combination, Mode
 from planner.parallel import in_parallel
-from planner.settings import CaseSettings, check_writable, provenance_of
+from planner.settings import CaseSettings, provenance_of
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ampd.errors import one_line_of
 from ampd.telemetry.tracing import TracedContext, context_for_call
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
 from router.outputs import Chunk
@@ -82,7 +83,7 @@ def worker_error(worker_id: str, error: Exception) -> WorkerLostError | WorkerRe
         return error
     if refusal := parse_error(str(error)):
         return WorkerRefusedError(worker_id, *refusal)
-    return WorkerLostError(worker_id, " ".join(str(error).split()) or type(error).__name__)
+    return WorkerLostError(worker_id, one_line_of(error))
 
 
 class LinkedContexts:

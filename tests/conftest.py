@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from ampd.state.embedded import EmbeddedRedis
 from tests.harness.fork_server import ForkServer
 from tests.harness.graph import PRELOADED, Graph, empty_graph
+from tests.harness.tcp_redis import TcpRedis
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[EmbeddedRedis]:
+def redis_server() -> Iterator[TcpRedis]:
     """A Redis for everybody; each test or module has its own namespace in it."""
-    with EmbeddedRedis(tcp=True) as server:
+    with TcpRedis() as server:
         yield server
 
 
@@ -26,9 +26,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="module")
-def graph(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis, fork_server: ForkServer
-) -> Iterator[Graph]:
+def graph(tmp_path_factory: pytest.TempPathFactory, redis_server: TcpRedis, fork_server: ForkServer) -> Iterator[Graph]:
     """The graph of a module, in its own namespace and without processes."""
     with empty_graph(tmp_path_factory.mktemp("graph"), redis_server.url, fork_server) as graph:
         yield graph

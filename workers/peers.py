@@ -7,6 +7,7 @@ from typing import cast
 
 from dynamo.runtime import Client, Context
 
+from ampd.errors import one_line_of
 from ampd.telemetry import tracing
 from ampd.wire import KvReply, KvRequest
 
@@ -38,6 +39,5 @@ class DynamoPeers:
             context.stop_generating()
             raise
         except Exception as error:
-            text = " ".join(str(error).split())
-            raise ConnectionError(f"worker {worker_id} cannot be reached: {text[:200]}") from None
+            raise ConnectionError(f"worker {worker_id} cannot be reached: {one_line_of(error)[:200]}") from None
         raise ConnectionError(f"worker {worker_id} gave no answer")

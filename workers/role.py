@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
-from ampd.types import Role
+from ampd.types import Role, pool_name
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 
 
@@ -29,8 +29,11 @@ class WorkerRole:
         """Take an assigned role; whether it is another one."""
         if (assigned.role, assigned.lane) == (self.role, self.lane):
             return False
-        _LOG.info(
-            "role: %s -> %s (%s)", _named(self.role, self.lane), _named(assigned.role, assigned.lane), assigned.reason
+        log.info(
+            "role: %s -> %s (%s)",
+            pool_name(self.role, self.lane),
+            pool_name(assigned.role, assigned.lane),
+            assigned.reason,
         )
         self.changes[assigned.role] += assigned.role is not self.role
         self.role, self.lane = assigned.role, assigned.lane
@@ -51,11 +54,7 @@ async def hear_roles(store: StateStore, worker_id: str, rouse: Callable[[], None
                 if isinstance(event, RoleAssigned) and event.worker_id == worker_id:
                     rouse()
         except StateUnavailableError as error:
-            _LOG.debug("not hearing of roles at once: %s", error)
+            log.debug("not hearing of roles at once: %s", error)
         finally:
             await watcher.aclose()
         await asyncio.sleep(retry_s)
-
-
-def _named(role: Role, lane: str) -> str:
-    return f"{role}/{lane}" if lane else str(role)

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
 from tqdm import tqdm
 
+from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
@@ -90,8 +91,7 @@ def run(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(ReplaySettings, argv, PROG)
     sessions = retime(load_trace(settings.trace), settings.rate, settings.seed, settings.limit)
-    for path in (settings.json_file, settings.report):
-        _check_writable(path)
+    check_writable(settings.json_file, settings.report)
     _check_text(sessions, settings)
     done, plan = uvloop.run(_replay(sessions, settings, _token_range(settings.token_ids)))
     result = _result(done, plan, settings)
@@ -216,11 +216,6 @@ def _token_range(text: str) -> TokenRange:
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise UserError(f"--token-ids must be FIRST:LAST, two token ids in order (given: {text!r})")
     return TokenRange(int(first), int(last))
-
-
-def _check_writable(path: Path | None) -> None:
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
 
 
 def _check_text(sessions: Sequence[Session], settings: ReplaySettings) -> None:

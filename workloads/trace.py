@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import IO, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ampd.documents import first_problem, replacing
 from ampd.errors import UserError
 
 SHIPPED_SUFFIX = ".jsonl"
@@ -116,17 +116,13 @@ def write_trace(sessions: Iterable[Session], path: Path) -> int:
         UserError: the folder is missing or may not be written.
     """
     count = 0
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with _open_for_writing(partial, gzipped=path.suffix == ".gz") as out:
+        with replacing(path) as partial, _open_for_writing(partial, gzipped=path.suffix == ".gz") as out:
             for session in sessions:
                 out.write(dump_session(session) + "\n")
                 count += 1
-        partial.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return count
 
 
@@ -213,18 +209,7 @@ def _parse_line(line: str, where: str) -> Session:
     try:
         return Session.model_validate(raw)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first_problem(error)}") from None
-
-
-def _first_problem(error: ValidationError) -> str:
-    detail = error.errors()[0]
-    place = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "missing":
-        return f"{place} is missing"
-    if detail["type"] == "extra_forbidden":
-        return f"{place}: unknown key"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{place}: {message} (given: {str(detail['input'])[:80]})" if place else message
+        raise UserError(f"{where}: {first_problem(error)}") from None
 
 
 def _open_for_writing(path: Path, *, gzipped: bool) -> IO[str]:

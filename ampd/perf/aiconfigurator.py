@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ampd.errors import UserError
+from ampd.errors import UserError, one_line_of
 from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from ampd.perf.gpus import gpu
 from ampd.perf.memory import MemoryShare, kv_capacity_tokens
@@ -118,7 +118,7 @@ def _asking(what: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except Exception as error:
-        raise UserError(f"AIConfigurator cannot model {what}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"AIConfigurator cannot model {what}: {one_line_of(error)[:200]}") from None
 
 
 def _curves(handle: Any, tp: int, capacity_tokens: int) -> ParallelismCurves:

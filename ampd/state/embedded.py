@@ -1,4 +1,4 @@
-"""A Redis of our own for one machine: a child process on a unix socket that ends with its parent and keeps nothing."""
+"""A private Redis for one machine: a child process on a unix socket that ends with its parent and persists nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
+from ampd.child_process import tied_to_parent
 from ampd.errors import RunError, UserError
 
 START_TIMEOUT_S = 10.0
@@ -22,16 +22,7 @@ _STOP_TIMEOUT_S = 5.0
 _LONGEST_SOCKET_PATH = 100
 
 FOLDER_PREFIX = "ampd-redis-"
-"""How the folders of these servers are called; each belongs to its user alone."""
-
-# Runs in the child: have the kernel end it with its parent, unless that has gone already, and become the server.
-_LEASHED = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+"""Name prefix of the servers' folders. Only the user who started a server can read its folder."""
 
 
 def redis_server_path() -> Path:
@@ -56,35 +47,25 @@ def redis_server_path() -> Path:
 class EmbeddedRedis:
     """Runs a private Redis while the context is open.
 
-    Start it from a thread that lives as long as it shall: the kernel ends it with the thread that started it.
+    Start it from a thread that lives as long as the server is needed: the kernel ends the server with that thread.
 
     Args:
-        tcp: listen on a free port of 127.0.0.1 too; otherwise on the socket only.
-        arguments: more arguments for redis-server.
+        arguments: further arguments for redis-server.
 
     Raises:
         UserError: no redis-server is installed.
-        RunError: it did not start; its last words are in the message.
+        RunError: the server did not start; the last line of its log is in the message.
     """
 
-    def __init__(self, *, tcp: bool = False, arguments: Sequence[str] = ()) -> None:
-        self._tcp = tcp
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
         self._arguments = tuple(arguments)
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
 
     @property
     def url(self) -> str:
         """The URL of its socket, for `open_store`."""
         return f"unix://{self._socket}"
-
-    @property
-    def tcp_url(self) -> str:
-        """The URL of its port, if it has one."""
-        if not self._tcp:
-            raise ValueError("this Redis listens on its socket only")
-        return f"redis://127.0.0.1:{self._port}/0"
 
     @property
     def pid(self) -> int | None:
@@ -107,19 +88,17 @@ class EmbeddedRedis:
         self._remove()
 
     def start(self) -> None:
-        """Start the server (again, after `stop`: on the same socket and port, and empty)."""
+        """Start the server. After `stop` this starts an empty one on the same socket."""
         server = redis_server_path()
-        if self._tcp and not self._port:
-            self._port = _free_port()
         self._socket.unlink(missing_ok=True)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LEASHED, str(os.getpid()), str(server), *self._configuration()],
+                tied_to_parent([str(server), *self._configuration()]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._home,
-                # Ctrl-C in a terminal goes to the whole group; whoever uses the state stops first, then the state
+                # Ctrl-C in a terminal signals the whole group, but Redis must stop after the processes that use it
                 start_new_session=True,
             )
         try:
@@ -141,31 +120,30 @@ class EmbeddedRedis:
             process.wait()
 
     def _configuration(self) -> list[str]:
-        pairs = {
-            "--port": str(self._port),
-            "--bind": "127.0.0.1",
-            "--unixsocket": str(self._socket),
-            "--unixsocketperm": "700",
-            "--dir": str(self._home),
-            "--save": "",
-            "--appendonly": "no",
-            "--daemonize": "no",
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self._home),
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
         }
-        return [word for pair in pairs.items() for word in pair] + list(self._arguments)
+        return [word for name, value in options.items() for word in (f"--{name}", value)] + list(self._arguments)
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
         give_up_s = time.monotonic() + START_TIMEOUT_S
         while not answers(self._socket):
             if self._process.poll() is not None:
-                raise RunError(f"redis-server ended at once: {self._last_words()}")
+                raise RunError(f"redis-server ended at once: {self._last_line()}")
             if time.monotonic() > give_up_s:
-                raise RunError(f"redis-server did not answer within {START_TIMEOUT_S:g} s: {self._last_words()}")
+                raise RunError(f"redis-server did not answer within {START_TIMEOUT_S:g} s: {self._last_line()}")
             time.sleep(0.01)
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
-        return lines[-1].strip() if lines else "it said nothing"
+        return lines[-1].strip() if lines else "its log is empty"
 
     @property
     def _home(self) -> Path:
@@ -193,7 +171,7 @@ def socket_of(url: str) -> Path:
 
 
 def answers(path: Path) -> bool:
-    """Whether a Redis listens on a socket, asking for a password included."""
+    """Whether a Redis listens on a socket; one that asks for a password counts."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1.0)
         client.connect(str(path))
@@ -203,13 +181,7 @@ def answers(path: Path) -> bool:
 
 
 def servers_folder() -> Path:
-    """Where the servers' folders lie: the temporary directory, unless its path is too long for a socket."""
+    """The folder of the servers' folders: the temporary directory, or /tmp if its path is too long for a socket."""
     folder = tempfile.gettempdir()
     longest = len(os.fsencode(folder)) + len(f"/{FOLDER_PREFIX}12345678/redis.sock")
     return Path(folder if longest <= _LONGEST_SOCKET_PATH else "/tmp")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
-from ampd.errors import UserError
+from ampd.errors import UserError, one_line_of
 from ampd.state.counting import RoundTrips
 from ampd.state.store import StateUnavailableError
 
@@ -51,7 +51,7 @@ class RedisConnection:
             )
             self._new_connection()
         except (ValueError, TypeError, RedisError) as error:
-            raise UserError(f"state URL {self.place}: {_one_line(error)}") from None
+            raise UserError(f"state URL {self.place}: {_reason(error)}") from None
         self._redis: Any = Redis(connection_pool=self._pool)
 
     async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
@@ -116,7 +116,7 @@ class RedisConnection:
         except TimeoutError:
             failure = f"{self.place} did not answer within {self.timeout_s:g} s; is Redis running there?"
         except (RedisError, OSError) as error:
-            failure = f"{self.place}: {_one_line(error)}"
+            failure = f"{self.place}: {_reason(error)}"
         if task and task.cancelling() > cancelled:
             # redis-py waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes when what it
             # waits for has just happened, or has failed; a task that is never cancelled never ends.
@@ -158,7 +158,7 @@ class Subscription:
         try:
             answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
         except (RedisError, OSError, TimeoutError) as error:
-            raise StateUnavailableError(f"shared state {self._place} is lost: {_one_line(error)}") from None
+            raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
         if answer is not None:
             self._heard_s = time.monotonic()
             self._asked = False
@@ -170,7 +170,7 @@ class Subscription:
             async with asyncio.timeout(self._timeout_s):
                 await self._connection.send_command("PING", check_health=False)
         except (RedisError, OSError, TimeoutError) as error:
-            raise StateUnavailableError(f"shared state {self._place} is lost: {_one_line(error)}") from None
+            raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
 
     async def close(self) -> None:
         """Close the connection."""
@@ -190,8 +190,8 @@ def without_secrets(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
+def _reason(error: Exception) -> str:
+    text = one_line_of(error).rstrip(".")
     if isinstance(error, AuthenticationError) and "username-password" in text:
         return "the user or password is wrong"
-    return text or type(error).__name__
+    return text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from ampd.documents import check_writable
 from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.policies.campaign import Ledger, search_all
@@ -24,7 +25,6 @@ from benchmarks.policies.standings import Groups, Standings
 from benchmarks.policies.studies import PLACES, STUDIES, Bench, study
 from planner.layout.cache import default_cache
 from planner.parallel import in_parallel
-from planner.settings import check_writable
 
 PROG = "python -m benchmarks.policies"
 _GROUPS = ("paper", "planned", "real")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ampd.documents import replacing
 from ampd.policies import defaults
 from ampd.policies.rivals.ppd.table_file import write_table
 from ampd.types import Slo
@@ -56,9 +56,8 @@ class Prepared:
         path = self._path("table", setting)
         if not path.exists():
             table = fit_table(_fit_case(setting, rate), jobs=1).table
-            partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-            write_table(table, partial)
-            partial.replace(path)
+            with replacing(path) as partial:
+                write_table(table, partial)
         return path
 
     def _kept(self, what: str, setting: Setting, make: Callable[[], Any]) -> Any:
@@ -66,9 +65,8 @@ class Prepared:
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
         made = make()
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-        partial.write_text(json.dumps(made) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(made) + "\n", encoding="utf-8")
         return made
 
     def _path(self, what: str, setting: Setting) -> Path:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from pydantic import Field
 
+from ampd.documents import check_writable
 from ampd.errors import UserError, guarded
 from ampd.policies.registry import create_named
 from ampd.policies.rivals.ppd.table_file import FittedOn, dump_table, write_table
 from ampd.settings import parse_settings
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import Fit, fit_table
-from planner.settings import CaseSettings, check_writable
+from planner.settings import CaseSettings
 from planner.simulate_command import parse_rates
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import SimulationOptions

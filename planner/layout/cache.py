@@ -10,6 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from ampd.documents import replacing
 from planner.layout.capacity import LoadCurve, Question
 from workloads.trace import Session, dump_session
 
@@ -44,9 +45,8 @@ class CurveCache:
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial = self._folder / f".{key}.{os.getpid()}.part"
-            partial.write_text(json.dumps({"rates": curve.rates, "levels": curve.levels}), encoding="utf-8")
-            partial.replace(self._folder / f"{key}.json")
+            with replacing(self._folder / f"{key}.json") as partial:
+                partial.write_text(json.dumps({"rates": curve.rates, "levels": curve.levels}), encoding="utf-8")
 
 
 def digest_sessions(sessions: Sequence[Session]) -> str:

@@ -69,7 +69,7 @@ ROUND = {"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}
     [
         ("{", "not JSON"),
         ("[1]", "JSON object"),
-        (json.dumps({**GOOD, "color": 1}), "color: unknown key"),
+        (json.dumps({**GOOD, "color": 1}), "color: unknown field"),
         (json.dumps({**GOOD, "rounds": []}), "rounds"),
         (json.dumps({**GOOD, "rounds": [{"output_tokens": 2}]}), "rounds.0.incr_tokens is missing"),
         (json.dumps({**GOOD, "rounds": [{**ROUND, "incr_tokens": 0}]}), "rounds.0.incr_tokens"),

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from ampd.errors import one_line_of
 from ampd.page_keys import page_keys
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
@@ -104,7 +105,7 @@ class SglangEngine:
         except BaseException as error:
             await self.stop()
             if isinstance(error, Exception) and not isinstance(error, EngineError):
-                raise EngineError(f"SGLang did not start: {_one_line(error)}") from error
+                raise EngineError(f"SGLang did not start: {one_line_of(error)}") from error
             raise
 
     async def stop(self) -> None:
@@ -274,7 +275,7 @@ class SglangEngine:
                         yield output
         except ValueError as error:
             finished = True
-            raise EngineError(_one_line(error), 400) from None
+            raise EngineError(one_line_of(error), 400) from None
         finally:
             if not finished and self._manager is not None:
                 self._manager.abort_request(rid=rid)
@@ -374,7 +375,3 @@ def _on_gpu(device: Device) -> bool:
 
 def _ignore_signal(_number: int, _frame: object) -> None:
     """SGLang's children signal their parent when they fail; the parent sees them end by itself."""
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

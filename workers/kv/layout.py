@@ -43,6 +43,11 @@ class PoolLayout:
         """Bytes of one page over all buffers."""
         return sum(self.page_bytes)
 
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> PoolLayout:
+        """The inverse of `asdict` and JSON, which has no tuples. Raises `TypeError` or `KeyError` for anything else."""
+        return cls(**{**fields, "page_bytes": tuple(fields["page_bytes"]), "addresses": tuple(fields["addresses"])})
+
     def blocks(self, starts: Sequence[int], lengths: Sequence[int]) -> Blocks:
         """Runs of pages as memory blocks, buffer by buffer."""
         widths = np.asarray(self.page_bytes, dtype=np.uint64)[:, None]
@@ -72,8 +77,7 @@ def decode_descriptor(data: bytes) -> Descriptor:
     try:
         (length,) = _HEADER.unpack_from(data)
         fields = json.loads(data[_HEADER.size : _HEADER.size + length])
-        tables = {name: tuple(fields[name]) for name in ("page_bytes", "addresses")}
-        return Descriptor(PoolLayout(**{**fields, **tables}), data[_HEADER.size + length :])
+        return Descriptor(PoolLayout.from_json(fields), data[_HEADER.size + length :])
     except (struct.error, TypeError, KeyError) as error:
         raise ValueError(f"not a KV descriptor: {error}") from None
 

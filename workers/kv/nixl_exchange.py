@@ -77,9 +77,7 @@ class NixlExchange:
     async def open(self, timeout_s: float) -> None:
         """Meet the linker and map its staging memory. Raises `TimeoutError`."""
         hello = await self._control.hello(timeout_s)
-        fields = hello["layout"]
-        tables = {name: tuple(fields[name]) for name in ("page_bytes", "addresses")}
-        self.layout = PoolLayout(**{**fields, **tables})
+        self.layout = PoolLayout.from_json(hello["layout"])
         self._descriptor = Descriptor(self.layout, bytes.fromhex(hello["agent"])).encode()
         self.budget_tokens = hello["budget_tokens"]
         place = hello["staging"]

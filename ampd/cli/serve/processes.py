@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from ampd.child_process import tied_to_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,12 @@ class Supervisor:
         log = self._log_dir / f"{spec.name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # long-lived: `stop` waits for it
-                spec.argv,
+                tied_to_parent(spec.argv),
                 env={**os.environ, **spec.env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         self._children.append(_Child(spec, process, log))
 
@@ -94,10 +91,6 @@ def last_line(log: Path) -> str:
 def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:
     """The command line `python -m module flags...` with this interpreter."""
     return (sys.executable, "-m", module, *flags)
-
-
-def _end_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

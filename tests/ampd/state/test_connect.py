@@ -16,10 +16,10 @@ from redis.asyncio import from_url
 
 from ampd.errors import UserError
 from ampd.state import open_store
-from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateUnavailableError
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
+from tests.harness.tcp_redis import TcpRedis
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_something_that_is_not_redis() -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-async def test_namespaces_share_a_redis_apart(redis_server: EmbeddedRedis, make: Any) -> None:
+async def test_namespaces_share_a_redis_apart(redis_server: TcpRedis, make: Any) -> None:
     one, other = await open_store(redis_server.url, "apart-1"), await open_store(redis_server.url, "apart-2")
     watcher = other.watch()
     await watcher.start()
@@ -105,7 +105,7 @@ async def test_namespaces_share_a_redis_apart(redis_server: EmbeddedRedis, make:
     await other.close()
 
 
-async def test_tcp_and_socket_reach_the_same_redis(redis_server: EmbeddedRedis, make: Any) -> None:
+async def test_tcp_and_socket_reach_the_same_redis(redis_server: TcpRedis, make: Any) -> None:
     by_port, by_socket = await open_store(redis_server.tcp_url, "n"), await open_store(redis_server.url, "n")
     await by_port.publish_worker(make.view("d1"), 60)
     assert await by_socket.snapshot() == [make.view("d1")]
@@ -113,7 +113,7 @@ async def test_tcp_and_socket_reach_the_same_redis(redis_server: EmbeddedRedis, 
     await by_socket.close()
 
 
-async def test_every_key_expires(redis_server: EmbeddedRedis, make: Any) -> None:
+async def test_every_key_expires(redis_server: TcpRedis, make: Any) -> None:
     store = await open_store(redis_server.url, "expiry")
     await store.publish_worker(make.view("d1"), 60)
     binding = (await store.route(make.write(), 60)).binding
@@ -145,10 +145,10 @@ class TestAccessControl:
     @pytest.fixture
     def server(self) -> Any:
         users = ["--user", *self.RULES.split(), "--user", *self.WATCHER.split()]
-        with EmbeddedRedis(tcp=True, arguments=[*users, "--requirepass", "root"]) as server:
+        with TcpRedis([*users, "--requirepass", "root"]) as server:
             yield server
 
-    async def test_who_only_looks_on_may_read_and_not_write(self, server: EmbeddedRedis, make: Any) -> None:
+    async def test_who_only_looks_on_may_read_and_not_write(self, server: TcpRedis, make: Any) -> None:
         store = await open_store(server.tcp_url.replace("redis://", "redis://ampd:p%40ss@"), "n")
         watcher = await open_store(server.tcp_url.replace("redis://", "redis://watcher:w%40tch@"), "n")
         coordinator = CoordinatorView("c1", Slo(1.0, 0.1))
@@ -164,7 +164,7 @@ class TestAccessControl:
         for one in (store, watcher):
             await one.close()
 
-    async def test_credentials_come_from_the_url(self, server: EmbeddedRedis, make: Any) -> None:
+    async def test_credentials_come_from_the_url(self, server: TcpRedis, make: Any) -> None:
         url = server.tcp_url.replace("redis://", "redis://ampd:p%40ss@")
         store = await open_store(url, "n")
         watcher = store.watch()
@@ -190,7 +190,7 @@ class TestAccessControl:
         await watcher.aclose()
         await store.close()
 
-    async def test_another_namespace_is_refused(self, server: EmbeddedRedis, make: Any) -> None:
+    async def test_another_namespace_is_refused(self, server: TcpRedis, make: Any) -> None:
         store = await open_store(server.tcp_url.replace("redis://", "redis://ampd:p%40ss@"), "other")
         with pytest.raises(StateUnavailableError) as caught:
             await store.publish_worker(make.view("d1"), 60)
@@ -198,7 +198,7 @@ class TestAccessControl:
         await store.close()
 
     @pytest.mark.parametrize("credentials", ["", "ampd:s3cret@", "nobody:p%40ss@"])
-    async def test_wrong_credentials_are_one_line_without_them(self, server: EmbeddedRedis, credentials: str) -> None:
+    async def test_wrong_credentials_are_one_line_without_them(self, server: TcpRedis, credentials: str) -> None:
         with pytest.raises(StateUnavailableError) as caught:
             await open_store(server.tcp_url.replace("redis://", f"redis://{credentials}"), "n")
         assert len(str(caught.value).splitlines()) == 1
@@ -211,7 +211,7 @@ class TestTls:
     """The bundled Redis has no TLS of its own: a proxy that ends TLS stands before it, as it does in many clusters."""
 
     async def test_a_known_authority_is_trusted(
-        self, redis_server: EmbeddedRedis, certificate: tuple[Path, Path], make: Any
+        self, redis_server: TcpRedis, certificate: tuple[Path, Path], make: Any
     ) -> None:
         async with tls_proxy(redis_server, certificate) as port:
             store = await open_store(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "tls")
@@ -224,7 +224,7 @@ class TestTls:
             await store.close()
 
     async def test_an_unknown_authority_is_refused(
-        self, redis_server: EmbeddedRedis, certificate: tuple[Path, Path]
+        self, redis_server: TcpRedis, certificate: tuple[Path, Path]
     ) -> None:
         async with tls_proxy(redis_server, certificate) as port:
             with pytest.raises(StateUnavailableError, match=r"(?i)certificate"):
@@ -243,7 +243,7 @@ class TestTls:
 
 
 @asynccontextmanager
-async def tls_proxy(redis: EmbeddedRedis, certificate: tuple[Path, Path]) -> AsyncIterator[int]:
+async def tls_proxy(redis: TcpRedis, certificate: tuple[Path, Path]) -> AsyncIterator[int]:
     """A port that speaks TLS and passes everything on to the socket of `redis`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from ampd.documents import first_line, read_document, write_document
+from ampd.documents import first_problem, read_document, write_document
 from ampd.errors import UserError
 from ampd.types import Route
 
@@ -171,7 +171,7 @@ def parse_table(document: Any) -> RoutingTable:
     try:
         return RoutingTable.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"routing table: {first_line(error, quotes_rules=False)}") from None
+        raise UserError(f"routing table: {first_problem(error, quotes_rules=False)}") from None
 
 
 def write_table(table: RoutingTable, path: Path) -> None:

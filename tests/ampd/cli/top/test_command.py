@@ -17,6 +17,7 @@ from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Parallelism, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
+from tests.harness.tcp_redis import TcpRedis
 
 WORKERS = [
     WorkerView("d1", Role.DECODE, held_tokens={"s1": 70}),
@@ -39,8 +40,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def redis(temporary: Path) -> Iterator[EmbeddedRedis]:  # noqa: ARG001
-    with EmbeddedRedis(tcp=True) as server:
+def redis(temporary: Path) -> Iterator[TcpRedis]:  # noqa: ARG001
+    with TcpRedis() as server:
         yield server
 
 
@@ -71,7 +72,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
     return line
 
 
-def test_one_look_as_json_and_as_text(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_look_as_json_and_as_text(redis: TcpRedis, capsys: pytest.CaptureFixture[str]) -> None:
     publish(redis.url)
     whole = json.loads(printed(capsys, "--state-url", redis.url, "--json"))
     assert [(row["worker_id"], row["role"], row["tp"]) for row in whole["workers"]] == [
@@ -89,7 +90,7 @@ def test_one_look_as_json_and_as_text(redis: EmbeddedRedis, capsys: pytest.Captu
 
 
 def test_the_environment_names_the_state_as_for_other_commands(
-    redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    redis: TcpRedis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(redis.tcp_url, "other")
     monkeypatch.setenv("AMPD_STATE_URL", redis.tcp_url)
@@ -97,7 +98,7 @@ def test_the_environment_names_the_state_as_for_other_commands(
     assert json.loads(printed(capsys, "--json"))["namespace"] == "other"
 
 
-def test_the_graph_that_runs_here_is_found(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_graph_that_runs_here_is_found(redis: TcpRedis, capsys: pytest.CaptureFixture[str]) -> None:
     publish(redis.url, "mine")
     register(LocalGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
     whole = json.loads(printed(capsys, "--json"))
@@ -107,7 +108,7 @@ def test_the_graph_that_runs_here_is_found(redis: EmbeddedRedis, capsys: pytest.
     assert "mine" in printed(capsys, "--namespace", "mine")
 
 
-def test_of_several_graphs_one_must_be_chosen(redis: EmbeddedRedis, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_graphs_one_must_be_chosen(redis: TcpRedis, capsys: pytest.CaptureFixture[str]) -> None:
     publish(redis.url, "mine")
     register(LocalGraph(namespace="mine", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu"))
     with EmbeddedRedis() as other:
@@ -179,7 +180,7 @@ def test_wrong_credentials_are_one_line(
     credentials: str,
     why: str,
 ) -> None:
-    with EmbeddedRedis(tcp=True, arguments=["--requirepass", "right"]) as server:
+    with TcpRedis(["--requirepass", "right"]) as server:
         line = refused(capsys, 2, "--once", "--state-url", server.tcp_url.replace("://", f"://{credentials}"))
         assert f"{why}; name the graph's Redis" in line
         assert "redis://USER:PASSWORD@HOST" in line
@@ -191,7 +192,7 @@ def test_a_user_without_the_rights_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     user = "--user weak on nopass resetchannels ~ampd:{ampd}:* +@connection +ping"
-    with EmbeddedRedis(tcp=True, arguments=user.split()) as server:
+    with TcpRedis(user.split()) as server:
         line = refused(capsys, 2, "--once", "--state-url", server.tcp_url.replace("://", "://weak:x@"))
         assert "docs/state.md" in line
 
