@@ -9,28 +9,44 @@ from ampd.policies import defaults
 
 
 class Mode(StrEnum):
-    """How the replicas are used."""
+    """How the replicas are used. All modes but `disaggregated` are whole systems: they fix the policies."""
 
     DISAGGREGATED = "disaggregated"
     ALWAYS_REMOTE = "always-remote"
     COLOCATED = "colocated"
     CONTINUUM = "continuum"
 
+    @property
+    def is_colocated(self) -> bool:
+        """Whether every replica does both phases."""
+        return self in (Mode.COLOCATED, Mode.CONTINUUM)
 
-WHOLE = "whole"
-STATIC = defaults.POOLS
+
+_SYSTEMS = {
+    Mode.ALWAYS_REMOTE: ("always-remote", "fcfs"),
+    Mode.COLOCATED: ("always-local", "fcfs"),
+    Mode.CONTINUUM: ("always-local", "continuum"),
+}
+"""Routing and ordering of the modes that are whole systems. They run prefills whole, in the roles of the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One simulation of a call."""
+    """One simulation of a call, with the policies that it runs."""
 
     mode: Mode
     routing: str
     ordering: str
     rate: float | None
     slicing: str = defaults.SLICING
-    pools: str = STATIC
+    pools: str = defaults.POOLS
+
+    @classmethod
+    def of(cls, mode: Mode, routing: str, ordering: str, slicing: str, pools: str, rate: float | None) -> Combination:
+        """The combination of a mode with the named policies, or with its own where the mode fixes them."""
+        if mode is Mode.DISAGGREGATED:
+            return cls(mode, routing, ordering, rate, slicing, pools)
+        return cls(mode, *_SYSTEMS[mode], rate, slicing="whole", pools="static")
 
     @property
     def label(self) -> str:
@@ -41,8 +57,8 @@ class Combination:
 
     @property
     def named(self) -> dict[str, str]:
-        """The slicing and the pools policy, as far as they are not the default."""
+        """The slicing and the pools policy, where they are not the default. Empty for modes that fix them."""
         if self.mode is not Mode.DISAGGREGATED:
-            return {}  # a system of its own
-        given = {"slicing": (self.slicing, defaults.SLICING), "pools": (self.pools, STATIC)}
+            return {}
+        given = {"slicing": (self.slicing, defaults.SLICING), "pools": (self.pools, defaults.POOLS)}
         return {kind: name for kind, (name, default) in given.items() if name != default}

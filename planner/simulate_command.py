@@ -18,10 +18,11 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.naming import split_names
+from ampd.policies.pools.static import StaticPools
 from ampd.policies.registry import KINDS, create_named
 from ampd.settings import OldFlag, parse_settings
 from ampd.types import Slo
-from planner.combination import STATIC, WHOLE, Combination, Mode
+from planner.combination import Combination, Mode
 from planner.parallel import in_parallel
 from planner.settings import CaseSettings, provenance_of
 from planner.simulator.cluster import Cluster
@@ -106,6 +107,10 @@ class Scene:
     slo: Slo
     options: SimulationOptions
 
+    def cluster_of(self, combination: Combination) -> Cluster:
+        """The cluster as the mode of a combination uses it."""
+        return self.cluster.colocated() if combination.mode.is_colocated else self.cluster
+
 
 def run(argv: Sequence[str]) -> int:
     """Run the simulations; 1 if not a single round could be served.
@@ -142,18 +147,14 @@ def run(argv: Sequence[str]) -> int:
 
 def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
     """One simulation."""
-    is_remote, mode = combination.mode is Mode.ALWAYS_REMOTE, combination.mode
-    is_colocated = mode in (Mode.COLOCATED, Mode.CONTINUUM)
-    ordering = {Mode.DISAGGREGATED: combination.ordering, Mode.CONTINUUM: "continuum"}.get(mode, "fcfs")
-    routing = "always-local" if is_colocated else "always-remote" if is_remote else combination.routing
     policies = Policies(
         create_named("binding", scene.binding),
-        create_named("routing", routing),
-        create_named("ordering", ordering),
+        create_named("routing", combination.routing),
+        create_named("ordering", combination.ordering),
         create_named("slicing", combination.slicing),
         create_named("pools", combination.pools),
     )
-    cluster = scene.cluster.colocated() if is_colocated else scene.cluster
+    cluster = scene.cluster_of(combination)
     sessions = retime(scene.sessions, combination.rate, scene.options.seed, scene.limit)
     return simulate(sessions, cluster, scene.model, policies, scene.slo, scene.options)
 
@@ -168,13 +169,11 @@ def _scene(settings: SimulateSettings) -> Scene:
     if not cluster.decode:
         raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
-    if set(split_names(settings.pools)) <= {STATIC}:
+    named = {kind: [create_named(kind, name) for name in split_names(getattr(settings, kind))] for kind in KINDS}
+    if all(isinstance(pools, StaticPools) for pools in named["pools"]):
         model.require(prefill, decode)
     else:
         model.require([*prefill, *decode], [*prefill, *decode])  # any of them may get any role
-    for kind in KINDS:
-        for name in split_names(getattr(settings, kind)):
-            create_named(kind, name)
     sessions = tuple(load_trace(settings.trace))
     return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
@@ -184,17 +183,13 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
         modes = [Mode(name) for name in split_names(settings.mode)]
     except ValueError:
         raise UserError(f"--mode: known are {', '.join(Mode)} (given: {settings.mode!r})") from None
-    fronts = product(modes, split_names(settings.routing), split_names(settings.ordering))
-    found = product(fronts, split_names(settings.slicing), split_names(settings.pools), parse_rates(settings.rate))
-    named = [
-        Combination(mode, routing, ordering, rate, slicing, pools)
-        if mode is Mode.DISAGGREGATED
-        else Combination(mode, *_FIXED[mode], rate, WHOLE)
-        for (mode, routing, ordering), slicing, pools, rate in found
-    ]
-    if not named:
+    routings, orderings = split_names(settings.routing), split_names(settings.ordering)
+    slicings, pools = split_names(settings.slicing), split_names(settings.pools)
+    choices = product(modes, routings, orderings, slicings, pools, parse_rates(settings.rate))
+    found = [Combination.of(*choice) for choice in choices]
+    if not found:
         raise UserError("--mode, --routing, --ordering, --slicing, --pools: name at least one each")
-    return list(dict.fromkeys(named))
+    return list(dict.fromkeys(found))
 
 
 def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:
@@ -202,20 +197,11 @@ def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> N
 
     A pools policy may turn decode workers into prefill workers.
     """
-    modes = (Mode.DISAGGREGATED, Mode.ALWAYS_REMOTE)
-    split = next((one.mode for one in combinations if one.mode in modes and one.pools == STATIC), None)
+    split = [each.mode for each in combinations if not each.mode.is_colocated and each.pools == defaults.POOLS]
     if split and not cluster.prefill:
         raise UserError(
-            f"--prefill: mode {split} needs a prefill replica, as in 1xTP4; without one say --mode colocated"
+            f"--prefill: mode {split[0]} needs a prefill replica, as in 1xTP4; without one say --mode colocated"
         )
-
-
-_FIXED = {
-    Mode.ALWAYS_REMOTE: ("always-remote", "fcfs"),
-    Mode.COLOCATED: ("always-local", "fcfs"),
-    Mode.CONTINUUM: ("always-local", "continuum"),
-}
-"""Routing and ordering of the modes that are whole systems."""
 
 
 def parse_rates(text: str | None) -> list[float | None]:
@@ -236,8 +222,7 @@ def parse_rates(text: str | None) -> list[float | None]:
 
 
 def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[str, Any]:
-    cluster = scene.cluster
-    is_colocated = combination.mode in (Mode.COLOCATED, Mode.CONTINUUM)
+    cluster = scene.cluster_of(combination)
     return {
         "mode": str(combination.mode),
         "routing": combination.routing,
@@ -245,7 +230,7 @@ def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[
         "binding": scene.binding,
         **combination.named,
         "rate": combination.rate,
-        "cluster": str(cluster.colocated() if is_colocated else cluster),
+        "cluster": str(cluster),
         "gpus": cluster.gpus,
         **one.result(scene.slo, scene.model.profile.kv_bytes_per_token),
     }

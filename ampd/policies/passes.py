@@ -11,10 +11,18 @@ from ampd.types import Parallelism, PrefillTask
 _PAGE_TOKENS = 16
 
 
+def merged_prefill(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(history, increment) of one prefill that takes as long as a pass over these (history, increment) parts.
+
+    Their increments together, behind the mean history of a new token.
+    """
+    incr_tokens = sum(incr for _, incr in parts)
+    return sum(hist * incr for hist, incr in parts) // max(incr_tokens, 1), incr_tokens
+
+
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
-    """The first task, as long as all of them together: their increments behind the mean history of a new token."""
-    incr_tokens = sum(task.incr_tokens for task in tasks)
-    hist_tokens = sum(task.hist_tokens * task.incr_tokens for task in tasks) // max(incr_tokens, 1)
+    """The first task, as long as a pass over all of them."""
+    hist_tokens, incr_tokens = merged_prefill([(task.hist_tokens, task.incr_tokens) for task in tasks])
     return replace(tasks[0], hist_tokens=hist_tokens, incr_tokens=incr_tokens)
 
 

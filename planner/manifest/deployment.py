@@ -27,7 +27,6 @@ class Deployment:
 
     Attributes:
         policies: with paths as they are inside the containers.
-        routing_table: text of the table that the routing policy reads; None: it reads none, or the shipped one.
         model_path: folder of the model inside the containers.
         model_name: what clients call it.
         tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
@@ -44,7 +43,6 @@ class Deployment:
     profile: PerformanceProfile
     slo: Slo
     policies: Policies
-    routing_table: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_capacity_tokens: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.policies.registry import MODULES_VARIABLE
-from planner.manifest import replica, routing_table
+from planner.manifest import replica
 from planner.manifest.arguments import with_environment, with_flags
 from planner.manifest.base import Object, config_map
 from planner.manifest.deployment import Deployment
@@ -30,19 +30,14 @@ def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[O
     Raises:
         UserError: the layout has more groups than a graph may have components.
     """
-    data = {PERFORMANCE_MODEL: {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"}}
-    if deployment.routing_table is not None:
-        data[routing_table.CONFIG_MAP] = routing_table.data_of(deployment.routing_table)
+    model = config_map(PERFORMANCE_MODEL, {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"})
     graph = next(one for one in base if one["kind"] == GRAPH_KIND)
-    planned: list[Object] = []
-    for name, texts in data.items():
-        planned.append(config_map(name, texts))
-        planned[-1]["metadata"]["labels"] = deepcopy(graph["spec"]["labels"])
-    planned.append(_graph(deployment, graph, data))
-    replaced = {_identity(one) for one in planned}
-    kept = [deepcopy(one) for one in base if _identity(one) not in replaced]
+    model["metadata"]["labels"] = deepcopy(graph["spec"]["labels"])
+    planned = _graph(deployment, graph, {PERFORMANCE_MODEL: model["data"]})
+    replaced = {_identity(model), _identity(planned)}
+    kept = [deepcopy(entry) for entry in base if _identity(entry) not in replaced]
     _restart_by(kept)
-    return [*planned[:-1], *kept, planned[-1]]
+    return [model, *kept, planned]
 
 
 def _identity(one: Object) -> tuple[str, str]:
@@ -117,8 +112,6 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
             "--dyn-reasoning-parser": deployment.reasoning_parser,
         },
     )
-    if deployment.routing_table is not None:
-        routing_table.mounted(component["podTemplate"])
 
 
 def _workers(deployment: Deployment, components: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

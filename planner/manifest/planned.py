@@ -13,6 +13,7 @@ from typing import Any
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS
+from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from planner.layout.layout import Layout
 from planner.layout.search import BINDING, POOLS
@@ -20,7 +21,6 @@ from planner.manifest.base import base_objects
 from planner.manifest.deployment import Deployment, Policies
 from planner.manifest.expectations import expectations, miss, with_warnings
 from planner.manifest.objects import deployment_objects
-from planner.manifest.routing_table import routing_in_container, table_of
 from planner.manifest.target import check_target, is_single_file, write_manifest
 from planner.plan_settings import PlanSettings
 
@@ -95,8 +95,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
-        policies=Policies(routing_in_container(settings.routing), BINDING, POOLS, settings.ordering, settings.slicing),
-        routing_table=table_of(settings.routing),
+        policies=Policies(settings.routing, BINDING, POOLS, settings.ordering, settings.slicing),
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,
@@ -150,4 +149,8 @@ def _warnings(deployment: Deployment, planned: Mapping[str, Any]) -> list[str]:
         )
     if deployment.policy_modules:
         notes.append(f"the image must hold {deployment.policy_modules} ({MODULES_VARIABLE})")
+    for policy in (deployment.policies.routing, deployment.policies.ordering, deployment.policies.slicing):
+        name, parameters = parse_named(policy)
+        files = [value for value in parameters.values() if isinstance(value, str) and Path(value).is_file()]
+        notes += [f"the image must hold {file}, which the policy {name} reads" for file in files]
     return [" ".join(note.split()) for note in notes]

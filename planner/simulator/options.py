@@ -42,7 +42,6 @@ class SimulationOptions:
         state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
         coordinators: replicas; sessions are spread over them at random, per round.
         pools_interval_s: how often the pools policy is asked.
-        steps_at_once: longest run of decode steps between two events; 1: token by token, which says the same, slowly.
         keeps_timeline: record what every worker did when, for reports.
     """
 
@@ -59,5 +58,4 @@ class SimulationOptions:
     state_delay_s: float = 0.0
     coordinators: int = 1
     pools_interval_s: float = 0.5
-    steps_at_once: int = 1 << 60
     keeps_timeline: bool = False

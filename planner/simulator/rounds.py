@@ -13,11 +13,11 @@ from ampd.policies.passes import as_one
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.prefill_queue import QueueEntry, Stage
 from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo
-from planner.simulator.engine import Sequence as EngineSequence
 from planner.simulator.events import EventLoop
 from planner.simulator.links import Links, Transfer
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulatedRound, Span
+from planner.simulator.sequence import EngineSequence
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from workloads.results import meets

@@ -1,23 +1,75 @@
-"""Decode steps in closed form: a batch that does not change needs no event per token.
+"""How long an engine computes: prefill passes, and runs of decode steps in closed form.
 
-Step k (from 0) of a run takes `first_s + k * growth_s`, for every sequence's context grows by a token a step and a
-step's time is linear in the batch's context.
+A batch that does not change needs no event per token. Step k (from 0) of a run takes `first_s + k * growth_s`, because
+the context of every sequence grows by a token per step and the time of a step is linear in the batch's context.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies.passes import merged_prefill
 from ampd.types import Parallelism
 
 
-def step_times(
-    model: PerformanceModel, batch: int, context_tokens: int, parallelism: Parallelism
-) -> tuple[float, float]:
-    """(seconds of the next step, growth per step) of a batch with `context_tokens` of KV in total."""
-    first_s = model.decode_step_s(batch, context_tokens, parallelism)
-    return first_s, model.decode_step_s(batch, context_tokens + batch, parallelism) - first_s
+class EngineTimes:
+    """What a performance model predicts for one replica."""
+
+    __slots__ = ("_model", "_parallelism")
+
+    def __init__(self, model: PerformanceModel, parallelism: Parallelism) -> None:
+        self._model = model
+        self._parallelism = parallelism
+
+    def prefill_pass_s(self, parts: Sequence[tuple[int, int]]) -> float:
+        """Seconds of one pass over (history, increment) parts."""
+        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else merged_prefill(parts)
+        return self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+
+    def chunk_pass_s(self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:
+        """Seconds of one pass over (history, increment) parts that is also a decode step of the batch.
+
+        The batch's tokens share the pass's reading of the weights; their attention comes on top.
+        """
+        if not batch:
+            return self.prefill_pass_s(parts)
+        model, parallelism = self._model, self._parallelism
+        seconds = self.prefill_pass_s([*parts, (0, batch)])
+        seconds += model.decode_step_s(batch, context_tokens, parallelism)
+        return seconds - model.decode_step_s(batch, 0, parallelism)
+
+    def steps(self, start_s: float, batch: int, context_tokens: int, steps: int) -> StepRun:
+        """A run of decode steps of a batch with `context_tokens` of KV in total."""
+        first_s = self._model.decode_step_s(batch, context_tokens, self._parallelism)
+        growth_s = self._model.decode_step_s(batch, context_tokens + batch, self._parallelism) - first_s
+        return StepRun(start_s, first_s, growth_s, steps)
+
+
+class StepRun:
+    """Consecutive decode steps from `start_s` on."""
+
+    __slots__ = ("first_s", "growth_s", "start_s", "steps")
+
+    def __init__(self, start_s: float, first_s: float, growth_s: float, steps: int) -> None:
+        self.start_s = start_s
+        self.first_s = first_s
+        self.growth_s = growth_s
+        self.steps = steps
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + steps_s(self.first_s, self.growth_s, self.steps)
+
+    def done(self, now_s: float) -> int:
+        """Steps that have ended."""
+        return min(steps_within(self.first_s, self.growth_s, now_s - self.start_s), self.steps)
+
+    def cut(self, now_s: float) -> StepRun | None:
+        """The run up to the end of the step in progress; None if it ends there anyway."""
+        steps = steps_within(self.first_s, self.growth_s, now_s - self.start_s) + 1
+        return StepRun(self.start_s, self.first_s, self.growth_s, steps) if steps < self.steps else None
 
 
 def steps_s(first_s: float, growth_s: float, steps: int) -> float:
@@ -35,7 +87,7 @@ def steps_within(first_s: float, growth_s: float, elapsed_s: float) -> int:
         linear_s = first_s - 0.5 * growth_s
         # This form of the root stays exact where the growth is tiny.
         steps = int(2.0 * elapsed_s / (linear_s + sqrt(linear_s * linear_s + 2.0 * growth_s * elapsed_s)))
-    # Rounding may have gone either way: what counts is what `steps_s` says.
+    # Rounding may have gone either way: `steps_s` decides.
     while steps_s(first_s, growth_s, steps + 1) <= elapsed_s:
         steps += 1
     while steps and steps_s(first_s, growth_s, steps) > elapsed_s:

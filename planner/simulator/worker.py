@@ -16,6 +16,7 @@ from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import GapRun, Span
+from planner.simulator.steps import EngineTimes
 
 _NO_WINDOW = Window()
 
@@ -54,17 +55,7 @@ class SimulatedWorker:
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = _nothing
         self.engine = SimulatedEngine(
-            worker_id,
-            group.parallelism,
-            model,
-            self.memory,
-            loop,
-            options.window_s,
-            gaps,
-            chunk_tokens=options.chunk_tokens,
-            hand_over_pass=options.hand_over_pass,
-            steps_at_once=options.steps_at_once,
-            spans=spans,
+            worker_id, EngineTimes(model, group.parallelism), self.memory, loop, options, gaps, spans
         )
         self.queue = PrefillQueue(
             ordering,
@@ -103,9 +94,9 @@ class SimulatedWorker:
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
         self._view_until_s = self.ttft.changes_at_s()
-        batch, context_tokens = self.engine.decode_load(now_s)
+        batch, context_tokens = self.engine.batch.load(now_s)
         if batch or self.role is Role.DECODE:
-            itl = self.engine.itl(now_s)
+            itl = self.engine.batch.itl(now_s)
             self._view_until_s = now_s  # decoding changes it all the time
         return WorkerView(
             self.worker_id,

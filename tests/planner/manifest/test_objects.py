@@ -1,8 +1,5 @@
 """The objects of hand-made and of arbitrary layouts: replicas, GPUs, policies, targets, performance model."""
 
-import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +9,11 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.perf.presets import MODELS, analytic_model
-from ampd.policies.registry import create_named
 from ampd.types import Parallelism
 from planner.layout.layout import Layout
 from planner.manifest import replica
 from planner.manifest.base import base_objects
 from planner.manifest.objects import MOST_COMPONENTS, deployment_objects
-from planner.manifest.routing_table import routing_in_container, table_of
 from workers.engines.sglang_settings import SglangSettings
 
 from .lab import DEPLOYMENT, MIXED, by_identity, components, graph_of, layouts, main, objects_of, of_kind
@@ -192,38 +187,6 @@ def test_redis_starts_anew_when_its_configuration_changes() -> None:
     assert of_redis() == before
     by_identity(base)["ConfigMap", "ampd-redis-config"]["data"]["redis.conf"] += "\n"
     assert of_redis() != before
-
-
-def test_a_routing_table_of_the_users_own_travels_along(tmp_path: Path) -> None:
-    from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
-
-    table = tmp_path / "mine.json"
-    table.write_bytes(DEFAULT_TABLE.read_bytes())
-    written = f"table(table={table}, output_tokens=50)"
-    policies = replace(DEPLOYMENT.policies, routing=routing_in_container(written))
-    objects = objects_of(policies=policies, routing_table=table_of(written))
-    config_map = by_identity(objects)["ConfigMap", "ampd-routing-table"]
-    coordinator = components(objects)["coordinator"]
-    (routing,) = [one for one in main(coordinator)["args"] if one.startswith("--routing=")]
-    assert routing == "--routing=table(table=/etc/ampd/routing/table.json, output_tokens=50)"
-    (mount,) = [one for one in main(coordinator)["volumeMounts"] if one["name"] == "routing-table"]
-    assert mount["mountPath"] == "/etc/ampd/routing"
-    (volume,) = [one for one in coordinator["podTemplate"]["spec"]["volumes"] if one["name"] == "routing-table"]
-    assert volume["configMap"]["name"] == "ampd-routing-table"
-    assert json.loads(config_map["data"]["table.json"]) == json.loads(table.read_text())
-    in_container = tmp_path / "table.json"
-    in_container.write_text(config_map["data"]["table.json"])
-    create_named("routing", routing.partition("=")[2].replace("/etc/ampd/routing", str(tmp_path)))
-    table.unlink()
-    with pytest.raises(UserError, match=r"mine\.json: cannot read the routing table"):
-        table_of(written)
-
-
-@pytest.mark.parametrize("routing", ["table", "table(table=default)", "predictive", "threshold(tokens=5)"])
-def test_other_policies_need_no_table(routing: str) -> None:
-    assert table_of(routing) is None
-    assert routing_in_container(routing) == routing
-    assert ("ConfigMap", "ampd-routing-table") not in by_identity(objects_of())
 
 
 def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:

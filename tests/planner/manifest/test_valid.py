@@ -1,7 +1,6 @@
 """Generated objects as the API server and the processes take them: schemas, references, flags, environment."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tool_call_parser": None,
         "reasoning_parser": None,
         "annotations": {"ampd.dev/trace": "a: b", "ampd.dev/seed": "0"},
-    },
-    "with-a-table": {
-        "policies": replace(DEPLOYMENT.policies, routing="table(table=/etc/ampd/routing/table.json)"),
-        "routing_table": DEFAULT_TABLE.read_text(),
     },
 }
 

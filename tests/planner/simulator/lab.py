@@ -273,3 +273,11 @@ def session(name: str, *rounds: tuple[int, int], arrival_s: float = 0.0, tool_s:
             for index, (incr, output) in enumerate(rounds)
         ),
     )
+
+
+@contextmanager
+def steps_at_once(most: int) -> Iterator[None]:
+    """In the block, engines plan at most this many decode steps between two events."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.simulator.engine.LONGEST_RUN_STEPS", most)
+        yield

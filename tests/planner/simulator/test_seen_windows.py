@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.types import PrefillTask, RouteDecision, Window, WorkerView
 from planner.simulator.cluster import Cluster
+from planner.simulator.engine import LONGEST_RUN_STEPS
 from planner.simulator.options import SimulationOptions
 from workloads.trace import Session
 
-from .lab import DICE, RandomRouting, clusters, options, run, session_lists
+from .lab import DICE, RandomRouting, clusters, options, run, session_lists, steps_at_once
 
 Seen = tuple[str, str, int, int, Window, int]
 
@@ -56,14 +57,10 @@ def test_decode_workers_look_the_same(
 ) -> None:
     # The lengths of the window are no multiple of anything else, so that no sample leaves at the moment of a look.
     seen = []
-    for steps_at_once in (1 << 60, 1):
+    for steps in (LONGEST_RUN_STEPS, 1):
         noting = Noting()
-        run(
-            sessions,
-            cluster,
-            replace(DICE, routing=noting),
-            replace(how, steps_at_once=steps_at_once, window_s=window_s),
-        )
+        with steps_at_once(steps):
+            run(sessions, cluster, replace(DICE, routing=noting), replace(how, window_s=window_s))
         seen.append(noting.seen)
     assert len(seen[0]) == len(seen[1])
     for (*ours, our_window, our_kv), (*theirs, their_window, their_kv) in zip(*seen, strict=True):

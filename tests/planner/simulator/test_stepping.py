@@ -1,6 +1,6 @@
 """Macro-steps against stepping token by token: the simulator's own, and an oracle that shares no code with it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -16,7 +16,7 @@ from planner.simulator.outcome import GapRun, gap_percentiles
 from planner.simulator.steps import steps_s, steps_within
 from workloads.trace import Session, kept_tokens
 
-from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single
+from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single, steps_at_once
 
 relaxed = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 PAGE = 16
@@ -28,7 +28,8 @@ def test_macro_steps_equal_single_steps(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
     at_once = run(sessions, cluster, chosen, how)
-    one_by_one = run(sessions, cluster, chosen, replace(how, steps_at_once=1))
+    with steps_at_once(1):
+        one_by_one = run(sessions, cluster, chosen, how)
     assert len(at_once.rounds) == len(one_by_one.rounds)
     others = {(one.session_id, one.index): one for one in one_by_one.rounds}
     for one in at_once.rounds:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from heapq import heappop
 from typing import Any
 
@@ -12,14 +11,14 @@ from hypothesis import strategies as st
 
 from ampd.serving.prefill_queue import PrefillQueue, Stage
 from planner.simulator.cluster import Cluster
-from planner.simulator.engine import Sequence, SimulatedEngine
+from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.steps import steps_within
+from planner.simulator.sequence import EngineSequence
 from workloads.trace import Session
 
-from .lab import RouteBy, clusters, options, policies, run, session, session_lists, single
+from .lab import RouteBy, clusters, options, policies, run, session, session_lists, single, steps_at_once
 
 relaxed = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 
@@ -31,9 +30,9 @@ def test_memory_that_a_peers_read_sets_free_is_used_at_the_next_step() -> None:
     waits = session("waits", (900, 10), arrival_s=1.5)
     slow_reads = SimulationOptions(kv_read_s=1.0)
     second_remote = RouteBy(lambda index: index == 1).policies()
-    for steps_at_once in (1, 1 << 60):
-        how = replace(slow_reads, steps_at_once=steps_at_once)
-        done = run([reads, long, waits], single(1, 3000), second_remote, how)
+    for steps in (1, LONGEST_RUN_STEPS):
+        with steps_at_once(steps):
+            done = run([reads, long, waits], single(1, 3000), second_remote, slow_reads)
         (one,) = [one for one in done.rounds if one.session_id == "waits"]
         assert one.ttft_s is not None
         assert 0.5 < one.ttft_s < 1.5
@@ -92,15 +91,13 @@ def _looked_at() -> Iterator[list[int]]:
 def _check_engine(engine: SimulatedEngine) -> None:
     if not engine._busy:
         assert not engine._waiting
-        assert not engine._batch
+        assert not engine.batch
         assert not engine._prefilling
-    if engine._waiting and engine._run_steps and _would_fit(engine._memory, engine._waiting[0]):
-        elapsed_s = engine._loop.now_s - engine._run_start_s
-        gone = steps_within(engine._run_first_s, engine._run_growth_s, elapsed_s)
-        assert engine._run_steps <= gone + 1, "only the step in progress may still be ahead"
+    if engine._waiting and engine.batch.run and _would_fit(engine._memory, engine._waiting[0]):
+        assert engine.batch.run.cut(engine._loop.now_s) is None, "only the step in progress may still be ahead"
 
 
-def _would_fit(memory: KvMemory, sequence: Sequence) -> bool:
+def _would_fit(memory: KvMemory, sequence: EngineSequence) -> bool:
     pinned = memory.used_tokens - sum(memory.held[name] for name in memory._idle)
     own = memory.held.get(sequence.session_id, 0)
     return not memory.capacity_tokens or pinned - own + sequence.total_tokens <= memory.capacity_tokens

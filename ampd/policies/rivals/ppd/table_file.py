@@ -19,7 +19,7 @@ from ampd.documents import first_problem, read_document, write_document
 from ampd.errors import UserError
 from ampd.types import Route
 
-DEFAULT_TABLE = Path(str(files("ampd.policies"))) / "tables" / "default.json"
+DEFAULT_TABLE = Path(str(files("ampd.policies.rivals.ppd"))) / "tables" / "default.json"
 """The table that comes with the package."""
 
 _WHAT = "routing table"

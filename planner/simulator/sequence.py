@@ -1,0 +1,69 @@
+"""A request as the engine of one replica sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class EngineSequence:
+    """One request to an engine: a prefill, a round, or a round whose prompt was prefilled elsewhere.
+
+    Attributes:
+        prompt_tokens: its whole context; `cached_tokens` of it need not be computed.
+        output_tokens: tokens to generate here; 0: only the KV is wanted.
+        token_s: time of the latest token (of a sequence that was prefilled elsewhere: its first token).
+        first_token_s: time of the round's first token, here or elsewhere; below 0: there is none yet.
+        staged_tokens: KV behind the cached tokens that was read from a peer and waits in staging memory.
+        on_first, on_done: called with the sequence and the time after its first token here, and after its last.
+        end_step: number of the decode step that generates its last token; the decode batch sets it.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "end_step",
+        "first_token_s",
+        "is_handed_over",
+        "on_done",
+        "on_first",
+        "output_tokens",
+        "prompt_tokens",
+        "session_id",
+        "staged_tokens",
+        "token_s",
+    )
+
+    def __init__(
+        self,
+        session_id: str,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        on_first: Callable[[EngineSequence, float], None] | None,
+        on_done: Callable[[EngineSequence, float], None],
+        staged_tokens: int = 0,
+        token_s: float = -1.0,
+    ) -> None:
+        self.session_id = session_id
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.staged_tokens = staged_tokens
+        self.output_tokens = output_tokens
+        self.on_first = on_first
+        self.on_done = on_done
+        self.token_s = self.first_token_s = token_s
+        self.is_handed_over = token_s >= 0.0
+        self.end_step = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def behind_tokens(self) -> int:
+        """KV that is there when the prefill pass begins."""
+        return self.prompt_tokens - self.missing_tokens
+
+    @property
+    def missing_tokens(self) -> int:
+        """Tokens that a prefill pass has to compute; at least the last token of the prompt."""
+        return max(self.prompt_tokens - self.cached_tokens - self.staged_tokens, 1)
