@@ -17,7 +17,7 @@ from ampd.policies.pools.static import StaticPools
 from ampd.state.store import StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
-from ampd.telemetry.logs import RoundLog, say
+from ampd.telemetry.logs import RoundLog, log_fields
 from router.background_tasks import BackgroundTasks
 from router.calls import CallContext, WorkerCalls
 from router.cluster import Cluster
@@ -135,7 +135,7 @@ class Coordinator:
             self.failures[error.status] += 1
             trace.enter()
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.step_level
-            say(log, level, "round refused", status=error.status, error=str(error))
+            log_fields(log, level, "round refused", status=error.status, error=str(error))
             raise HttpError(error.status, trace.quoted(str(error))) from None
         except Exception as error:
             trace.enter()

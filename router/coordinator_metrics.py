@@ -9,7 +9,7 @@ from ampd.state.readings import state_readings
 from ampd.state.store import StateStore
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Reading
-from ampd.telemetry.metrics.values import Counter, Histogram, Words
+from ampd.telemetry.metrics.values import Counter, Histogram, LabelValues
 from ampd.types import Role
 from router.served import ServedRound
 
@@ -25,7 +25,7 @@ class RoundRecorder:
     """Counts rounds: an `Observer`."""
 
     def __init__(self) -> None:
-        self._reasons = Words()
+        self._reasons = LabelValues()
         self._ttft, self._itl = Histogram(names.TTFT), Histogram(names.ITL)
         self._rounds, self._routes = Counter(names.ROUNDS), Counter(names.ROUTES)
         self._retries = Counter(names.ROUND_RETRIES)
@@ -59,7 +59,7 @@ class CoordinatorReader:
         self._coordinator = coordinator
         self._settings = settings
         self._store = store
-        self._reasons = Words()
+        self._reasons = LabelValues()
 
     def __call__(self) -> Iterator[Reading]:
         """All readings; on the coordinator's event loop."""

@@ -96,8 +96,8 @@ class CoordinatorProcess:
         settings = self._settings
         await self._coordinator.start()
         self._publisher.start()
-        system.say_where(self._runtime)
-        system.say_ready(self._runtime, True)
+        system.log_address(self._runtime)
+        system.set_ready(self._runtime, True)
         await self._card.register(self._endpoint)
         log.info(
             "coordinator %x serves model %s with routing %s, binding %s, pools %s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ampd.telemetry.logs import RoundLog, say
+from ampd.telemetry.logs import RoundLog, log_fields
 from ampd.types import Slo
 from router.decision_record import DecisionRecord
 from router.served import Observer, ServedRound
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 def log_placed(wanted: RoundLog, record: DecisionRecord, slo: Slo) -> None:
     """A decision, with the estimates that it rests on; a round whose worker is lost is placed again."""
-    say(
+    log_fields(
         log,
         wanted.step_level,
         "round placed",
@@ -39,7 +39,7 @@ def end_logger(wanted: RoundLog) -> Observer:
 
     def log_end(served: ServedRound) -> None:
         record = served.record
-        say(
+        log_fields(
             log,
             wanted.end_level,
             _how_it_ended(served),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.telemetry.latencies import Latencies, bucket_of
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.values import Words
+from ampd.telemetry.metrics.values import LabelValues
 from ampd.telemetry.served_window import ServedWindow
 from router.served import ServedRound
 
@@ -38,7 +38,7 @@ class RoundWindow:
         self._length_s = length_s
         self._clock = clock
         self._start_s = clock()
-        self._reasons = Words()
+        self._reasons = LabelValues()
         self._seconds: deque[tuple[int, Counter[_Key]]] = deque()
         self._total: Counter[_Key] = Counter()
 

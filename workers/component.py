@@ -97,13 +97,13 @@ class Worker:
         )
         watching = asyncio.create_task(self._watch_engine())
         # Not after the registration: on Kubernetes only what is ready is discovered.
-        system.say_ready(self._runtime, True)
+        system.set_ready(self._runtime, True)
         try:
             await self._announce(serving)
             ends: set[asyncio.Future[Any]] = {serving, self._lost}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.done():
-                system.say_ready(self._runtime, False)
+                system.set_ready(self._runtime, False)
                 await self._publisher.retire()
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
@@ -293,5 +293,5 @@ async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: A
         name=GENERATE_ENDPOINT,
         model_name=settings.model.name,
     )
-    system.say_where(runtime)
+    system.log_address(runtime)
     return Worker(runtime, settings, engine, rounds, publisher, endpoints)

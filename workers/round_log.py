@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from ampd.telemetry import tracing
-from ampd.telemetry.logs import RoundLog, say
+from ampd.telemetry.logs import RoundLog, log_fields
 from ampd.types import PrefillTask
 from ampd.wire import KvReply, KvRequest
 from workers.kv.exchange import KvFetch
@@ -28,7 +28,7 @@ class RoundSteps:
 
     def queued(self, task: PrefillTask, source: str | None, queue_length: int, now_s: float) -> None:
         """A prefill has entered the queue, in which there are `queue_length` others."""
-        say(
+        log_fields(
             log,
             self._level,
             "prefill queued",
@@ -45,11 +45,13 @@ class RoundSteps:
     def picked(self, task: PrefillTask, now_s: float) -> None:
         """The ordering policy has chosen it; `waited_s` counts from the round's arrival at the coordinator."""
         waited_s = now_s - task.arrival_s
-        say(log, self._level, "prefill picked", worker_id=self._worker_id, task_id=task.task_id, waited_s=waited_s)
+        log_fields(
+            log, self._level, "prefill picked", worker_id=self._worker_id, task_id=task.task_id, waited_s=waited_s
+        )
 
     def read(self, source: str, part: str, fetched: KvFetch) -> None:
         """KV came from another worker, or did not: then it is computed again here. `part`: history or increment."""
-        say(
+        log_fields(
             log,
             logging.WARNING if fetched.error else self._level,
             "KV read failed" if fetched.error else "KV read",
@@ -64,12 +66,14 @@ class RoundSteps:
 
     def prefilled(self, task: PrefillTask, prefill_s: float) -> None:
         """The first token has come out."""
-        say(log, self._level, "prefill done", worker_id=self._worker_id, task_id=task.task_id, prefill_s=prefill_s)
+        log_fields(
+            log, self._level, "prefill done", worker_id=self._worker_id, task_id=task.task_id, prefill_s=prefill_s
+        )
 
     def decoded(self, last: dict[str, Any], engine_s: float) -> None:
         """The engine has ended the round, with this chunk; `engine_s`: since it got the round, a prefill included."""
         tokens = last["completion_usage"]["completion_tokens"]
-        say(
+        log_fields(
             log,
             self._level,
             "decode done",
@@ -82,7 +86,7 @@ class RoundSteps:
     def served(self, request: KvRequest, reply: KvReply) -> None:
         """Another worker, or a coordinator, has been told about KV that is held here."""
         trace, keys = tracing.current(), request.get("keys")
-        say(
+        log_fields(
             log,
             self._level,
             f"KV {request.get('op')}",

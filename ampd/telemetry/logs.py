@@ -1,4 +1,4 @@
-"""Log lines with fields and with the ids of the round that they belong to: readable text, or one JSON object each.
+"""Log lines with fields and with the ids of their round, as readable text or as one JSON object per line.
 
 Dynamo takes Python's log lines as text only, so with `DYN_LOGGING_JSONL=1` they are written here, in the shape of
 Dynamo's own JSON lines and under the same filter (`DYN_LOG`).
@@ -35,9 +35,9 @@ _QUOTED = frozenset(' "=\\')
 
 
 class RoundLog(StrEnum):
-    """What is said of every round that goes well.
+    """How much is logged about rounds that go well.
 
-    `none`: nothing (all of it at DEBUG), `end`: one line of the coordinator, `steps`: every step in every process.
+    `none`: nothing (everything at DEBUG), `end`: one line of the coordinator, `steps`: every step in every process.
     """
 
     NONE = "none"
@@ -55,15 +55,15 @@ class RoundLog(StrEnum):
         return logging.INFO if self is RoundLog.STEPS else logging.DEBUG
 
 
-def say(log: logging.Logger, level: int, message: str, **fields: Any) -> None:
-    """Log a line with fields; None is left out."""
+def log_fields(log: logging.Logger, level: int, message: str, **fields: Any) -> None:
+    """Log a line with fields. Fields that are None are left out."""
     if log.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
         log.log(level, message, extra={_FIELDS: known}, stacklevel=2)
 
 
 def configure_logging() -> None:
-    """Set the process up: Dynamo's logging, with our lines as described above."""
+    """Set up the logging of this process: Dynamo's, with our lines as described above."""
     from dynamo._core import log_message
     from dynamo.runtime.logging import configure_dynamo_logging
 
@@ -71,7 +71,7 @@ def configure_logging() -> None:
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
-    # Only through Dynamo do lines reach an OpenTelemetry collector.
+    # Lines reach an OpenTelemetry collector only through Dynamo.
     as_json = _is_true("DYN_LOGGING_JSONL") and not _is_true("OTEL_EXPORT_ENABLED")
     chosen = JsonHandler(os.environ.get("DYN_LOG", "")) if as_json else DynamoHandler(log_message)
     chosen.setLevel(root.level)
@@ -81,7 +81,7 @@ def configure_logging() -> None:
 
 
 class DynamoHandler(logging.Handler):
-    """Hands lines to Dynamo, named by their logger.
+    """Passes lines to Dynamo, with the logger's name as target.
 
     Args:
         write: Dynamo's `log_message(level, message, target, file, line)`.
@@ -102,7 +102,7 @@ class DynamoHandler(logging.Handler):
 
 
 class JsonHandler(logging.Handler):
-    """Writes lines to the standard error output, each by one system call: other threads write there too.
+    """Writes lines to stderr, each with one system call because other threads write there too.
 
     Args:
         directives: `DYN_LOG`; a target is the beginning of a logger's name.
@@ -114,7 +114,7 @@ class JsonHandler(logging.Handler):
         self._level, self._targets = parse_directives(directives)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether `DYN_LOG` wants the line: the longest target that fits decides."""
+        """Whether the line passes `DYN_LOG`. The longest matching target decides."""
         fitting = [target for target in self._targets if record.name.startswith(target)]
         level = self._targets[max(fitting, key=len)] if fitting else self._level
         return record.levelno >= level and bool(super().filter(record))
@@ -162,7 +162,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def parse_directives(text: str) -> tuple[int, dict[str, int]]:
-    """`DYN_LOG` (`info,router=debug`) as the level of all targets and those of some; what cannot be read is ignored."""
+    """`DYN_LOG` (`info,router=debug`) as the level of all targets and those of some. Invalid directives are ignored."""
     level, targets = logging.INFO, {}
     for directive in filter(None, (part.strip() for part in text.split(","))):
         target, sign, name = directive.rpartition("=")
@@ -183,13 +183,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON has them, and without digits that nobody reads."""
+    """Values that JSON can hold; floats are rounded to six decimals."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 

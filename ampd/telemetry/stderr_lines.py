@@ -1,6 +1,6 @@
-"""What is printed to the standard error output, as the JSON lines that the logs around it are.
+"""Turns text that is printed to stderr into JSON log lines, like the logs around it.
 
-Dynamo prints the traceback of every exception that a handler ends with, a refused request included.
+Dynamo prints a traceback for every exception that leaves a handler, also for a refused request.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 
 class StderrLines(io.TextIOBase):
-    """Stands in for `sys.stderr`: each whole line becomes a WARNING of the logger `stderr`.
+    """Replaces `sys.stderr`: each whole line becomes a WARNING of the logger `stderr`.
 
     Args:
-        write: gets each record; never prints to `sys.stderr` itself.
+        write: gets each record. It must not print to `sys.stderr` itself.
+        descriptor: the real stderr, for code that writes to `fileno()`.
     """
 
     encoding = "utf-8"
@@ -24,30 +25,30 @@ class StderrLines(io.TextIOBase):
     def __init__(self, write: Callable[[logging.LogRecord], object], descriptor: int) -> None:
         self._write = write
         self._descriptor = descriptor
-        # Lines come in pieces, and not from one thread only.
-        self._begun = threading.local()
+        # Lines arrive in pieces, from several threads.
+        self._partial = threading.local()
 
     def writable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def fileno(self) -> int:
-        """The real output, for those who write there themselves."""
+        """The descriptor of the real stderr."""
         return self._descriptor
 
     def write(self, text: str) -> int:
-        """Take text; what follows its last line end waits for the rest."""
-        *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
-        self._begun.text = rest
+        """Log the whole lines of the text. The remainder waits for the next call of this thread."""
+        *lines, rest = (getattr(self._partial, "text", "") + text).split("\n")
+        self._partial.text = rest
         for line in lines:
-            self._say(line)
+            self._log(line)
         return len(text)
 
     def flush(self) -> None:
-        """Let out what this thread has begun; in the middle of a line, `write` goes on in another one."""
-        rest, self._begun.text = getattr(self._begun, "text", ""), ""
-        self._say(rest)
+        """Log this thread's unfinished line. Text that follows becomes another line."""
+        rest, self._partial.text = getattr(self._partial, "text", ""), ""
+        self._log(rest)
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         if line.strip():
             self._write(logging.LogRecord("stderr", logging.WARNING, "", 0, line, None, None))

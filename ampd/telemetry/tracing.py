@@ -1,7 +1,7 @@
-"""Whose round is being worked on: ids that every log line, every call and every answer of a round carry.
+"""The ids of the current round. Every log line, call and answer of a round carries them.
 
-Dynamo's contexts bring the ids along: the trace by themselves (with `DYN_LOGGING_JSONL=1` only), what the coordinator
-knows besides as metadata. In a process they are kept in a context variable, which tasks inherit.
+Dynamo's contexts transport the ids between processes: the trace id by themselves (only with `DYN_LOGGING_JSONL=1`), the
+others as metadata. Within a process they are in a context variable, which tasks inherit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Trace:
 
     Attributes:
         request_id: Dynamo's id of the client's request; the answer's id ends with it.
-        trace_id: of the client's `traceparent`, or made by the frontend; None: Dynamo carries no traces here.
-        x_request_id: the client's header of that name; None: none came.
+        trace_id: from the client's `traceparent`, or made by the frontend; None: Dynamo transports no traces here.
+        x_request_id: the client's header of that name; None: the client sent none.
         session_id: None before the request has been read.
-        caller: who asked for this work, if it is not the round's coordinator.
-        context: of the call that is being served; calls on its behalf descend from it.
+        caller: the worker that made this call; None: the round's coordinator made it.
+        context: Dynamo's context of the call that is being served; calls on its behalf descend from it.
     """
 
     request_id: str
@@ -63,20 +63,20 @@ class Trace:
         return {name: value for name, value in named.items() if value is not None}
 
     def enter(self) -> None:
-        """What the running task does from now on is done for this round."""
+        """Make this the current round of the running task."""
         _CURRENT.set(self)
 
     def of_session(self, session_id: str) -> Trace:
-        """The same round, entered, once it is known whose it is; calls carry that too."""
+        """Add the session's id to the current round and to the calls that it makes."""
         self.context.metadata[SESSION_ID] = session_id
         named = replace(self, session_id=session_id)
         named.enter()
         return named
 
     async def follow(self, source: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
-        """The items of `source`, each made for this round.
+        """The items of `source`, each produced with this as the current round.
 
-        Dynamo runs every step of a handler in a task of its own, where nothing of the last step is set any more.
+        Dynamo runs every step of a handler in a new task, which does not see the context variables of the last step.
         """
         try:
             while True:
@@ -91,7 +91,7 @@ class Trace:
             await source.aclose()
 
     def quoted(self, message: str) -> str:
-        """An error message with the ids by which its round is found in the logs."""
+        """An error message with the ids that find its round in the logs."""
         ids = {name: value for name, value in self.fields().items() if name != "session_id"}
         return f"{message} ({', '.join(f'{name} {value}' for name, value in ids.items())})"
 
@@ -100,12 +100,12 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("ampd_trace", default=None)
 
 
 def current() -> Trace | None:
-    """The round that the running task works for; None: it works for all of them."""
+    """The round that the running task works for; None: none in particular."""
     return _CURRENT.get()
 
 
 def begin(context: TracedContext) -> Trace:
-    """A client's request has come in: enter it, and name it to everybody who is called for it."""
+    """Start the trace of a client's request, and send its id with every call that is made for it."""
     context.metadata[REQUEST_ID] = context.id()
     for key in (SESSION_ID, CALLER):
         # Not `pop`: without a value of its own for the default, Dynamo's raises KeyError.
@@ -115,7 +115,7 @@ def begin(context: TracedContext) -> Trace:
 
 
 def proceed(context: TracedContext) -> Trace:
-    """A call of another component has come in: enter the round that it is made for."""
+    """Continue the trace of the round that another component makes this call for."""
     metadata = context.metadata
     trace = Trace(
         request_id=metadata.get(REQUEST_ID) or context.id(),
@@ -130,7 +130,7 @@ def proceed(context: TracedContext) -> Trace:
 
 
 def context_for_call(caller: str) -> Any | None:
-    """A Dynamo context for a call on behalf of the current round, to be ended on its own; None outside of a round."""
+    """A Dynamo context for a call on behalf of the current round, with a separate end; None without a round."""
     trace = _CURRENT.get()
     if trace is None or trace.context is None:
         return None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ampd.settings import parse_settings
-from ampd.telemetry.metrics.names import by_name
 from docs.reference import configuration
 from docs.reference.configuration import Section
+from tests.ampd.telemetry.metrics.registry_lab import by_name
 from workers.engines import settings_model
 
 _ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import promql_parser as promql
 
-from ampd.telemetry.metrics.names import Kind, Metric, by_name
+from ampd.telemetry.metrics.names import Kind, Metric
+from tests.ampd.telemetry.metrics.registry_lab import by_name
 
 DYNAMO_LABELS = frozenset(
     {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "model", "model_name"}

@@ -1,4 +1,4 @@
-"""From plain numbers to Prometheus: a collector per process, exposed on Dynamo's system port."""
+"""Exposes plain numbers as Prometheus metrics: one collector per process, on Dynamo's system port."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ampd.telemetry.metrics.values import Counter, Histogram
 if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value that lives elsewhere, as read now. `labels`: their values in the metric's order."""
+    """A value of the process's state at the time of a scrape. `labels`: label values in the metric's order."""
 
     metric: Metric
     value: float
@@ -33,15 +33,15 @@ Read = Callable[[], Iterable[Reading]]
 
 
 class ProcessCollector:
-    """All metrics of one process: what was recorded, and what is read at the moment of the scrape.
+    """All metrics of one process: the recorded ones, and gauges that are read at each scrape.
 
-    Each metric of the process is named in each scrape, also one that has no value yet.
+    Each scrape names each metric of the process, even if it has no value yet.
 
-    Dynamo scrapes on a thread of its own, and what is read belongs to the event loop, so it is read there. A loop that
-    does not come to it within a second has none of these in that scrape; what was recorded is there all the same.
+    Dynamo scrapes on a separate thread. The gauges read state that belongs to the event loop, so they are read on the
+    loop. If the loop does not respond within a second, the scrape has the recorded metrics only.
 
     Args:
-        loop: whose state `read` reads; None: read where the scrape runs.
+        loop: the event loop that `read` must run on; None: `read` runs on the thread of the scrape.
     """
 
     def __init__(
@@ -51,28 +51,28 @@ class ProcessCollector:
         read: Read,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        names = {one.metric.name for one in recorded}
-        self._mirrors = [one for one in METRICS if process in one.processes and one.name not in names]
+        names = {values.metric.name for values in recorded}
+        self._gauges = [metric for metric in METRICS if process in metric.processes and metric.name not in names]
         self._recorded = recorded
         self._read = read
         self._loop = loop
 
     def collect(self) -> Iterator[Family]:
-        """Prometheus's families; `CollectorRegistry` calls this at each scrape."""
-        for one in self._recorded:
-            yield _counter(one) if isinstance(one, Counter) else _histogram(one)
+        """The metric families; `CollectorRegistry` calls this at each scrape."""
+        for values in self._recorded:
+            yield _counter(values) if isinstance(values, Counter) else _histogram(values)
         try:
             readings = _on_loop(self._loop, self._read)
         except Exception as error:
-            _LOG.warning("metrics that mirror state are left out of a scrape: %r", error)
+            log.warning("metrics that mirror state are left out of a scrape: %r", error)
             return
-        yield from _mirrored(self._mirrors, readings)
+        yield from _read_families(self._gauges, readings)
 
 
 def expose(
     collector: ProcessCollector, endpoint: Any, *, namespace: str, component: str, name: str, model_name: str
 ) -> None:
-    """Add a collector to what Dynamo's system port says at /metrics, with Dynamo's labels.
+    """Add a collector to /metrics of Dynamo's system port, with Dynamo's labels.
 
     Args:
         endpoint: Dynamo's endpoint `namespace.component.name`, whose instance id becomes the label `worker_id`.
@@ -144,7 +144,7 @@ def _histogram(histogram: Histogram) -> Family:
     return family
 
 
-def _mirrored(metrics: Iterable[Metric], readings: Iterable[Reading]) -> Iterator[Family]:
+def _read_families(metrics: Iterable[Metric], readings: Iterable[Reading]) -> Iterator[Family]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}

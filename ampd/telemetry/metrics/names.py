@@ -1,8 +1,8 @@
-"""Every metric of AMPD: its name, kind, help, labels and buckets. Whatever records or displays one takes it from here.
+"""Every metric of AMPD: its name, kind, help, labels and buckets. Recorders and displays take them from here.
 
 Names follow Prometheus's conventions: base units, `_total` for counters, `_info` for facts that do not change. Dynamo
 adds the labels `dynamo_namespace`, `dynamo_component`, `dynamo_endpoint`, `worker_id`, `model` and `model_name`.
-Every label's values are a fixed, small set: no session, request or peer is named in one.
+Every label has a fixed, small set of values. No label names a session, a request or a peer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Metric:
     """One metric.
 
     Attributes:
-        labels: name -> its values where they are known beforehand; an empty tuple: words of policies or settings.
-        processes: who exposes it.
+        labels: name -> its values; an empty tuple: names of policies or values of settings, not known beforehand.
+        processes: the processes that expose it.
         buckets: upper bounds of a histogram's buckets, without infinity.
     """
 
@@ -48,7 +48,7 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """The name without the suffix of a counter: what the exposition's libraries call the family."""
+        """The name of the metric family in prometheus_client: without the suffix of a counter."""
         return self.name.removesuffix("_total")
 
 
@@ -77,7 +77,7 @@ ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode")
 
 OTHER = "other"
-"""The value of a label that stands for all that is no plain word, and for words beyond the bound."""
+"""The label value for texts that are not plain words, and for words beyond the bound."""
 
 # -- rounds, as the coordinators serve them
 
@@ -357,16 +357,4 @@ WORKER_INFO = Metric(
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All of them, in the order of this page."""
-
-
-def by_name(name: str) -> Metric | None:
-    """The metric that a sample belongs to (`..._bucket`, `..._sum` and `..._count` belong to a histogram)."""
-    found = {metric.name: metric for metric in METRICS}
-    if name in found:
-        return found[name]
-    histogram = found.get(name.rpartition("_")[0])
-    is_part = (
-        histogram is not None and histogram.kind is Kind.HISTOGRAM and name.endswith(("_bucket", "_sum", "_count"))
-    )
-    return histogram if is_part else None
+"""All of them, in the order of this module."""

@@ -1,8 +1,8 @@
-"""Dynamo's system port of one of our processes (`DYN_SYSTEM_PORT`): /metrics, and /health and /live that say the truth.
+"""Dynamo's system port of a coordinator or worker (`DYN_SYSTEM_PORT`): /metrics, /health and /live.
 
-Dynamo answers /health and /live with the same word. For our processes it means: this process has started and can work.
-It must not depend on other processes, because a liveness probe that fails ends a process that is well: a coordinator
-without a decode worker is ready, and out of discovery until there is one (`ampd_live_workers` tells).
+Dynamo gives the same answer at /health and /live. In our processes it means: this process has started and can work. The
+answer must not depend on other processes, because a failing liveness probe ends the process. For example, a coordinator
+without a decode worker is ready. It stays out of discovery until a decode worker appears (metric `ampd_live_workers`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ HIGHEST_PORT = 32767
 
 _BY_ENDPOINTS_VARIABLE = "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def prepare(prog: str, environment: MutableMapping[str, str] | None = None) -> None:
-    """Check the environment, and take the word on the health from Dynamo; before its runtime starts.
+    """Check the port, and keep Dynamo from deriving /health from its endpoints. Call it before Dynamo's runtime starts.
 
-    Left to Dynamo, /health follows the named endpoints: it never turns bad again, and a coordinator that waits for the
-    first decode worker, which may load for many minutes, would count as dead.
+    A /health that follows the endpoints never turns bad again. It would also count a coordinator as dead that waits for
+    its first decode worker, which may load for many minutes.
 
     Raises:
-        UserError: the port is none that Dynamo can open.
+        UserError: Dynamo cannot open this port.
     """
     env = os.environ if environment is None else environment
     port = env.get(PORT_VARIABLE, str(OFF))
@@ -48,15 +48,15 @@ def prepare(prog: str, environment: MutableMapping[str, str] | None = None) -> N
     env.pop(_BY_ENDPOINTS_VARIABLE, None)
 
 
-def say_ready(runtime: Any, is_ready: bool) -> None:
-    """Let /health and /live say that this process works, or that it does not (any more)."""
+def set_ready(runtime: Any, is_ready: bool) -> None:
+    """Set the answer of /health and /live: this process can work, or it cannot (any more)."""
     runtime.set_health_status(is_ready)
 
 
-def say_where(runtime: Any) -> None:
-    """Log where the metrics are, or that there are none because the port could not be opened."""
+def log_address(runtime: Any) -> None:
+    """Log the address of the metrics, or that the port could not be opened."""
     port = os.environ.get(PORT_VARIABLE, str(OFF))
     if url := runtime.system_status_server_url():
-        _LOG.info("metrics at %s/metrics", url)
+        log.info("metrics at %s/metrics", url)
     elif int(port) >= 0:
-        _LOG.error("no metrics and no health checks: port %s is taken; set %s to a free one", port, PORT_VARIABLE)
+        log.error("no metrics and no health checks: port %s is taken; set %s to a free one", port, PORT_VARIABLE)

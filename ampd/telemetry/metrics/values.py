@@ -1,4 +1,4 @@
-"""What is counted, as plain numbers: cheap enough for a round's own task, read when somebody asks.
+"""Counters and histograms as plain numbers: cheap enough to update within a round's own task.
 
 `prometheus_client` only formats them (`ampd.telemetry.metrics.exposition`). Its own counters take their storage from
 the environment at import, which SGLang changes when it starts, and a lock at each use.
@@ -17,8 +17,8 @@ _MOST_WORDS = 64
 _LONGEST_WORD = 64
 
 
-class Words:
-    """Keeps the values of one label few: plain words with hyphens, up to a bound; anything else is `other`."""
+class LabelValues:
+    """Bounds the values of one label: plain words with hyphens, up to `most`. All other texts become `other`."""
 
     def __init__(self, most: int = _MOST_WORDS) -> None:
         self._most = most
@@ -35,7 +35,7 @@ class Words:
 
 
 class Counter:
-    """A counter with its labels in the metric's order. Combinations that are known beforehand begin at zero."""
+    """A counter with its labels in the metric's order. Combinations that are known beforehand start at zero."""
 
     def __init__(self, metric: Metric) -> None:
         assert metric.kind is Kind.COUNTER
@@ -43,7 +43,7 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = dict.fromkeys(product(*metric.labels.values()), 0.0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Count `amount` more."""
+        """Increase the counter by `amount`."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def read(self) -> list[tuple[tuple[str, ...], float]]:
@@ -52,7 +52,7 @@ class Counter:
 
 
 class Histogram:
-    """A histogram with its labels in the metric's order. Combinations that are known beforehand begin empty."""
+    """A histogram with its labels in the metric's order. Combinations that are known beforehand start empty."""
 
     def __init__(self, metric: Metric) -> None:
         assert metric.kind is Kind.HISTOGRAM
@@ -61,11 +61,11 @@ class Histogram:
         self._counts: dict[tuple[str, ...], list[int]] = {}
         self._sums: dict[tuple[str, ...], float] = {}
         for labels in product(*metric.labels.values()):
-            self._begin(labels)
+            self._start(labels)
 
     def observe(self, value: float, *labels: str, count: int = 1) -> None:
         """Enter `count` observations of `value`."""
-        counts = self._counts.get(labels) or self._begin(labels)
+        counts = self._counts.get(labels) or self._start(labels)
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
 
@@ -73,7 +73,7 @@ class Histogram:
         """By labels: observations in each bucket (not cumulated; the last one has no upper bound), and their sum."""
         return [(labels, list(counts), self._sums[labels]) for labels, counts in list(self._counts.items())]
 
-    def _begin(self, labels: tuple[str, ...]) -> list[int]:
+    def _start(self, labels: tuple[str, ...]) -> list[int]:
         self._sums[labels] = 0.0
         counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
         return counts

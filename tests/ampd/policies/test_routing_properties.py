@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import names
-from ampd.telemetry.metrics.values import Words
+from ampd.telemetry.metrics.values import LabelValues
 from ampd.types import Parallelism, Role, Route, Window, WorkerView
 from tests.ampd.policies.routing_lab import decode, prefill, queue_of, round_of, route
 
@@ -58,7 +58,7 @@ def test_a_round_goes_to_a_worker_that_is_there_and_takes_its_prompt(
         (chosen,) = [worker for worker in workers if worker.worker_id == decision.worker_id]
         assert not 0 < chosen.max_context_tokens < task.context_tokens
     assert decision == route(policy, task, own, *workers, seed=seed, model=MODEL)
-    assert Words()(decision.reason) == decision.reason, "a label of a metric: plain words, no numbers"
+    assert LabelValues()(decision.reason) == decision.reason, "a label of a metric: plain words, no numbers"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from ampd.telemetry.logs import (
     JsonHandler,
     RoundLog,
     TextFormatter,
+    log_fields,
     parse_directives,
-    say,
 )
 from ampd.telemetry.stderr_lines import StderrLines
 from ampd.telemetry.tracing import Trace
@@ -153,10 +153,10 @@ def test_lines_reach_dynamo_by_their_logger_s_name() -> None:
     assert given == [("warning", "said route=local", "a.b", "file.py", 7)]
 
 
-def test_saying_leaves_out_what_is_not_known_and_what_nobody_wants(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_leaves_out_unknown_fields_and_is_left_out_below_the_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOG.name)
-    say(LOG, logging.DEBUG, "not wanted")
-    say(LOG, logging.INFO, "said", one=None, other=0)
+    log_fields(LOG, logging.DEBUG, "not wanted")
+    log_fields(LOG, logging.INFO, "said", one=None, other=0)
     (made,) = caplog.records
     assert getattr(made, logs._FIELDS) == {"other": 0}
     assert made.filename == "test_logs.py"

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.names import METRICS, Kind, Metric, Process, by_name
+from ampd.telemetry.metrics.names import METRICS, Kind, Metric, Process
+from tests.ampd.telemetry.metrics.registry_lab import by_name
 
 PER_METRIC = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 UNITS = ("_seconds", "_bytes", "_tokens")

@@ -53,6 +53,6 @@ def test_where_the_metrics_are(
 ) -> None:
     monkeypatch.setenv("DYN_SYSTEM_PORT", port)
     with caplog.at_level(logging.INFO):
-        system.say_where(Runtime(url))
+        system.log_address(Runtime(url))
     assert said in caplog.text
     assert len(caplog.records) == bool(said)

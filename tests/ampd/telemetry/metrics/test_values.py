@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import ProcessCollector, Reading
 from ampd.telemetry.metrics.names import OTHER, Kind, Metric, Process
-from ampd.telemetry.metrics.values import Counter, Histogram, Words
+from ampd.telemetry.metrics.values import Counter, Histogram, LabelValues
 
 HISTOGRAM = Metric(
     "ampd_x_seconds", Kind.HISTOGRAM, "X.", (), {"direction": ("in", "out")}, buckets=(0.001, 0.01, 0.5, 2.0)
@@ -72,23 +72,23 @@ def test_what_can_happen_is_known_before_it_happens() -> None:
 
 
 def test_a_label_s_words_stay_few() -> None:
-    words = Words(most=3)
-    assert [words(text) for text in ("cheapest", "itl-slack", "cheapest", "worker-lost")] == [
+    values = LabelValues(most=3)
+    assert [values(text) for text in ("cheapest", "itl-slack", "cheapest", "worker-lost")] == [
         "cheapest",
         "itl-slack",
         "cheapest",
         "worker-lost",
     ]
-    assert words("one-too-many") == OTHER
-    assert words("cheapest") == "cheapest"
+    assert values("one-too-many") == OTHER
+    assert values("cheapest") == "cheapest"
     for text in ("took 3 s", "a1", "", "Upper", "ends-", 'quote"', "two\nlines", "x" * 65):
-        assert Words()(text) == OTHER, text
+        assert LabelValues()(text) == OTHER, text
 
 
 @given(st.lists(st.text(max_size=20), max_size=300))
 def test_no_text_makes_more_series(texts: list[str]) -> None:
-    words = Words(most=16)
-    assert len({words(text) for text in texts}) <= 17
+    values = LabelValues(most=16)
+    assert len({values(text) for text in texts}) <= 17
 
 
 def _without_sums(lines: Iterable[str]) -> list[str]:
