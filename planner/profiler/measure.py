@@ -66,7 +66,7 @@ class Points:
         return points
 
 
-async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], None]) -> Points:
+async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], object]) -> Points:
     """Measure every point `repeats` times after one round that only warms up; medians.
 
     `on_point` is called after each measurement, `(repeats + 1) * len(grid)` times.

@@ -1,7 +1,4 @@
-"""`ampd profile`: measures an engine and writes the performance model that fits it.
-
-It joins two rooms, the engines of `workers` and the profiler of `planner`, as only the command line does.
-"""
+"""`ampd profile`: measures an engine of `workers` and fits a performance model with the profiler of `planner`."""
 
 from __future__ import annotations
 
@@ -19,10 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from tqdm import tqdm
 
 from ampd.cli.serve.settings import TINY, EngineName
+from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
 from ampd.perf.profile import PerformanceProfile, Provenance, write_profile
@@ -66,27 +64,26 @@ def run(argv: Sequence[str]) -> int:
     settings = parse_settings(ProfileSettings, argv, PROG)
     if settings.grid not in set(Density):
         raise UserError(f"--grid: known are {', '.join(Density)} (given: {settings.grid!r})")
-    for path in (settings.output, settings.points):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
+    check_writable(settings.output, settings.points)
     if settings.refit is not None and settings.points is not None:
         raise UserError("--points: nothing is measured with --refit, so there are no points to write; leave one out")
     if settings.engine is EngineName.SGLANG and settings.refit is None and find_spec("sglang") is None:
         raise UserError("--engine sglang: SGLang is not installed: pip install 'ampd[sglang]'")
     if settings.refit is not None:
-        row = _read_points(settings.refit)
+        points, engine = _read_points(settings.refit)
     else:
-        row = asyncio.run(_measured(settings))
+        points, engine = asyncio.run(_measured(settings))
         if settings.points:
+            row = {"points": points.as_dict(), "engine": engine.model_dump(mode="json")}
             settings.points.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    profile = _fitted(row, settings)
+    profile = _fitted(points, engine, settings)
     write_profile(profile, settings.output)
     result = {
         "output": str(settings.output),
         "fit_error": profile.provenance.fit_error,
-        "points": {name: len(row["points"][name]) for name in ("prefill", "decode", "transfer")},
-        "discarded": row["points"]["discarded"],
-        "kv_capacity_tokens": row["engine"]["kv_capacity_tokens"],
+        "points": {name: len(getattr(points, name)) for name in ("prefill", "decode", "transfer")},
+        "discarded": points.discarded,
+        "kv_capacity_tokens": engine.kv_capacity_tokens,
     }
     print(json.dumps(result, indent=1) if settings.as_json else _text(result, profile))
     return 0
@@ -95,8 +92,25 @@ def run(argv: Sequence[str]) -> int:
 # -- measuring
 
 
-async def _measured(settings: ProfileSettings) -> dict[str, Any]:
-    """The points and everything that the file says about where they come from."""
+class EngineFacts(BaseModel):
+    """The part `engine` of a file of points: what was measured, where and how."""
+
+    tp: int
+    kv_capacity_tokens: int
+    kv_bytes_per_token: int
+    max_context_tokens: int
+    model: str
+    engine: str
+    machine: str
+    date: datetime.date
+    grid: str
+    repeats: int
+    load_average_before: float
+    threads: str
+    versions: dict[str, str]
+
+
+async def _measured(settings: ProfileSettings) -> tuple[Points, EngineFacts]:
     from ampd.cli.profile.probe import EngineProbe
     from planner.profiler.grid import Density, Limits, grid_of
     from planner.profiler.measure import measure
@@ -104,66 +118,59 @@ async def _measured(settings: ProfileSettings) -> dict[str, Any]:
 
     try:
         async with AsyncExitStack() as stack:
-            # The second one only gives KV away; it is not measured.
-            engines = [await _started(settings, stack) for _ in range(2)]
-            info = engines[0].info
+            # The second engine is not measured. It only serves KV to the first.
+            engine, peer = [await _started(settings, stack) for _ in range(2)]
+            info = engine.info
             limits = Limits(info.max_context_tokens, info.kv_capacity_tokens, info.page_size_tokens)
             grid = grid_of(Density(settings.grid), limits, settings.max_tokens)
             load_before = os.getloadavg()[0]
             total = (settings.repeats + 1) * len(grid)
             with tqdm(total=total, desc="measuring", unit="point", file=sys.stderr, disable=None, leave=False) as bar:
-                probe = EngineProbe(engines[0], engines[1], settings.seed)
-                points = await measure(probe, grid, settings.repeats, settings.seed, lambda: _step(bar))
-            return {"points": points.as_dict(), "engine": _engine_row(info, settings, load_before)}
+                probe = EngineProbe(engine, peer, settings.seed)
+                points = await measure(probe, grid, settings.repeats, settings.seed, bar.update)
+            return points, _facts(info, settings, load_before)
     except EngineError as error:
         raise RunError(f"{PROG}: {error}") from None
 
 
-def _step(bar: tqdm[Any]) -> None:
-    bar.update()
-
-
 async def _started(settings: ProfileSettings, stack: AsyncExitStack) -> Engine:
-    from ampd.perf.model import PerformanceModel
     from workers.engines import create_engine, performance_model, settings_model
 
     folder = str(tiny_model_path()) if settings.model == TINY else str(check_model_folder(Path(settings.model), PROG))
     flags = ["--role", "prefill", "--engine", settings.engine, "--model", folder, "--tp", str(settings.tp)]
-    worker = parse_settings(settings_model(settings.engine), [*flags, *_words(settings.worker_args)], PROG)
-    model: PerformanceModel = performance_model(worker)
-    engine = create_engine(worker, model)
+    try:
+        flags += shlex.split(settings.worker_args)
+    except ValueError as error:
+        given = settings.worker_args
+        raise UserError(f"{PROG}: --worker-args: {str(error).lower()} (given: {given!r})") from None
+    worker = parse_settings(settings_model(settings.engine), flags, PROG)
+    engine = create_engine(worker, performance_model(worker))
     stack.push_async_callback(engine.stop)
     await engine.start()
     return engine
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{PROG}: --worker-args: {str(error).lower()} (given: {text!r})") from None
-
-
-def _engine_row(info: EngineInfo, settings: ProfileSettings, load_before: float) -> dict[str, Any]:
-    return {
-        "tp": info.parallelism.tp,
-        "kv_capacity_tokens": info.kv_capacity_tokens,
-        "kv_bytes_per_token": info.kv_bytes_per_token,
-        "max_context_tokens": info.max_context_tokens,
-        "model": settings.model,
-        "engine": str(settings.engine),
-        "machine": _machine(),
-        "date": datetime.date.today().isoformat(),
-        "grid": settings.grid,
-        "repeats": settings.repeats,
-        "load_average_before": round(load_before, 2),
-        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        "versions": {"ampd": version("ampd")} | ({"sglang": version("sglang")} if settings.engine == "sglang" else {}),
-    }
+def _facts(info: EngineInfo, settings: ProfileSettings, load_before: float) -> EngineFacts:
+    packages = ("ampd", "sglang") if settings.engine is EngineName.SGLANG else ("ampd",)
+    return EngineFacts(
+        tp=info.parallelism.tp,
+        kv_capacity_tokens=info.kv_capacity_tokens,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        max_context_tokens=info.max_context_tokens,
+        model=settings.model,
+        engine=settings.engine,
+        machine=_machine(),
+        date=datetime.date.today(),
+        grid=settings.grid,
+        repeats=settings.repeats,
+        load_average_before=round(load_before, 2),
+        threads=os.environ.get("OMP_NUM_THREADS", "default"),
+        versions={name: version(name) for name in packages},
+    )
 
 
 def _machine() -> str:
-    """The GPU, or the processor where there is none."""
+    """The GPU, or the processor if there is none."""
     try:
         import torch
 
@@ -176,67 +183,53 @@ def _machine() -> str:
 
 # -- fitting
 
-_ENGINE_KEYS = {
-    *("tp", "kv_capacity_tokens", "kv_bytes_per_token", "max_context_tokens", "model", "engine", "machine", "date"),
-    *("grid", "repeats", "load_average_before", "threads", "versions"),
-}
-"""What a file of points says about the engine (see `_engine_row`)."""
 
-
-def _read_points(path: Path) -> dict[str, Any]:
+def _read_points(path: Path) -> tuple[Points, EngineFacts]:
     from planner.profiler.measure import Points
 
     try:
-        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        Points.from_dict(row["points"])
-        if lacking := _ENGINE_KEYS - set(row["engine"]):
-            raise ValueError(f"no {min(lacking)}")
-        datetime.date.fromisoformat(row["engine"]["date"])
-        row["engine"]["tp"] = int(row["engine"]["tp"])
+        row = json.loads(path.read_text(encoding="utf-8"))
+        return Points.from_dict(row["points"]), EngineFacts.model_validate(row["engine"])
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: not a file of measured points; `{PROG} --points FILE` writes one") from None
-    return row
 
 
-def _fitted(row: dict[str, Any], settings: ProfileSettings) -> PerformanceProfile:
+def _fitted(points: Points, engine: EngineFacts, settings: ProfileSettings) -> PerformanceProfile:
     from planner.profiler.fitting import fit_profile
-    from planner.profiler.measure import Points
 
-    points: Points = Points.from_dict(row["points"])
-    engine = row["engine"]
-    about: dict[str, float | str] = {
-        "grid": engine["grid"],
-        "repeats": engine["repeats"],
+    assumptions: dict[str, float | str] = {
+        "grid": engine.grid,
+        "repeats": engine.repeats,
         "points_prefill": len(points.prefill),
         "points_decode": len(points.decode),
         "points_transfer": len(points.transfer),
         "discarded_measurements": points.discarded,
         "held_out_share": settings.held_out,
-        "load_average_before": engine["load_average_before"],
-        "threads": engine["threads"],
-        **{f"version_{name}": number for name, number in engine["versions"].items()},
+        "load_average_before": engine.load_average_before,
+        "threads": engine.threads,
+        **{f"version_{name}": number for name, number in engine.versions.items()},
     }
     provenance = Provenance(
         kind="measured",
-        source=f"ampd profile, engine {engine['engine']}",
-        model=engine["model"],
-        gpu=engine["machine"],
-        date=datetime.date.fromisoformat(engine["date"]),
+        source=f"ampd profile, engine {engine.engine}",
+        model=engine.model,
+        gpu=engine.machine,
+        date=engine.date,
         method="Medians over the repeats of every point of a grid, in random order; piecewise alpha-beta curves by "
         "non-negative least squares on relative errors. Prefill: time to the first token of a lone request.",
-        assumptions=about,
+        assumptions=assumptions,
     )
     return fit_profile(
         points,
         provenance,
-        engine["tp"],
+        engine.tp,
         settings.held_out,
         settings.seed,
-        kv_capacity_tokens=engine["kv_capacity_tokens"],
-        kv_bytes_per_token=engine["kv_bytes_per_token"],
-        max_context_tokens=engine["max_context_tokens"],
+        kv_capacity_tokens=engine.kv_capacity_tokens,
+        kv_bytes_per_token=engine.kv_bytes_per_token,
+        max_context_tokens=engine.max_context_tokens,
     )
 
 
@@ -249,5 +242,5 @@ def _text(result: dict[str, Any], profile: PerformanceProfile) -> str:
         shown = "-" if mean is None or most is None else f"mean {mean:.1%}, largest {most:.1%}"
         lines.append(f"  {name:<12} {shown} ({count} points, {pieces} segments)")
     if result["discarded"]:
-        lines.append(f"  {result['discarded']} measurements did not come about as asked and were left out")
+        lines.append(f"  {result['discarded']} measurements did not succeed as requested and were left out")
     return "\n".join(lines)
