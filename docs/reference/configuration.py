@@ -23,22 +23,22 @@ _HEAD = """\
 
 <!-- Written by: python -m docs.reference.configuration > docs/configuration.md -->
 
-Every setting is a flag and an environment variable; a flag wins over the variable, and the variable over the default.
-An unknown flag and a value that does not fit end the command with one line and exit code 2. Switches (`on`, `off`) are
-`--name` and `--no-name`; as a variable they are `1` or `0`. Arguments in capitals have a place instead of a name, and
-no variable. Where a setting has two names, both mean the same.
+Every setting is a flag and an environment variable. A flag wins over the variable, and the variable over the default.
+An unknown flag or a wrong value ends the command with one line and exit code 2. Switches (`on`, `off`) are `--name` and
+`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Two names of a
+setting mean the same.
 
-Parameters of policies stand behind their name, `--routing 'ampd(alpha=0.8)'`; [policies.md](policies.md) lists them.
+Parameters of policies follow their name: `--routing 'ampd(alpha=0.8)'`. [policies.md](policies.md) lists them.
 Variables that are not flags are [at the end](#other-environment-variables).
 """
 
 _ENVIRONMENT_HEAD = """\
 ## Other environment variables
 
-Variables without a flag: our own, and those of the software below that the code, `ampd serve` or the manifests in
-`k8s/` read or set. Their owners have many more.
+Variables without a flag: our own, and those of other software that the code, `ampd serve` or the manifests in `k8s/`
+read or set. Their owners have many more.
 
-| variable | whose | what for | source |
+| variable | owner | purpose | source |
 | --- | --- | --- | --- |
 """
 
@@ -72,8 +72,8 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Every process of a graph",
         GRAPH,
-        text="`ampd serve`, `python -m router` and `python -m workers` take these, and all processes of one graph must "
-        "be given the same: `ampd serve` hands its own on, a manifest sets them as variables of the whole graph.",
+        text="`ampd serve`, `python -m router` and `python -m workers` take these. All processes of a graph must have "
+        "the same values: `ampd serve` passes its own on, and a manifest sets them as variables of the whole graph.",
     ),
     Section("ampd serve", "ampd.cli.serve.settings:ServeSettings", GRAPH),
     Section("python -m router", "router.settings:CoordinatorSettings", GRAPH),
@@ -82,13 +82,13 @@ SECTIONS: tuple[Section, ...] = (
         "python -m workers --engine sglang",
         "workers.engines.sglang_settings:SglangSettings",
         WORKER,
-        "Beside the flags of every worker.",
+        "It also takes the flags of every worker.",
     ),
     Section(
         "python -m workers --engine modelled",
         "workers.engines.modelled_settings:ModelledSettings",
         WORKER,
-        "Beside the flags of every worker.",
+        "It also takes the flags of every worker.",
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
     Section("ampd top", "ampd.cli.top.settings:TopSettings"),
@@ -106,7 +106,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd trace stats", "workloads.trace_command:StatsSettings"),
     Section("python -m workloads.traces.select", "workloads.traces.select:SelectSettings"),
     Section("python -m ampd.tiny_model", "ampd.tiny_model:TinyModelSettings"),
-    Section("python -m ampd.cli.serve.demo", "ampd.cli.serve.demo:DemoSettings", text="What `make demo` runs."),
+    Section("python -m ampd.cli.serve.demo", "ampd.cli.serve.demo:DemoSettings", text="`make demo` runs this."),
 )
 
 
@@ -175,7 +175,7 @@ def _rendered(section: Section) -> str:
         lines += ["", section.text]
     base = next((one for one in SECTIONS if one.model == section.base), None)
     if base and not section.text:
-        lines += ["", f"Beside these, the flags of [{base.title}](#{_anchor(base.title)}); what stands here wins."]
+        lines += ["", f"It also takes the flags of [{base.title}](#{_anchor(base.title)}). The rows here win."]
     lines += ["", *_TABLE_HEAD, *(_row(setting) for setting in rows_of(section)), ""]
     return "\n".join(lines)
 

@@ -30,13 +30,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("AMPD_POLICY_MODULES",),
         "AMPD",
-        "Modules with policies of your own, comma-separated; every process of a graph imports them, the simulator too.",
+        "Modules with policies of your own, comma-separated. Every process of a graph and the simulator import them.",
         "[policies.md](policies.md)",
     ),
     Variable(
         ("AMPD_SGLANG_ENGINE",),
         "AMPD",
-        "Set by a worker for the processes of its own engine; without it our SGLang plugin changes nothing.",
+        "A worker sets it for the processes of its own engine. Without it our SGLang plugin changes nothing.",
         "`workers/engines/sglang_plugin.py`",
     ),
     Variable(
@@ -75,7 +75,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS",),
         "Dynamo",
-        "Coordinators and workers set it to `[]`, whatever it was: they say themselves whether they can work.",
+        "Coordinators and workers set it to `[]`, because they report their health themselves.",
         _DYNAMO,
     ),
     Variable(
@@ -93,13 +93,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_LOG",),
         "Dynamo",
-        "Log level, also by target: `info,router=debug,workers=debug`. Ours obey it, too.",
+        "Log level, also by target: `info,router=debug,workers=debug`. Our loggers obey it too.",
         _DYNAMO_LOGS,
     ),
     Variable(
         ("DYN_LOGGING_JSONL",),
         "Dynamo",
-        "`1`: a JSON object a line, with trace ids; set in the manifests.",
+        "`1`: one JSON object per line, with trace ids; set in the manifests.",
         _DYNAMO_LOGS,
     ),
     Variable(
@@ -111,32 +111,32 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_SGL_ALLOW_TOP_LOGPROBS",),
         "Dynamo",
-        "`1`: SGLang workers return top log-probabilities, as Dynamo's own; otherwise such a request gets a 400.",
+        "`1`: SGLang workers return top log-probabilities, as Dynamo's own do. Otherwise such a request gets a 400.",
         "`dynamo/sglang` in the package",
     ),
     Variable(
         ("UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_SCHEME"),
         "UCX",
-        "Transports and devices that KV may travel on, and how large pieces go; UCX chooses what is not set. The "
+        "Transports and devices for KV, and the protocol for large pieces. UCX chooses the unset ones. The "
         "component `k8s/components/rdma` sets the first and the last.",
         _NIXL,
     ),
     Variable(
         ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL"),
         "UCX, NIXL",
-        "How much the transport logs; SGLang workers set `error` and `WARN` where nothing else is set.",
+        "Log level of the transport. SGLang workers set `error` and `WARN` by default.",
         _NIXL,
     ),
     Variable(
         ("SGLANG_PLUGINS",),
         "SGLang",
-        "Which plugins are loaded, default all; it must not leave `ampd` out, or a worker ends at its start.",
+        "Plugins that are loaded; default: all. Without `ampd` among them a worker ends at its start.",
         "`sglang.srt.plugins`",
     ),
     Variable(
         ("CUDA_VISIBLE_DEVICES",),
         "CUDA",
-        "`ampd serve` divides these GPUs among its workers; a worker on the CPU hides them.",
+        "`ampd serve` divides these GPUs among its workers. A worker on the CPU hides them.",
         "[CUDA](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)",
     ),
     Variable(
@@ -148,14 +148,14 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("HF_HUB_OFFLINE", "HF_TOKEN"),
         "Hugging Face",
-        "The first is `1` in every process that `ampd serve` or the manifests start: models are folders, nothing is "
-        "downloaded. The second is for the job of `k8s/models`, which downloads one.",
+        "The first is `1` in every process that `ampd serve` or the manifests start, because models are folders and "
+        "nothing is downloaded. The second is for the job of `k8s/models`, which downloads a model.",
         "[huggingface_hub](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)",
     ),
     Variable(
         ("XDG_CACHE_HOME", "HOME"),
         "XDG",
-        "Where the tiny model and simulated curves of plans are kept: `$XDG_CACHE_HOME/ampd`, else `~/.cache/ampd`.",
+        "Folder of the tiny model and of the simulated curves of plans: `$XDG_CACHE_HOME/ampd`, else `~/.cache/ampd`.",
         "[XDG](https://specifications.freedesktop.org/basedir-spec/latest/)",
     ),
 )

@@ -13,17 +13,17 @@ Coordinators and workers expose Prometheus metrics on Dynamo's system port, besi
 and with its labels: `dynamo_namespace`, `dynamo_component`, `dynamo_endpoint`, `worker_id` (the process's instance id
 in hexadecimal; coordinators have one too), `model`, `model_name`. The frontend has Dynamo's metrics
 (`dynamo_frontend_*`) at its HTTP port. No label names a session, a request or a peer; each takes its values from a
-fixed, small set. A `reason` that a policy makes up counts as itself if it is plain words with hyphens, up to 64 of
-them, and otherwise as `other`.
+fixed, small set. A `reason` of a policy keeps its name if it is plain words with hyphens, for the first 64 reasons.
+Others count as `other`.
 
 ## Where
 
 `DYN_SYSTEM_PORT` of a process is the port of `/metrics`, `/health` and `/live`: 1 to 32767 (Dynamo reads it as a signed
-16-bit number), 0 any free one, -1 none (the default). `DYN_SYSTEM_HOST` is the address, all by default. If the port is
-taken the process serves without metrics and says so in one line of its log; any other value is refused at the start.
+16-bit number), 0 for any free one, -1 for none (the default). `DYN_SYSTEM_HOST` is the address, by default all. If the
+port is taken, the process serves without metrics and logs one line. Any other value is refused at the start.
 
-`ampd serve` gives every process a port of its own and writes them to `metrics.json` among the logs, which Prometheus
-reads as it is (`--no-metrics` opens none):
+`ampd serve` gives every process its own port and writes them to `metrics.json` among the logs, which Prometheus can
+read (`--no-metrics` opens none):
 
 ```yaml
 scrape_configs:
@@ -31,31 +31,35 @@ scrape_configs:
     file_sd_configs: [{files: [/path/to/logs/metrics.json]}]
 ```
 
-A scrape reads gauges on the process's event loop. If that hangs for a second the scrape holds what was counted and
-leaves the gauges out, and the log says so.
+A scrape reads gauges on the process's event loop. If the loop hangs for a second, the scrape contains the counters
+without the gauges, and the process logs it.
 
 ## Health
 
 `/health` and `/live` give the same answer, as in all of Dynamo: 200 when this process can do its work, 503 before that.
-A worker can when its engine has started and its endpoints are served, until its engine is lost. A coordinator can when
-it knows the shared state, whether or not there is a decode worker: without one it stays out of Dynamo's discovery, the
-frontend answers 503, and `ampd_live_workers{role="decode"}` is 0, but ending the process would mend nothing. Neither
-follows Redis, because both serve without it; `ampd_state_available` tells. So on Kubernetes `/live` is fit for startup
-and liveness probes and `/health` for readiness. The startup probe of a worker must allow for the loading of its model.
-`DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`, which Dynamo's operator may set, is ignored.
+
+- A worker is healthy when its engine has started and its endpoints are served, until its engine is lost.
+- A coordinator is healthy when it has connected to the shared state, with or without a decode worker. Without one it
+  stays out of Dynamo's discovery, the frontend answers 503, and `ampd_live_workers{role="decode"}` is 0. A restart of
+  the coordinator would not help.
+- Neither becomes unhealthy when Redis is lost, because both serve without it. `ampd_state_available` shows the loss.
+
+On Kubernetes use `/live` for startup and liveness probes and `/health` for readiness. The startup probe of a worker
+must allow for the loading of its model. `DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`, which Dynamo's operator may set, is
+ignored.
 
 ## Attainment
 
-The share of rounds that met both targets of theirs:
+The share of rounds that met both their targets:
 
 ```promql
 sum(rate(ampd_rounds_total{outcome="met"}[5m])) / sum(rate(ampd_rounds_total{outcome!="abandoned"}[5m]))
 ```
 
-A round counts against its own targets if it brought some, else against the `ampd_slo_*` defaults. Counters give the
-exact share; a histogram would give that of the next bucket. ITL is the mean of a round, for that is what a target is
-compared with; `ampd_token_gap_seconds` has the single gaps, as the worker sees them leave the engine, in which a
-prefill that stalls the batch shows.
+A round counts against the targets in its request if there are any, else against the `ampd_slo_*` defaults. Counters
+give the exact share, where a histogram would give that of the next bucket. ITL is the mean of a round, because targets
+apply to the mean. `ampd_token_gap_seconds` has the single gaps as they leave the engine. They show a prefill that
+stalls the batch.
 """
 
 _PROCESSES = {
