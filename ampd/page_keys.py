@@ -1,4 +1,4 @@
-"""Keys of KV pages: a page is named by all the tokens up to its end."""
+"""Keys of KV pages: all the tokens up to a page's end name it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from hashlib import sha256
 KEY_BYTES = 32
 
 
-def page_keys(token_ids: Sequence[int], page_size: int) -> list[bytes]:
+def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = ()) -> list[bytes]:
     """Name every full page of a context by the chained SHA-256 of its tokens.
 
-    The chain is the one of SGLang's storage hashes (`get_storage_hash_str` without extra key), so that a worker knows
-    the names of an engine's pages without asking it: hash(parent hash + tokens as little-endian 32-bit words).
+    The chain is that of SGLang's storage hashes (`get_storage_hash_str` without an extra key), so that a worker can name
+    an engine's pages by itself: hash(parent hash + tokens as little-endian 32-bit words). The keys of the first tokens
+    are therefore the first keys, and a context that grows need not be hashed again.
 
     Args:
-        token_ids: the context; a last page that is not full has no key.
-        page_size: tokens a page.
+        token_ids: the context. A last page that is not full has no key.
+        page_size: tokens per page.
+        known: keys of the context's first pages, if they were computed before.
 
     Returns:
-        One 32-byte key a page.
+        One 32-byte key per page.
     """
-    words = memoryview(array("I", token_ids)).cast("B")
+    keys = list(known)
+    parent = keys[-1] if keys else b""
+    words = memoryview(array("I", token_ids[len(keys) * page_size :])).cast("B")
     step = page_size * 4
-    keys: list[bytes] = []
-    parent = b""
-    for start in range(0, len(token_ids) // page_size * step, step):
+    for start in range(0, len(words) // step * step, step):
         digest = sha256(parent)
         digest.update(words[start : start + step])
         parent = digest.digest()

@@ -150,7 +150,7 @@ class ModelledEngine:
         if sequence.prefilled:
             # The last token was put out but never read, so it has no KV yet.
             context = sequence.request.token_ids + sequence.choices[0].tokens[:-1]
-            keys = page_keys(context, self._info.page_size_tokens)
+            keys = page_keys(context, self._info.page_size_tokens, keys)
             self._kv.keep(sequence.request.rid, session_id, keys)
         self._kv.end(session_id, keys)
 

@@ -361,7 +361,7 @@ class _Session:
             size = self._engine.info.page_size_tokens
             # The last token is sampled but not computed: it has no KV yet.
             context = [*request.token_ids, *self._tokens[:-1]]
-            await self._engine.kv.end_request(request.session_id, page_keys(context, size))
+            await self._engine.kv.end_request(request.session_id, page_keys(context, size, self._keys))
 
 
 def _on_gpu(device: Device) -> bool:
