@@ -12,9 +12,9 @@ KEY_BYTES = 32
 def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = ()) -> list[bytes]:
     """Name every full page of a context by the chained SHA-256 of its tokens.
 
-    The chain is that of SGLang's storage hashes (`get_storage_hash_str` without an extra key), so that a worker can name
-    an engine's pages by itself: hash(parent hash + tokens as little-endian 32-bit words). The keys of the first tokens
-    are therefore the first keys, and a context that grows need not be hashed again.
+    The chain is that of SGLang's storage hashes (`get_storage_hash_str` without an extra key), so that a worker can
+    name an engine's pages by itself: hash(parent hash + tokens as little-endian 32-bit words). A longer context begins
+    with the same keys, and its first pages need not be hashed again.
 
     Args:
         token_ids: the context. A last page that is not full has no key.

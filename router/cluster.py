@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampd.state.store import HeldChanged, StateStore, StateUnavailableError
+from ampd.state.store import StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport
 from router.calls import WorkerCalls
@@ -46,7 +46,7 @@ class Cluster:
 
         An agent without a tool to run sends its next round within milliseconds. By then the last one decodes no more.
         """
-        self.view.apply(HeldChanged(worker_id, session_id, report["held_tokens"]))
+        self.view.holding(worker_id, session_id, report["held_tokens"])
         if "decode_batch" in report:
             self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
 

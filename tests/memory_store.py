@@ -17,7 +17,6 @@ from ampd.state.schema import ASSIGNED_TTL_S
 from ampd.state.store import (
     Binding,
     Heard,
-    HeldChanged,
     Leadership,
     Overview,
     RoleAssigned,
@@ -53,7 +52,6 @@ class _Changes:
     """What was written about a worker since. `queue`: task id -> (when, task record; "" once it is done)."""
 
     queue: dict[str, tuple[float, str]] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -118,7 +116,6 @@ class MemoryState:
         now_s = self.clock()
         self._workers[worker_id] = _Published(record, now_s, now_s + lease_s)
         changes = self._of(worker_id)
-        changes.held.clear()
         for task_id, (at_s, _) in list(changes.queue.items()):
             if now_s - at_s >= QUEUE_GRACE_S:
                 del changes.queue[task_id]
@@ -148,11 +145,6 @@ class MemoryState:
             self._of(worker_id).queue[task_id] = (self.clock(), record)
         else:
             self._of(worker_id).queue.pop(task_id, None)
-
-    def put_held(self, worker_id: str, session_id: str, tokens: int) -> None:
-        """A live worker's word on one session."""
-        if self._is_live(worker_id):
-            self._of(worker_id).held[session_id] = tokens
 
     def put_coordinator(self, coordinator_id: str, record: str, lease_s: float) -> None:
         """A coordinator's view."""
@@ -247,11 +239,6 @@ class MemoryStore:
         self._state.put_task(worker_id, task_id, "")
         self._publish(TaskDone(worker_id, task_id))
 
-    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
-        await self._trip("held")
-        self._state.put_held(worker_id, session_id, tokens)
-        self._publish(HeldChanged(worker_id, session_id, tokens))
-
     async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
         record = codec.encode_task(write.task, self._clock())
         event = codec.encode_event(TaskQueued(write.queue_worker_id, write.task), self._clock())
@@ -338,7 +325,7 @@ class MemoryStore:
             codec.decode_task(task, now_s - (state_now_s - at_s)) for at_s, task in changes.queue.values() if task
         ]
         done = {task_id for task_id, (_, task) in changes.queue.items() if not task}
-        return merge(codec.decode_view(record, now_s - age_s), entered, done, changes.held)
+        return merge(codec.decode_view(record, now_s - age_s), entered, done)
 
     def _publish(self, event: StateEvent) -> None:
         self._state.publish(codec.encode_event(event, self._clock()))

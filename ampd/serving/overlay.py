@@ -18,16 +18,13 @@ a finished one stays struck out of views that were written before it finished.""
 
 
 def merge(
-    view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int]
+    view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int] | None = None
 ) -> WorkerView:
-    """The view with `entered` tasks appended, `done` task ids struck out and `held` sessions corrected (0: gone)."""
+    """The view with `entered` tasks appended, `done` task ids removed, and the tokens of `held` sessions (0: none)."""
     queue = tuple(task for task in view.queue if task.task_id not in done)
     known = {task.task_id for task in queue}
     queue += tuple(task for task in entered if task.task_id not in known and task.task_id not in done)
-    return replace(view, queue=queue, held_tokens=_corrected(view.held_tokens, held))
-
-
-def _corrected(held: Mapping[str, int], changes: Mapping[str, int]) -> Mapping[str, int]:
-    if not changes:
-        return held
-    return {session_id: tokens for session_id, tokens in {**held, **changes}.items() if tokens > 0}
+    held_tokens = view.held_tokens
+    if held:
+        held_tokens = {session_id: tokens for session_id, tokens in {**held_tokens, **held}.items() if tokens > 0}
+    return replace(view, queue=queue, held_tokens=held_tokens)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from ampd import wire
 from ampd.state.store import (
-    HeldChanged,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -101,8 +100,6 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["queued", worker_id, wire.encode_task(task, now_s)])
         case TaskDone(worker_id, task_id):
             return _dump(["done", worker_id, task_id])
-        case HeldChanged(worker_id, session_id, tokens):
-            return _dump(["held", worker_id, session_id, tokens])
         case SessionEnded(session_id):
             return _dump(["ended", session_id])
         case RoleAssigned():
@@ -144,8 +141,6 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return TaskQueued(worker_id, wire.decode_task(task, now_s))
         case ["done", str(worker_id), str(task_id)]:
             return TaskDone(worker_id, task_id)
-        case ["held", str(worker_id), str(session_id), int(tokens)]:
-            return HeldChanged(worker_id, session_id, tokens)
         case ["ended", str(session_id)]:
             return SessionEnded(session_id)
         case ["role", *_]:

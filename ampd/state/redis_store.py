@@ -15,7 +15,6 @@ from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE
 from ampd.state.store import (
     Binding,
     Heard,
-    HeldChanged,
     Leadership,
     Overview,
     RoleAssigned,
@@ -54,10 +53,9 @@ class RedisStore:
 
     async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
         schema, worker_id = self._schema, view.worker_id
-        keys = [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)]
         role = await self._connection.script(
             "publish",
-            [*keys, schema.role(worker_id)],
+            [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.role(worker_id)],
             [
                 to_bytes(worker_id),
                 ms(lease_s),
@@ -79,7 +77,7 @@ class RedisStore:
         schema = self._schema
         await self._connection.script(
             "remove",
-            [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.held(worker_id)],
+            [schema.workers, schema.worker(worker_id), schema.queue(worker_id)],
             [to_bytes(worker_id), schema.events, self._event(WorkerRemoved(worker_id))],
         )
 
@@ -89,14 +87,6 @@ class RedisStore:
             "finish",
             [schema.worker(worker_id), schema.queue(worker_id)],
             [to_bytes(task_id), schema.events, self._event(TaskDone(worker_id, task_id)), ms(QUEUE_TTL_S)],
-        )
-
-    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
-        schema = self._schema
-        await self._connection.script(
-            "held",
-            [schema.worker(worker_id), schema.held(worker_id)],
-            [to_bytes(session_id), tokens, schema.events, self._event(HeldChanged(worker_id, session_id, tokens))],
         )
 
     async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
@@ -177,9 +167,9 @@ class RedisStore:
         now_ms, *workers = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
         reader = _SnapshotReader(int(now_ms), self._clock())
         views = []
-        for view, queue, held in workers:
+        for view, queue in workers:
             try:
-                views.append(Heard(reader.worker(view, queue, held), reader.age_s(view)))
+                views.append(Heard(reader.worker(view, queue), reader.age_s(view)))
             except codec.CodecError as error:
                 log.warning("left out a worker: %s", error)
         return views
@@ -256,10 +246,11 @@ class _SnapshotReader:
         self._server_now_ms = server_now_ms
         self._now_s = now_s
 
-    def worker(self, view: bytes, queue: list[bytes], held: list[bytes]) -> WorkerView:
+    def worker(self, view: bytes, queue: list[bytes]) -> WorkerView:
+        """A worker's view with the prefills that were entered or finished since (task id, record, task id, ...)."""
         entered: list[tuple[float, PrefillTask]] = []
         done: set[str] = set()
-        for task_id, change in _pairs(queue):
+        for task_id, change in zip(queue[::2], queue[1::2], strict=True):
             written_s, record = self._stamped(change)
             if record:
                 entered.append((written_s, codec.decode_task(record, written_s)))
@@ -267,8 +258,7 @@ class _SnapshotReader:
                 done.add(to_text(task_id))
         entered.sort(key=lambda item: (item[0], item[1].arrival_s))
         written_s, record = self._stamped(view)
-        changes = {to_text(session_id): int(tokens) for session_id, tokens in _pairs(held)}
-        return merge(codec.decode_view(record, written_s), [task for _, task in entered], done, changes)
+        return merge(codec.decode_view(record, written_s), [task for _, task in entered], done)
 
     def age_s(self, record: bytes) -> float:
         """Seconds since a stamped record was written, by the server's clock."""
@@ -276,10 +266,6 @@ class _SnapshotReader:
 
     def _stamped(self, record: bytes) -> tuple[float, bytes]:
         return self._now_s - self.age_s(record), record.partition(b" ")[2]
-
-
-def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _binding(session_id: str, record: bytes | None) -> Binding | None:

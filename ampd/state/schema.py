@@ -47,10 +47,6 @@ class Schema:
         """Prefills entered in or struck out of a worker's queue since it spoke."""
         return self.prefix + b"queue:" + to_bytes(worker_id)
 
-    def held(self, worker_id: str) -> bytes:
-        """Sessions whose KV at a worker changed since it spoke."""
-        return self.prefix + b"held:" + to_bytes(worker_id)
-
     def session(self, session_id: str) -> bytes:
         """A session's binding."""
         return self.prefix + b"session:" + to_bytes(session_id)

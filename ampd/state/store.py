@@ -85,15 +85,6 @@ class TaskDone:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldChanged:
-    """A worker's word on how much of a session's context it holds as KV (0: none any more)."""
-
-    worker_id: str
-    session_id: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """A session was ended; its binding is gone."""
 
@@ -113,7 +104,7 @@ class RoleAssigned:
     reason: str
 
 
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | HeldChanged | SessionEnded | RoleAssigned
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +173,6 @@ class StateStore(Protocol):
 
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a prefill out of a worker's queue metadata."""
-        ...
-
-    async def set_held(self, worker_id: str, session_id: str, tokens: int) -> None:
-        """Say how many tokens of a session's context this worker holds; 0 forgets it."""
         ...
 
     # -- sessions (written by coordinators; Lua compare-and-set on Redis)

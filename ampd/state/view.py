@@ -1,9 +1,9 @@
-"""The local copy of the cluster that decisions read: one dictionary away, without I/O.
+"""The local copy of the shared state that decisions read without I/O.
 
-It starts from a snapshot and follows the store's events. While the store is lost it keeps serving the last view (leases
-do not run out then, for nobody can renew them) and reconnects with backoff; a fresh snapshot reconciles it. A worker
-that the snapshot misses is kept for one lease more, because a Redis that was restarted is empty until everyone has
-published again.
+It starts from a snapshot and follows the store's events. While the store is lost, it keeps the last views and
+reconnects with backoff. Leases do not expire during that time, because no worker can renew them. A fresh snapshot then
+replaces the views. A worker that the snapshot lacks is kept for one more lease, because a restarted Redis is empty
+until all workers have published again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from types import TracebackType
 
 from ampd.serving.overlay import QUEUE_GRACE_S, merge
 from ampd.state.store import (
-    HeldChanged,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -41,29 +40,36 @@ LONGEST_BACKOFF_S = 2.0
 
 @dataclass(slots=True)
 class ViewCounters:
-    """What happened to a view since it was made; for metrics.
+    """Counts of a view since it was made, for metrics.
 
     Attributes:
         events: events applied.
-        snapshots: snapshots taken, the first one included.
-        losses, reconnects: times that the store was lost and found again.
-        expired_workers: workers whose lease ran out.
+        losses: times that the store was lost.
+        expired_workers: workers whose lease expired.
         lost_tasks: prefills that were entered but never listed by their worker.
     """
 
     events: int = 0
-    snapshots: int = 0
     losses: int = 0
-    reconnects: int = 0
     expired_workers: int = 0
     lost_tasks: int = 0
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker: its own word, what was said about it since, and the two merged (None: to be merged again)."""
+    """One worker.
 
-    said: WorkerView
+    Attributes:
+        published: the view that the worker published last.
+        deadline_s: the end of its lease.
+        suspect_until_s: it is left out until then.
+        entered: task id -> when a coordinator entered the prefill in its queue, and the prefill.
+        done: task id -> when the prefill finished.
+        held: session id -> held tokens that were reported since it published.
+        merged: `published` with these changes; None if it must be merged again.
+    """
+
+    published: WorkerView
     deadline_s: float
     suspect_until_s: float = float("-inf")
     entered: dict[str, tuple[float, PrefillTask]] = field(default_factory=dict)
@@ -73,17 +79,16 @@ class _Worker:
 
     def view(self) -> WorkerView:
         if self.merged is None:
-            self.merged = merge(self.said, [task for _, task in self.entered.values()], self.done, self.held)
+            self.merged = merge(self.published, [task for _, task in self.entered.values()], self.done, self.held)
         return self.merged
 
 
 class ClusterView:
-    """The live workers as last heard. Use as an async context manager, or `start` and `stop`.
+    """The live workers, as of the last event. Use it as an async context manager, or call `start` and `stop`.
 
     Args:
-        lease_s: how long a worker counts as alive after its last word, where the word does not say so itself.
+        lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
-        on_event: called after each event was applied, workers that expired here included.
     """
 
     def __init__(
@@ -92,15 +97,11 @@ class ClusterView:
         *,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
-        grace_s: float = QUEUE_GRACE_S,
-        on_event: Callable[[StateEvent], None] | None = None,
     ) -> None:
         self.counters = ViewCounters()
         self._store = store
         self._lease_s = lease_s
         self._clock = clock
-        self._grace_s = grace_s
-        self._on_event = on_event
         self._workers: dict[str, _Worker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
@@ -120,7 +121,7 @@ class ClusterView:
         self._task = asyncio.create_task(self._follow(), name="cluster-view")
 
     async def stop(self) -> None:
-        """End following; the last view stays readable."""
+        """Stop following the store; the last views stay readable."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -166,63 +167,65 @@ class ClusterView:
             return self._watcher.silent_s()
         return self._clock() - self._fresh_s
 
-    # -- what the reader knows better
+    # -- what the reader knows before the store
 
     def suspect(self, worker_id: str, for_s: float) -> None:
-        """A call to this worker failed: leave it out until it publishes again, or for `for_s` seconds."""
+        """Leave a worker out, because a call to it failed, until it publishes again or for `for_s` seconds."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.suspect_until_s = self._clock() + for_s
             self._lists = None
 
     def decoding(self, worker_id: str, rounds: int, context_tokens: int) -> None:
-        """A worker's own word on its decode batch, heard before it publishes."""
+        """Apply a worker's report of its decode batch until the worker publishes."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.said = replace(worker.said, decode_batch=rounds, decode_context_tokens=context_tokens)
+            worker.published = replace(worker.published, decode_batch=rounds, decode_context_tokens=context_tokens)
+            worker.merged = self._lists = None
+
+    def holding(self, worker_id: str, session_id: str, tokens: int) -> None:
+        """Apply a worker's report of the tokens of a session that it holds as KV until the worker publishes."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.held[session_id] = tokens
             worker.merged = self._lists = None
 
     def apply(self, event: StateEvent) -> None:
-        """Take in an event: from the store, or one's own write before the store repeats it (events are idempotent)."""
+        """Apply an event of the store, or the reader's own write before the store repeats it: events are idempotent."""
         match event:
             case WorkerUpdated(view, lease_s):
                 self._updated(view, self._lease_s if lease_s is None else lease_s)
                 self._workers[view.worker_id].suspect_until_s = float("-inf")
             case WorkerRemoved(worker_id, is_expired):
-                # Whoever publishes first after a lease's end says so to all; here it may have been noticed already.
+                # The next worker that publishes announces the end of a lease, which may have been noticed here before.
                 if self._workers.pop(worker_id, None) is not None and is_expired:
                     self.counters.expired_workers += 1
             case TaskQueued(worker_id, task):
                 self._queued(worker_id, task)
             case TaskDone(worker_id, task_id):
                 self._done(worker_id, task_id)
-            case HeldChanged(worker_id, session_id, tokens):
-                if worker := self._workers.get(worker_id):
-                    worker.held[session_id] = tokens
-                    worker.merged = None
             case SessionEnded() | RoleAssigned():
-                pass  # what a worker holds, and its role, are the worker's own word
+                pass  # a worker's own views say what it holds and what its role is
         self._lists = None
         self.counters.events += 1
-        self._tell(event)
 
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
         worker = self._workers.setdefault(view.worker_id, _Worker(view, now_s))
-        worker.said = view
+        worker.published = view
         worker.deadline_s = now_s + lease_s
         worker.held.clear()
         worker.merged = None
-        # a listed task is the worker's from now on: it goes when the worker no longer lists it
+        # A task that the worker lists is gone when the worker no longer lists it.
         for task in view.queue:
             worker.entered.pop(task.task_id, None)
-        # one that is not listed was entered after this view was written, unless that is too long ago
+        # A task that it does not list was entered after this view was written, unless it was entered too long ago.
         for task_id, (at_s, _) in list(worker.entered.items()):
-            if now_s - at_s > self._grace_s:
+            if now_s - at_s > QUEUE_GRACE_S:
                 del worker.entered[task_id]
                 self.counters.lost_tasks += 1
         for task_id, at_s in list(worker.done.items()):
-            if now_s - at_s > self._grace_s:
+            if now_s - at_s > QUEUE_GRACE_S:
                 del worker.done[task_id]
 
     def _queued(self, worker_id: str, task: PrefillTask) -> None:
@@ -249,7 +252,7 @@ class ClusterView:
 
     def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
         if self._watcher is not None:
-            # A store that has fallen silent may have the renewals that are missing here.
+            # A store that is silent may have received the renewals that are missing here.
             self._expire(now_s - self._watcher.silent_s())
         lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         self._recheck_s = float("inf")
@@ -259,24 +262,15 @@ class ClusterView:
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
                 continue
-            lists[worker.said.role].append(worker.view())
+            lists[worker.published.role].append(worker.view())
         return {role: tuple(views) for role, views in lists.items()}
 
     def _expire(self, heard_s: float) -> None:
-        """Drop the workers whose lease was over when the store was last heard."""
+        """Drop the workers whose lease was over at the last sign of life of the store."""
         for worker_id, worker in list(self._workers.items()):
             if worker.deadline_s <= heard_s:
                 del self._workers[worker_id]
                 self.counters.expired_workers += 1
-                self._tell(WorkerRemoved(worker_id, is_expired=True))
-
-    def _tell(self, event: StateEvent) -> None:
-        if self._on_event is None:
-            return
-        try:
-            self._on_event(event)
-        except Exception:
-            log.exception("a listener failed on %s", type(event).__name__)
 
     # -- following the store
 
@@ -303,7 +297,6 @@ class ClusterView:
             except StateUnavailableError:
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
                 continue
-            self.counters.reconnects += 1
             log.warning("shared state is back after %.1f s", self._clock() - self._fresh_s)
             return
 
@@ -332,4 +325,3 @@ class ClusterView:
         for view in views:
             self._updated(view, self._lease_s)
         self._lists = None
-        self.counters.snapshots += 1

@@ -178,11 +178,11 @@ async def test_history_is_what_the_decode_worker_holds_of_the_prompt() -> None:
             page_keys(PROMPT, 16)
         ]
         assert (record["hist_tokens"], record["incr_tokens"], record["rewritten"]) == (32, 32, True)
-        await replica.store.set_held("d1", "s", 64)
+        await replica.store.publish_worker(worker("d1", held_tokens={"s": 64}), 60.0)
         await asyncio.sleep(0)
         _, record = await replica.round(token_ids=[*PROMPT, *EXPECTED, 7])
         assert record["hist_tokens"] == 64
-        await replica.store.set_held("d1", "s", 64)
+        await replica.store.publish_worker(worker("d1", held_tokens={"s": 64}), 60.0)
         await asyncio.sleep(0)
         _, record = await replica.round(token_ids=[*PROMPT[:40], 1, 2, 3])
         assert (record["hist_tokens"], record["rewritten"]) == (40, True)
@@ -206,7 +206,7 @@ async def test_the_last_round_releases_the_session_where_it_is_held() -> None:
     )
     async with Replica(state) as replica:
         await replica.round()
-        await replica.store.set_held("p2", "s", 16)
+        await replica.store.publish_worker(worker("p2", Role.PREFILL, held_tokens={"s": 16}), 60.0)
         await asyncio.sleep(0)
         used = {"d1", "p2", *replica.workers.asked("prefill")}
         await replica.round(agent_context={"session_id": "s", "session_final": True})

@@ -1,5 +1,5 @@
 -- Write a worker's whole view, renew its lease, and remove the workers whose lease ran out.
--- KEYS: workers, worker, queue, held, role   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
+-- KEYS: workers, worker, queue, role   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
 --   ms that the index outlives a lease
 -- Returns the role that was assigned to the worker, or nil.
 local time = redis.call('TIME')
@@ -11,7 +11,6 @@ local index_ttl = lease + tonumber(ARGV[8])
 if redis.call('PTTL', KEYS[1]) < index_ttl then
   redis.call('PEXPIRE', KEYS[1], index_ttl)
 end
-redis.call('DEL', KEYS[4])
 local changes = redis.call('HGETALL', KEYS[3])
 for i = 1, #changes, 2 do
   local written = tonumber(string.sub(changes[i + 1], 1, string.find(changes[i + 1], ' ', 1, true) - 1))
@@ -22,7 +21,7 @@ end
 redis.call('PUBLISH', ARGV[5], '["updated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']')
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))) do
   redis.call('ZREM', KEYS[1], gone)
-  redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone, ARGV[7] .. 'held:' .. gone)
+  redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone)
   redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone, 'expired'}))
 end
-return redis.call('GET', KEYS[5])
+return redis.call('GET', KEYS[4])

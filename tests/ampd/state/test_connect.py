@@ -118,14 +118,13 @@ async def test_every_key_expires(redis_server: TcpRedis, make: Any) -> None:
     await store.publish_worker(make.view("d1"), 60)
     binding = (await store.route(make.write(), 60)).binding
     await store.repin(binding, "d2", 60)
-    await store.set_held("d1", "s1", 3)
     await store.lead("c1", 60)
     await store.assign_role("c1", make.role(), 60)
     connection = from_url(redis_server.url)
     try:
         keys = [key async for key in connection.scan_iter("ampd:{expiry}:*")]
         kinds = {key.decode().split(":")[2] for key in keys}
-        assert kinds == {"workers", "worker", "queue", "held", "session", "leader", "role", "assigned"}
+        assert kinds == {"workers", "worker", "queue", "session", "leader", "role", "assigned"}
         assert all([await connection.pttl(key) > 0 for key in keys])
     finally:
         await connection.aclose()
@@ -169,9 +168,8 @@ class TestAccessControl:
         store = await open_store(url, "n")
         watcher = store.watch()
         await watcher.start()
-        await store.publish_worker(make.view("d1"), 60)
+        await store.publish_worker(make.view("d1", held_tokens={"s1": 3}), 60)
         binding = (await store.route(make.write(), 60)).binding
-        await store.set_held("d1", "s1", 3)
         await store.finish_task("d1", "t1")
         await store.repin(binding, "d2", 60)
         assert await store.binding("s1") is not None
@@ -185,7 +183,7 @@ class TestAccessControl:
         await store.resign("c1")
         await heard.aclose()
         await store.remove_worker("d1")
-        for _ in range(6):
+        for _ in range(5):
             await anext(watcher)
         await watcher.aclose()
         await store.close()

@@ -127,7 +127,6 @@ async def test_the_overview_shows_workers_as_the_snapshot_does_with_their_ages(
     await waiting.until_true(has_aged)
     await store.publish_worker(make.view("young"), LONG_S)
     await store.route(make.write(worker_id="old", task_id="t1"), LONG_S)
-    await store.set_held("old", "s1", 9)
     overview = await store.overview()
     assert [(one.worker_id, one.held_tokens, len(one.queue)) for one in await store.snapshot()] == [
         (one.view.worker_id, one.view.held_tokens, len(one.view.queue)) for one in overview.workers

@@ -10,7 +10,6 @@ import pytest
 
 from ampd.state.store import (
     Binding,
-    HeldChanged,
     SessionEnded,
     StateStore,
     TaskDone,
@@ -87,8 +86,8 @@ class TestClaims:
         watcher = store.watch()
         await watcher.start()
         await store.route(make.write(worker_id="d2", task_id="t2"), LONG_S)
-        await store.set_held("d2", "marker", 1)
-        assert await waiting.events(watcher, 1) == [HeldChanged("d2", "marker", 1)]
+        await store.end_session("marker")
+        assert await waiting.events(watcher, 1) == [SessionEnded("marker")]
         assert (await view_of(store, "d2")).queue == ()
         await watcher.aclose()
 
@@ -111,9 +110,8 @@ class TestClaims:
         store = await cluster.store()
         watcher = store.watch()
         await watcher.start()
-        await store.publish_worker(make.view("d1"), LONG_S)
+        await store.publish_worker(make.view("d1", held_tokens={session_id: 42}), LONG_S)
         outcome = await store.route(make.write(session_id), LONG_S)
-        await store.set_held("d1", session_id, 42)
         view = await view_of(store, "d1")
         assert outcome.binding == await store.binding(session_id) == Binding(session_id, "d1", 1)
         assert await store.binding(session_id + "?") is None
@@ -121,8 +119,9 @@ class TestClaims:
         assert [task.session_id for task in view.queue] == [session_id]
         assert await store.end_session(session_id) == Binding(session_id, "d1", 1)
         assert await store.binding(session_id) is None
-        _, queued, held, ended = await waiting.events(watcher, 4)
-        assert queued.task.session_id == held.session_id == ended.session_id == session_id
+        published, queued, ended = await waiting.events(watcher, 3)
+        assert published.view.held_tokens == {session_id: 42}
+        assert queued.task.session_id == ended.session_id == session_id
         await watcher.aclose()
 
     async def test_namespaced_lookalikes_do_not_collide(self, cluster: Any, make: Any) -> None:
@@ -242,7 +241,6 @@ class TestWorkers:
         store = await cluster.store()
         await store.publish_worker(make.view("d1"), LONG_S)
         await store.route(make.write(), LONG_S)
-        await store.set_held("d1", "s1", 9)
         await store.remove_worker("d1")
         assert await store.snapshot() == []
         await store.publish_worker(make.view("d1"), LONG_S)
@@ -339,22 +337,6 @@ class TestQueues:
         assert view.queue[0].arrival_s == pytest.approx(task.arrival_s, abs=0.1)
 
 
-class TestHeld:
-    async def test_changes_hold_until_the_next_view(self, cluster: Any, make: Any) -> None:
-        store = await cluster.store()
-        await store.publish_worker(make.view("d1", held_tokens={"a": 10, "b": 20}), LONG_S)
-        await store.set_held("d1", "a", 0)
-        await store.set_held("d1", "c", 30)
-        assert (await view_of(store, "d1")).held_tokens == {"b": 20, "c": 30}
-        await store.publish_worker(make.view("d1", held_tokens={"c": 31}), LONG_S)
-        assert (await view_of(store, "d1")).held_tokens == {"c": 31}
-
-    async def test_a_worker_without_a_lease_holds_nothing(self, cluster: Any) -> None:
-        store = await cluster.store()
-        await store.set_held("d1", "a", 10)
-        assert await store.snapshot() == []
-
-
 class TestEvents:
     async def test_every_watcher_sees_all_writers_in_one_order(self, cluster: Any, make: Any, waiting: Any) -> None:
         coordinator, worker = await cluster.store(), await cluster.store()
@@ -364,18 +346,16 @@ class TestEvents:
         await worker.publish_worker(make.view("d1", held_tokens={"a": 1}), LONG_S)
         write = make.write()
         await coordinator.route(write, LONG_S)
-        await worker.set_held("d1", "s1", 120)
         await worker.finish_task("d1", "t1")
         await coordinator.end_session("s1")
         await worker.remove_worker("d1")
         for watcher in watchers:
-            events = await waiting.events(watcher, 6)
+            events = await waiting.events(watcher, 5)
             assert events[0] == WorkerUpdated(make.view("d1", held_tokens={"a": 1}), LONG_S)
             queued = events[1]
             assert isinstance(queued, TaskQueued)
             assert (queued.worker_id, queued.task.task_id, queued.task.slo) == ("d1", "t1", write.task.slo)
             assert events[2:] == [
-                HeldChanged("d1", "s1", 120),
                 TaskDone("d1", "t1"),
                 SessionEnded("s1"),
                 WorkerRemoved("d1"),
@@ -406,9 +386,10 @@ class TestEvents:
         store = await cluster.store()
         watcher = store.watch()
         await watcher.start()
-        for tokens in range(500):
-            await store.set_held("d1", "s1", tokens)
-        assert [event.tokens for event in await waiting.events(watcher, 500)] == list(range(500))
+        sessions = [f"s{number}" for number in range(500)]
+        for session_id in sessions:
+            await store.end_session(session_id)
+        assert [event.session_id for event in await waiting.events(watcher, 500)] == sessions
         await watcher.aclose()
 
 

@@ -38,7 +38,6 @@ calls = st.lists(
         ),
         st.tuples(st.just("remove"), workers),
         st.tuples(st.just("finish"), workers, tasks),
-        st.tuples(st.just("held"), workers, sessions, tokens),
         st.tuples(st.just("route"), sessions, workers, epochs, workers, tasks),
         st.tuples(st.just("repin"), sessions, workers, epochs, workers),
         st.tuples(st.just("end"), sessions),
@@ -87,8 +86,6 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
             await store.remove_worker(worker_id)
         case "finish", worker_id, task_id:
             await store.finish_task(worker_id, task_id)
-        case "held", worker_id, session_id, count:
-            await store.set_held(worker_id, session_id, count)
         case "route", session_id, worker_id, epoch, queue_worker_id, task_id:
             outcome = await store.route(RouteWrite(session_id, worker_id, epoch, queue_worker_id, task(task_id)), 60)
             return outcome, await store.binding(session_id)
