@@ -191,10 +191,10 @@ def _serve_direct(namespace: str) -> int:
     from ampd.perf.piecewise import PiecewiseModel
     from ampd.perf.profile import PerformanceProfile
     from ampd.types import Parallelism
-    from workers.chunks import chunk_of
     from workers.engines.base import EngineRequest
     from workers.engines.modelled import ModelledEngine
     from workers.engines.modelled_tokens import read_model_folder
+    from workers.stream_chunks import chunk_of
 
     @dynamo_worker()
     async def serve(runtime: Any) -> None:

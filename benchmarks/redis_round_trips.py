@@ -28,6 +28,7 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore
 from ampd.state.store import RouteWrite
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 
 NAMESPACE = "benchmark-redis-round-trips"
@@ -42,24 +43,25 @@ class Worker:
     def __init__(self, store: RedisStore) -> None:
         self.queue: list[PrefillTask] = []
         self.decoding = 0
-        self.publisher = Publisher(store, self._view, LEASE_S)
+        self.changes = PendingChanges()
+        self.publisher = Publisher(store, "d1", self._view, self.changes, LEASE_S)
 
     def _view(self) -> WorkerView:
         return WorkerView("d1", Role.DECODE, queue=tuple(self.queue), decode_batch=self.decoding)
 
     async def run(self, task: PrefillTask) -> None:
         self.queue.append(task)
-        self.publisher.changed()
+        self.changes.changed()
         await asyncio.sleep(PREFILL_S)
         self.queue.remove(task)
-        self.publisher.finished(task.task_id)
+        self.changes.finished(task.task_id)
         self.decoding += 1
-        self.publisher.changed()
+        self.changes.changed()
         await asyncio.sleep(DECODE_S)
         self.decoding -= 1
-        self.publisher.sampled()
-        self.publisher.held(task.session_id, task.context_tokens)
-        self.publisher.changed()
+        self.changes.sampled()
+        self.changes.held(task.session_id, task.context_tokens)
+        self.changes.changed()
 
 
 def make_task(session: int, number: int) -> PrefillTask:

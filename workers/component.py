@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,70 +14,76 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd.errors import RunError, UserError
+from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
-from ampd.serving.sliding_window import SlidingWindow
 from ampd.state.connect import open_store
-from ampd.state.store import StateUnavailableError
+from ampd.state.store import StateStore, StateUnavailableError
 from ampd.telemetry import tracing
-from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
-from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
-from workers.metrics import WorkerReader
+from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
-from workers.prefill_queue import AsyncPrefillQueue
-from workers.publisher import Publisher
-from workers.recorder import WorkerRecorder
-from workers.role import WorkerRole, hear_roles
-from workers.round_log import RoundSteps
-from workers.rounds import Rounds
-from workers.sessions import SessionKeeper
-from workers.settings import PREFETCH, PREFILL_CONCURRENCY, PROG, PUBLISH_INTERVAL_S, WorkerSettings
+from workers.role import follow_roles
+from workers.settings import PROG, WorkerSettings
+from workers.worker_metrics import WorkerReader
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _REGISTRATION_POLL_S = 0.01
 
 Handler = Callable[[Any, Context], AsyncIterator[Any]]
 
 
 async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) -> None:
-    """Run one worker until it is told to end.
+    """Run one worker until a signal ends it.
 
     Raises:
         UserError: the settings name something that is not there, or a shared state that does not answer.
         RunError: the engine does not start or was lost, or the shared state was lost at the start.
     """
+    ordering, slicing = create_named("ordering", settings.ordering), create_named("slicing", settings.slicing)
+    model = performance_model(settings)
+    path = f"{settings.namespace}.{COMPONENT}"
     async with AsyncExitStack() as stack:
-        worker = await _build(runtime, settings, stack)
-        await worker.run()
+        store = await _open_store(settings, stack)
+        engine = await _start_engine(settings, model, stack)
+        endpoints = {
+            name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+        }
+        worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
+        parts = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
+        engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), parts.held)
+        _start_in_background("roles", follow_roles(store, worker_id, parts.changes.changed), stack)
+        _start_in_background("session-sweeper", parts.sessions.run(), stack)
+        expose(
+            ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
+            endpoints[GENERATE_ENDPOINT],
+            namespace=settings.namespace,
+            component=COMPONENT,
+            name=GENERATE_ENDPOINT,
+            model_name=settings.model.name,
+        )
+        system.log_address(runtime)
+        await Worker(runtime, parts, endpoints).run()
 
 
 class Worker:
-    """One worker process's parts, wired together.
+    """Serves a worker's parts as Dynamo endpoints until a signal comes or the engine is lost.
 
     Args:
         endpoints: name -> endpoint, of the three that are served.
     """
 
-    def __init__(
-        self,
-        runtime: DistributedRuntime,
-        settings: WorkerSettings,
-        engine: Engine,
-        rounds: Rounds,
-        publisher: Publisher,
-        endpoints: dict[str, Endpoint],
-    ) -> None:
+    def __init__(self, runtime: DistributedRuntime, parts: WorkerParts, endpoints: dict[str, Endpoint]) -> None:
         self._runtime = runtime
-        self._settings = settings
-        self._engine = engine
-        self._rounds = rounds
-        self._publisher = publisher
+        self._settings = parts.settings
+        self._engine = parts.engine
+        self._rounds = parts.rounds
+        self._publisher = parts.publisher
         self._endpoints = endpoints
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._shutdown: asyncio.Task[None] | None = None
@@ -116,7 +121,7 @@ class Worker:
                 await asyncio.wait({self._shutdown})
 
     async def _announce(self, serving: asyncio.Future[Any]) -> None:
-        """Enter the shared state once callers can reach every endpoint."""
+        """Enter the shared state when callers can reach every endpoint."""
         for endpoint in self._endpoints.values():
             client = await endpoint.client()
             # A client that is dropped leaves its watch behind, which complains at every change of the cluster.
@@ -135,7 +140,7 @@ class Worker:
             await self._publisher.start()
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
-        _LOG.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
+        log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
 
     async def _watch_engine(self) -> None:
         if isinstance(self._engine, WatchedEngine):
@@ -161,11 +166,11 @@ class Worker:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError) as error:
                 trace.enter()
-                _LOG.exception("a round failed")
+                log.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker cannot read the request: {error!r}")) from None
             except Exception as error:
                 trace.enter()
-                _LOG.exception("a round failed")
+                log.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker failed: {error!r}")) from None
 
         return handle
@@ -175,7 +180,7 @@ class Worker:
         try:
             yield await self._rounds.kv(request)
         except Exception as error:
-            _LOG.exception("a KV call failed")
+            log.exception("a KV call failed")
             yield {"error": repr(error)}
 
     # -- the end
@@ -205,93 +210,27 @@ class Worker:
             async with asyncio.timeout(self._settings.drain_s):
                 await self._rounds.drained()
         except TimeoutError:
-            _LOG.warning("%d rounds did not finish in %g s", self._rounds.running, self._settings.drain_s)
+            log.warning("%d rounds did not finish in %g s", self._rounds.running, self._settings.drain_s)
 
 
-async def _build(runtime: DistributedRuntime, settings: WorkerSettings, stack: AsyncExitStack) -> Worker:
-    """Open, start and wire everything; `stack` closes it again."""
-    ordering, slicing = create_named("ordering", settings.ordering), create_named("slicing", settings.slicing)
-    model = performance_model(settings)
+async def _open_store(settings: WorkerSettings, stack: AsyncExitStack) -> StateStore:
     try:
         store = await open_store(settings.state_url, settings.namespace)
     except StateUnavailableError as error:
         raise UserError(f"{PROG}: --state-url: {error}") from None
     stack.push_async_callback(store.close)
+    return store
+
+
+async def _start_engine(settings: WorkerSettings, model: PerformanceModel, stack: AsyncExitStack) -> Engine:
     engine = create_engine(settings, model)
     stack.push_async_callback(engine.stop)
     try:
         await engine.start()
     except EngineError as error:
         raise RunError(f"ampd worker: {error}") from None
+    return engine
 
-    path = f"{settings.namespace}.{COMPONENT}"
-    endpoints = {
-        name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
-    }
-    worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
-    ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
-    role = WorkerRole(Role(settings.role))
 
-    def read_view() -> WorkerView:
-        now_s, info, load = time.monotonic(), engine.info, engine.load()
-        return WorkerView(
-            worker_id=worker_id,
-            role=role.role,
-            parallelism=info.parallelism,
-            queue=queue.tasks(),
-            ttft=ttft.read(now_s),
-            itl=itl.read(now_s),
-            decode_batch=load.running_requests,
-            decode_context_tokens=load.running_context_tokens,
-            kv_used_tokens=load.kv_used_tokens,
-            kv_capacity_tokens=info.kv_capacity_tokens,
-            max_context_tokens=info.max_context_tokens,
-            lane=role.lane,
-        )
-
-    publisher = Publisher(store, read_view, settings.lease_s, PUBLISH_INTERVAL_S, role.adopt)
-    hearing = asyncio.create_task(hear_roles(store, worker_id, publisher.changed), name="roles")
-    stack.callback(hearing.cancel)
-    queue = AsyncPrefillQueue(
-        ordering,
-        model,
-        engine.info.parallelism,
-        PREFILL_CONCURRENCY,
-        PREFETCH,
-        on_change=publisher.changed,
-    )
-    sessions = SessionKeeper(engine.kv, settings.session_ttl_s)
-
-    def held(session_id: str, tokens: int) -> None:
-        publisher.held(session_id, tokens)
-        if role.role is Role.DECODE:  # elsewhere it is a copy
-            sessions.held(session_id, tokens)
-
-    engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), held)
-    sweeper = asyncio.create_task(sessions.run(), name="session-sweeper")
-    stack.callback(sweeper.cancel)
-    recorder = WorkerRecorder()
-    rounds = Rounds(
-        worker_id,
-        engine,
-        queue,
-        sessions,
-        publisher,
-        ttft,
-        itl,
-        settings.kv_timeout_s,
-        slicing=(slicing, model),
-        steps=RoundSteps(worker_id, RoundLog(settings.log_rounds)),
-        recorder=recorder,
-    )
-    reader = WorkerReader(settings, read_view, engine.kv, model, store, publisher, queue, sessions, role, rounds)
-    expose(
-        ProcessCollector(Process.WORKER, recorder.recorded, reader, asyncio.get_running_loop()),
-        endpoints[GENERATE_ENDPOINT],
-        namespace=settings.namespace,
-        component=COMPONENT,
-        name=GENERATE_ENDPOINT,
-        model_name=settings.model.name,
-    )
-    system.log_address(runtime)
-    return Worker(runtime, settings, engine, rounds, publisher, endpoints)
+def _start_in_background(name: str, work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
+    stack.callback(asyncio.create_task(work, name=name).cancel)

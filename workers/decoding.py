@@ -1,4 +1,4 @@
-"""The rounds that decode on this worker, as it measures them itself: what a slicing policy shares the worker with."""
+"""The rounds that decode on this worker, by its own measurements; slicing policies protect them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampd.types import RunningRound
 
 
 @dataclass(slots=True)
-class _Decoding:
+class _DecodingRound:
     """A round whose first token is out. `new`: choice -> tokens that came out here; choices advance together."""
 
     itl_slo_s: float
@@ -27,41 +27,44 @@ class _Decoding:
 class DecodingRounds:
     """Rounds by request id, from their first token (for those prefilled elsewhere: from the hand-over) to their end.
 
-    Several choices of one round count as one: the one that came furthest.
+    Several choices of a round count as one: the choice that came furthest.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._rounds: dict[str, _Decoding] = {}
+        self._rounds: dict[str, _DecodingRound] = {}
         self._ended = asyncio.Event()
 
     def handed_over(self, rid: str, itl_slo_s: float, prompt_tokens: int, first_s: float) -> None:
         """A round goes to the engine whose first token, the last of its prompt, came out elsewhere at `first_s`."""
-        self._rounds[rid] = _Decoding(itl_slo_s, prompt_tokens, first_s, handed_over=True)
+        self._rounds[rid] = _DecodingRound(itl_slo_s, prompt_tokens, first_s, handed_over=True)
 
-    def saw(self, rid: str, itl_slo_s: float, prompt_tokens: int, index: int, tokens: int) -> None:
+    def add_tokens(self, rid: str, itl_slo_s: float, prompt_tokens: int, index: int, tokens: int) -> None:
         """New tokens of one choice came out."""
-        one = self._rounds.get(rid)
-        if one is None:
-            one = self._rounds[rid] = _Decoding(itl_slo_s, prompt_tokens, self._clock(), handed_over=False)
-        one.new[index] = one.new.get(index, 0) + tokens
+        decoding = self._rounds.get(rid)
+        if decoding is None:
+            decoding = self._rounds[rid] = _DecodingRound(itl_slo_s, prompt_tokens, self._clock(), handed_over=False)
+        decoding.new[index] = decoding.new.get(index, 0) + tokens
 
     def ended(self, rid: str) -> None:
-        """The round decodes no more, however it ended; one that never began to is ignored."""
+        """The round decodes no more, however it ended. A round that never began to decode is ignored."""
         if self._rounds.pop(rid, None) is not None:
             self._ended.set()
 
     def running(self, now_s: float) -> tuple[RunningRound, ...]:
-        """All of them at this moment."""
+        """All decoding rounds at this moment."""
         return tuple(
             RunningRound(
-                one.new_tokens + one.handed_over, now_s - one.first_s, one.itl_slo_s, one.prompt_tokens + one.new_tokens
+                decoding.new_tokens + decoding.handed_over,
+                now_s - decoding.first_s,
+                decoding.itl_slo_s,
+                decoding.prompt_tokens + decoding.new_tokens,
             )
-            for one in self._rounds.values()
+            for decoding in self._rounds.values()
         )
 
     async def until_one_ends(self, timeout_s: float) -> None:
-        """Wait for `timeout_s`, but not longer than until a round ends."""
+        """Wait until a round ends, at most for `timeout_s`."""
         self._ended.clear()
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""What a worker is for at the moment: the role that it was started with, until the leading coordinator assigns another.
+"""A worker's present role: the role that it was started with, until the leading coordinator assigns another.
 
 Nothing else changes with it: every worker serves every endpoint, rounds in progress go on, bound sessions stay.
 """
@@ -18,7 +18,7 @@ _RETRY_S = 1.0
 
 
 class WorkerRole:
-    """Role and lane of this worker, as its next view says them; `changes` counts the new roles that it took."""
+    """Role and lane of this worker, for its next view. `changes` counts the new roles that it took."""
 
     def __init__(self, role: Role) -> None:
         self.changes: Counter[Role] = Counter()
@@ -26,7 +26,7 @@ class WorkerRole:
         self.lane = ""
 
     def adopt(self, assigned: RoleAssigned) -> bool:
-        """Take an assigned role; whether it is another one."""
+        """Take an assigned role. Returns True if role or lane changed."""
         if (assigned.role, assigned.lane) == (self.role, self.lane):
             return False
         log.info(
@@ -40,11 +40,13 @@ class WorkerRole:
         return True
 
 
-async def hear_roles(store: StateStore, worker_id: str, rouse: Callable[[], None], retry_s: float = _RETRY_S) -> None:
-    """Call `rouse` for ever, whenever this worker may have been assigned a role: then its next publication says which.
+async def follow_roles(
+    store: StateStore, worker_id: str, notify: Callable[[], None], retry_s: float = _RETRY_S
+) -> None:
+    """Call `notify` whenever this worker may have been assigned a role; its next publication returns the role.
 
-    Only a hint, so that it need not wait for a heartbeat: publications come one after the other, and so their answers
-    never bring an older role after a newer one.
+    The event is only a hint, which saves the wait for the next heartbeat. Publications come one after the other, so
+    that an older role never arrives after a newer one. Runs until it is cancelled.
     """
     while True:
         watcher = store.watch_roles()
@@ -52,9 +54,9 @@ async def hear_roles(store: StateStore, worker_id: str, rouse: Callable[[], None
             await watcher.start()
             async for event in watcher:
                 if isinstance(event, RoleAssigned) and event.worker_id == worker_id:
-                    rouse()
+                    notify()
         except StateUnavailableError as error:
-            log.debug("not hearing of roles at once: %s", error)
+            log.debug("role changes arrive with the next heartbeat only: %s", error)
         finally:
             await watcher.aclose()
         await asyncio.sleep(retry_s)

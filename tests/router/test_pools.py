@@ -21,8 +21,9 @@ from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
 from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
+from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
-from workers.role import WorkerRole, hear_roles
+from workers.role import WorkerRole, follow_roles
 
 MODEL = load_performance_model("tiny-cpu")
 LEASE_S = 60.0
@@ -257,9 +258,12 @@ async def test_a_policy_that_fails_is_asked_again() -> None:
 async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open) -> None:
     """The heartbeat is 20 s away: only the event can be so quick."""
     store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
-    publisher = Publisher(store, lambda: WorkerView("d1", role.role, lane=role.lane), LEASE_S, 0.025, role.adopt)
+    changes = PendingChanges()
+    publisher = Publisher(
+        store, "d1", lambda: WorkerView("d1", role.role, lane=role.lane), changes, LEASE_S, 0.025, role.adopt
+    )
     await publisher.start()
-    hearing = asyncio.create_task(hear_roles(store, "d1", publisher.changed))
+    hearing = asyncio.create_task(follow_roles(store, "d1", changes.changed))
     await asyncio.sleep(0.1)
     await leader.lead("c", LEASE_S)
     for wanted, lane in ((Role.PREFILL, "short"), (Role.DECODE, "")):
@@ -274,7 +278,7 @@ async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open) -
 
 async def test_a_worker_that_did_not_hear_learns_at_its_heartbeat(opened: Open) -> None:
     store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
-    publisher = Publisher(store, lambda: WorkerView("d1", role.role), 0.6, 0.025, role.adopt)
+    publisher = Publisher(store, "d1", lambda: WorkerView("d1", role.role), PendingChanges(), 0.6, 0.025, role.adopt)
     await publisher.start()
     await leader.lead("c", LEASE_S)
     await leader.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "test"), LEASE_S)

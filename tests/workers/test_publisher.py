@@ -11,6 +11,7 @@ from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateStore
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 
 
@@ -32,9 +33,9 @@ def redis() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 async def store(redis: EmbeddedRedis) -> AsyncIterator[StateStore]:
-    one = await open_store(redis.url, "test", timeout_s=0.5)
-    yield one
-    await one.close()
+    opened = await open_store(redis.url, "test", timeout_s=0.5)
+    yield opened
+    await opened.close()
 
 
 async def until(store: StateStore, condition: Callable[[list[WorkerView]], bool]) -> None:
@@ -45,18 +46,19 @@ async def until(store: StateStore, condition: Callable[[list[WorkerView]], bool]
 
 async def test_changes_heartbeats_and_leaving(store: StateStore) -> None:
     station = Station()
-    publisher = Publisher(store, station.view, lease_s=0.6)
+    changes = PendingChanges()
+    publisher = Publisher(store, "w1", station.view, changes, lease_s=0.6)
     await publisher.start()
     await asyncio.sleep(1.0)
     assert [view.worker_id for view in await store.snapshot()] == ["w1"], "the heartbeat renews the lease"
 
     station.queue = (PrefillTask("t1", "s1", 0, 5, 0.0, Slo(1, 1)),)
-    publisher.changed()
-    publisher.held("s1", 320)
+    changes.changed()
+    changes.held("s1", 320)
     await until(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
     station.queue = ()
-    publisher.finished("t1")
-    publisher.held("s1", 0)
+    changes.finished("t1")
+    changes.held("s1", 0)
     await until(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
 
     await publisher.retire()
@@ -69,13 +71,14 @@ async def test_a_redis_that_comes_back_empty_hears_everything_again(
     redis: EmbeddedRedis, store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    publisher = Publisher(store, Station().view, lease_s=1.0)
+    changes = PendingChanges()
+    publisher = Publisher(store, "w1", Station().view, changes, lease_s=1.0)
     await publisher.start()
-    publisher.held("before", 160)
+    changes.held("before", 160)
     await until(store, lambda views: views[0].held_tokens == {"before": 160})
     redis.stop()
-    publisher.held("while-lost", 320)
-    publisher.finished("t9")
+    changes.held("while-lost", 320)
+    changes.finished("t9")
     async with asyncio.timeout(10):
         while publisher.available:
             await asyncio.sleep(0.02)

@@ -11,17 +11,14 @@ import pytest
 
 from ampd.policies.base import Pick, Slice
 from ampd.policies.registry import create
-from ampd.serving.sliding_window import SlidingWindow
-from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
-from tests.memory_store import MemoryStore
+from ampd.types import PrefillTask, RunningRound
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
+from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, message, out, script
 from workers.decoding import DecodingRounds
 from workers.engines.base import EngineError
 from workers.prefill_queue import AsyncPrefillQueue
-from workers.publisher import Publisher
-from workers.rounds import Rounds
-from workers.sessions import SessionKeeper
+from workers.round_service import RoundService
 
 
 @dataclass
@@ -31,8 +28,7 @@ class Station:
     lab: Lab
     engine: Recorded
     queue: AsyncPrefillQueue
-    publisher: Publisher
-    rounds: Rounds
+    rounds: RoundService
 
     @property
     def times(self) -> Times:
@@ -50,12 +46,8 @@ def station(model_folder: Path) -> Callable[..., Any]:
         lab = Lab(model_folder, Times())
         async with lab.engine("D") as modelled:
             engine = Recorded(modelled)
-            publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
-            queue = AsyncPrefillQueue(create("ordering", ordering), lab.times, Parallelism())
-            sessions = SessionKeeper(modelled.kv, 60.0)
-            windows = SlidingWindow(), SlidingWindow()
-            rounds = Rounds("D", engine, queue, sessions, publisher, *windows, 5.0, slicing=(policy, lab.times))
-            yield Station(lab, engine, queue, publisher, rounds)
+            parts = worker_parts("D", engine, lab.times, ordering=ordering, slicing=policy)
+            yield Station(lab, engine, parts.queue, parts.rounds)
 
     return open_station
 
@@ -238,7 +230,7 @@ async def test_choices_of_a_round_are_one_round() -> None:
     now_s = 1.0
     rounds = DecodingRounds(lambda: now_s)
     for index in (0, 1, 0, 1, 1):
-        rounds.saw("r", 0.1, 40, index, 1)
+        rounds.add_tokens("r", 0.1, 40, index, 1)
     assert rounds.running(1.5) == (RunningRound(3, 0.5, 0.1, 43),)
     rounds.ended("r")
     rounds.ended("r")

@@ -1,7 +1,7 @@
 """The simulator against the live workers: the same rounds through worker shells and modelled engines, in virtual time.
 
-The live side is what a graph runs (`workers.rounds`, queues, engines, KV exchange) without Dynamo in between; a loop
-whose clock jumps makes it exact, so that nothing here depends on the machine.
+The live side is what a graph runs (`workers.round_service`, queues, engines, KV exchange) without Dynamo in between; a
+loop whose clock jumps makes it exact, so that nothing here depends on the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ import pytest
 from ampd.policies.base import Slice, SlicingPolicy
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
-from ampd.serving.sliding_window import SlidingWindow
-from ampd.types import Parallelism, PrefillTask, Role, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role
 from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import SimulatedRound
@@ -28,10 +28,9 @@ from tests.workers.engines.modelled_lab import LocalPeers
 from tests.workers.live_lab import message
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import ModelFacts
-from workers.prefill_queue import AsyncPrefillQueue
-from workers.publisher import Publisher
-from workers.rounds import Rounds
-from workers.sessions import SessionKeeper
+from workers.parts import WorkerParts
+from workers.round_service import RoundService
+from workers.settings import WorkerSettings
 from workloads.trace import Round, Session, kept_tokens
 
 from .lab import MODEL, SLO, RouteBy, run, single
@@ -60,17 +59,23 @@ class LiveWorkers:
     def __init__(self, ordering: str, slicing: SlicingPolicy) -> None:
         clock = asyncio.get_running_loop().time
         self.peers = LocalPeers()
-        self.rounds: dict[str, Rounds] = {}
+        self.rounds: dict[str, RoundService] = {}
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
             engine = self.peers.engines[name] = ModelledEngine(FACTS, MODEL, Parallelism(), CAPACITY_TOKENS)
-            view = WorkerView(name, role)
-            publisher = Publisher(MemoryStore(), lambda view=view: view, 10.0)  # type: ignore[misc]
-            queue = AsyncPrefillQueue(create_named("ordering", ordering), MODEL, Parallelism(), clock=clock)
-            engine.kv.connect(self.peers, publisher.held)
-            sessions = SessionKeeper(engine.kv, 1e9, clock)
-            windows = SlidingWindow(), SlidingWindow()
-            cut_by = slicing, MODEL
-            self.rounds[name] = Rounds(name, engine, queue, sessions, publisher, *windows, 60.0, clock, cut_by)
+            parts = WorkerParts(
+                name,
+                WorkerSettings(
+                    role=role.value, engine="modelled", model=Path("m"), session_ttl_s=1e9, kv_timeout_s=60.0
+                ),
+                engine,
+                MemoryStore(),
+                MODEL,
+                create_named("ordering", ordering),
+                slicing,
+                clock,
+            )
+            engine.kv.connect(self.peers, parts.changes.held)
+            self.rounds[name] = parts.rounds
 
     async def play(self, sessions: Sequence[Session], remote: Sequence[int]) -> dict[tuple[str, int], Times]:
         for engine in self.peers.engines.values():

@@ -14,21 +14,16 @@ import pytest_asyncio
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Slice, SlicingPolicy
 from ampd.policies.registry import create
-from ampd.serving.sliding_window import SlidingWindow
 from ampd.tiny_model import make_tiny_model
-from ampd.types import Parallelism, PrefillTask, Role, RunningRound, WorkerView
-from tests.memory_store import MemoryStore
+from ampd.types import PrefillTask, RunningRound
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
 from tests.workers.engines.sglang_pair import GREEDY, LocalPeers, eventually, text
+from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Script, message, out, script
 from workers.engines.sglang import SglangEngine, SglangSettings
-from workers.prefill_queue import AsyncPrefillQueue
-from workers.publisher import Publisher
-from workers.rounds import Rounds
-from workers.sessions import SessionKeeper
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,11 +69,8 @@ class Worker:
         self.engine = Recorded(engine)
         self.held: dict[str, int] = {}
         engine.kv.connect(LocalPeers(), self.held.__setitem__)
-        publisher = Publisher(MemoryStore(), lambda: WorkerView("D", Role.DECODE), 10.0)
-        self.queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism())
-        windows = SlidingWindow(), SlidingWindow()
-        sessions = SessionKeeper(engine.kv, 60.0)
-        self.rounds = Rounds("D", self.engine, self.queue, sessions, publisher, *windows, 5.0, slicing=(policy, MODEL))
+        parts = worker_parts("D", self.engine, MODEL, slicing=policy)
+        self.queue, self.rounds = parts.queue, parts.rounds
         self.other: list[int] = []
 
     async def round(self, prompt: list[int], new: int, session: str) -> list[dict[str, Any]]:

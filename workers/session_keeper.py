@@ -1,4 +1,4 @@
-"""Which sessions run here and when they ran last: their KV goes when they are over, never under a running round."""
+"""Releases the KV of sessions that have ended or are idle, but never of a session with a running round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from workers.kv.exchange import KvExchange
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MAX_SWEEP_S = 15.0
 
 
@@ -27,7 +27,7 @@ class SessionKeeper:
     """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds.
 
     Attributes:
-        expired: sessions that had no round for so long.
+        expired: sessions that were released because they had no round for `ttl_s`.
         evicted: sessions that lost their KV between two rounds without being released.
     """
 
@@ -41,7 +41,7 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def round(self, session_id: str) -> AsyncIterator[None]:
-        """A round of the session runs while the block does; a release that came meanwhile happens at its end."""
+        """Mark a round of the session as running during the block. A release that came meanwhile happens at its end."""
         use = self._uses.setdefault(session_id, _Use())
         use.running += 1
         use.release = False
@@ -63,7 +63,7 @@ class SessionKeeper:
         return await self._drop(session_id)
 
     def held(self, session_id: str, tokens: int) -> None:
-        """The KV exchange's word on what it holds of a session; 0: no more."""
+        """The KV exchange holds `tokens` of a session now; 0: none any more."""
         use = self._uses.get(session_id)
         if not tokens and use is not None and not use.running:
             self.evicted += 1
@@ -78,14 +78,14 @@ class SessionKeeper:
         return idle
 
     async def run(self) -> None:
-        """Release idle sessions for ever."""
+        """Release idle sessions until cancelled."""
         while True:
             await asyncio.sleep(min(self._ttl_s / 4, _MAX_SWEEP_S))
             try:
                 for session_id in await self.release_idle():
-                    _LOG.info("released the KV of session %s: no round for %g s", session_id, self._ttl_s)
+                    log.info("released the KV of session %s: no round for %g s", session_id, self._ttl_s)
             except Exception:
-                _LOG.exception("releasing idle sessions failed; trying again")
+                log.exception("releasing idle sessions failed; trying again")
 
     async def _drop(self, session_id: str) -> int:
         self._uses.pop(session_id, None)

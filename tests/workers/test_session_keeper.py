@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workers.sessions import SessionKeeper
+from workers.session_keeper import SessionKeeper
 
 
 class Kv:

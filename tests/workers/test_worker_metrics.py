@@ -16,75 +16,32 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.policies.base import Pick, Slice
 from ampd.policies.registry import create
-from ampd.serving.sliding_window import SlidingWindow
 from ampd.state.store import RoleAssigned
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import Process
-from ampd.types import Parallelism, Role, WorkerView
+from ampd.types import Role, WorkerView
 from tests.ampd.policies.routing_lab import queue_of
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import message, script
 from workers.kv.exchange import KvFetch
-from workers.metrics import WorkerReader
-from workers.prefill_queue import AsyncPrefillQueue
-from workers.publisher import Publisher
-from workers.recorder import WorkerRecorder
-from workers.role import WorkerRole
-from workers.rounds import Rounds
-from workers.sessions import SessionKeeper
-from workers.settings import WorkerSettings
+from workers.worker_metrics import WorkerReader, WorkerRecorder
 
 
 class Station:
     """One worker without Dynamo."""
 
     def __init__(self, name: str, role: Role, engine: Any, times: Any, store: MemoryStore, slicing: Any) -> None:
-        self.engine, self.role = engine, WorkerRole(role)
-        self.sessions = SessionKeeper(engine.kv, 60.0)
-        self.queue = AsyncPrefillQueue(create("ordering", "fcfs"), times, Parallelism())
-        self.publisher = Publisher(store, self.view, 60.0)
-        recorder = WorkerRecorder()
-        windows = SlidingWindow(), SlidingWindow()
-        self.rounds = Rounds(
-            name,
-            engine,
-            self.queue,
-            self.sessions,
-            self.publisher,
-            *windows,
-            1.0,
-            slicing=(slicing, times),
-            recorder=recorder,
+        self.parts = worker_parts(
+            name, engine, times, store=store, slicing=slicing, role=role.value, session_ttl_s=60.0, kv_timeout_s=1.0
         )
-        settings = WorkerSettings(role=role.value, engine="modelled", model=Path("m"), ordering="fcfs")
-        self.reader = WorkerReader(
-            settings,
-            self.view,
-            engine.kv,
-            times,
-            store,
-            self.publisher,
-            self.queue,
-            self.sessions,
-            self.role,
-            self.rounds,
-        )
+        self.role, self.sessions, self.queue = self.parts.role, self.parts.sessions, self.parts.queue
+        self.changes, self.rounds = self.parts.changes, self.parts.rounds
         loop = asyncio.get_running_loop()
-        self.metrics = registered(ProcessCollector(Process.WORKER, recorder.recorded, self.reader, loop))
-
-    def view(self) -> WorkerView:
-        load = self.engine.load()
-        return WorkerView(
-            "w",
-            self.role.role,
-            queue=self.queue.tasks(),
-            decode_batch=load.running_requests,
-            decode_context_tokens=load.running_context_tokens,
-            kv_used_tokens=load.kv_used_tokens,
-            kv_capacity_tokens=self.engine.info.kv_capacity_tokens,
-        )
+        recorded = self.parts.recorder.recorded
+        self.metrics = registered(ProcessCollector(Process.WORKER, recorded, WorkerReader(self.parts), loop))
 
     def total(self, name: str, **labels: str) -> float:
         return total(self.metrics, name, **labels)
@@ -229,7 +186,7 @@ async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
         for name in ("evicted", "ended", "running", "idle"):
             async with decode.sessions.round(name):
                 pass
-            decode.publisher.held(name, 64)
+            decode.changes.held(name, 64)
         assert decode.total("ampd_sessions_held") == 4
         decode.sessions.held("evicted", 0)
         await decode.sessions.release("ended")
@@ -259,8 +216,8 @@ async def test_a_model_that_lacks_this_parallelism_takes_only_its_prediction(mod
             raise UserError("no tp 3")
 
     async with stations(model_folder) as (_, _, decode):
-        decode.reader._model = Lacking()
-        decode.reader._read_view = lambda: WorkerView("w", Role.DECODE, queue=queue_of(10), kv_capacity_tokens=7)
+        decode.parts.model = Lacking()
+        decode.parts.read_view = lambda: WorkerView("w", Role.DECODE, queue=queue_of(10), kv_capacity_tokens=7)
         assert decode.total("ampd_prefill_queue_tasks") == 1
         assert decode.total("ampd_kv_capacity_tokens") == 7
         assert decode.metrics.get_sample_value("ampd_prefill_queue_predicted_wait_seconds") is None

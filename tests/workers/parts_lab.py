@@ -1,0 +1,38 @@
+"""A worker's parts on an engine in this process, with a store in memory and without Dynamo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ampd.policies.registry import create
+from tests.memory_store import MemoryStore
+from workers.parts import WorkerParts
+from workers.settings import WorkerSettings
+
+
+def worker_parts(
+    worker_id: str,
+    engine: Any,
+    model: Any,
+    *,
+    store: MemoryStore | None = None,
+    ordering: str = "fcfs",
+    slicing: Any = None,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> WorkerParts:
+    """Parts with the given settings; `slicing`: a policy object, or None for `whole`."""
+    usual: dict[str, Any] = {"role": "decode", "engine": "modelled", "model": Path("m"), "ordering": ordering}
+    return WorkerParts(
+        worker_id,
+        WorkerSettings(**usual | settings),
+        engine,
+        store or MemoryStore(),
+        model,
+        create("ordering", ordering),
+        slicing or create("slicing", "whole"),
+        clock,
+    )

@@ -1,0 +1,84 @@
+"""The parts of one worker process, wired together in the order of their dependencies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import OrderingPolicy, SlicingPolicy
+from ampd.serving.sliding_window import SlidingWindow
+from ampd.state.store import StateStore
+from ampd.telemetry.logs import RoundLog
+from ampd.types import Role, WorkerView
+from workers.decoding import DecodingRounds
+from workers.engines.base import Engine
+from workers.pending_changes import PendingChanges
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.publisher import Publisher
+from workers.role import WorkerRole
+from workers.round_events import RoundEvents
+from workers.round_log import RoundSteps
+from workers.round_service import RoundService
+from workers.session_keeper import SessionKeeper
+from workers.settings import PREFETCH, PREFILL_CONCURRENCY, PUBLISH_INTERVAL_S, WorkerSettings
+from workers.slices import Slicer
+from workers.worker_metrics import WorkerRecorder
+from workers.worker_view import LatencyWindows, WorkerViewReader
+
+
+class WorkerParts:
+    """Everything of a worker but Dynamo.
+
+    Args:
+        engine: started.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: WorkerSettings,
+        engine: Engine,
+        store: StateStore,
+        model: PerformanceModel,
+        ordering: OrderingPolicy,
+        slicing: SlicingPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.store = store
+        self.model = model
+        self.role = WorkerRole(Role(settings.role))
+        self.recorder = WorkerRecorder()
+        self.changes = PendingChanges()
+        self.queue = AsyncPrefillQueue(
+            ordering,
+            model,
+            engine.info.parallelism,
+            PREFILL_CONCURRENCY,
+            PREFETCH,
+            on_change=self.changes.changed,
+            clock=clock,
+        )
+        self.sessions = SessionKeeper(engine.kv, settings.session_ttl_s, clock)
+        windows = LatencyWindows(SlidingWindow(settings.window_s), SlidingWindow(settings.window_s))
+        self.read_view: Callable[[], WorkerView] = WorkerViewReader(
+            worker_id, self.role, engine, self.queue, windows, clock
+        )
+        self.publisher = Publisher(
+            store, worker_id, self.read_view, self.changes, settings.lease_s, PUBLISH_INTERVAL_S, self.role.adopt
+        )
+        decoding = DecodingRounds(clock)
+        steps = RoundSteps(worker_id, RoundLog(settings.log_rounds))
+        events = RoundEvents(steps, self.recorder, windows, self.changes, decoding, clock)
+        slicer = Slicer(slicing, model, engine, decoding, clock)
+        self.rounds = RoundService(
+            worker_id, engine, self.queue, self.sessions, events, slicer, settings.kv_timeout_s, clock
+        )
+
+    def held(self, session_id: str, tokens: int) -> None:
+        """The KV exchange holds `tokens` of a session now; 0: none any more."""
+        self.changes.held(session_id, tokens)
+        if self.role.role is Role.DECODE:  # elsewhere it is a copy
+            self.sessions.held(session_id, tokens)

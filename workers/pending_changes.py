@@ -1,0 +1,78 @@
+"""The changes of a worker that its publisher has not written to the shared state yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+_MAX_FINISHED = 10_000
+
+
+class PendingChanges:
+    """Collects changes. None of the reporting methods waits.
+
+    Attributes:
+        held_tokens: session id -> tokens of its context whose KV this worker holds.
+    """
+
+    def __init__(self) -> None:
+        self.held_tokens: dict[str, int] = {}
+        self._finished: dict[str, None] = {}
+        self._changed = asyncio.Event()
+        self._is_sampled = False
+
+    # -- reports of the worker's parts
+
+    def changed(self) -> None:
+        """The queue, the batch or the KV changed."""
+        self._changed.set()
+
+    def sampled(self) -> None:
+        """A latency window or a context grew."""
+        self._is_sampled = True
+
+    def held(self, session_id: str, tokens: int) -> None:
+        """This worker now holds `tokens` of a session's context; 0: none any more."""
+        if self.held_tokens.get(session_id, 0) == tokens:
+            return
+        if tokens:
+            self.held_tokens[session_id] = tokens
+        else:
+            self.held_tokens.pop(session_id, None)
+        self._changed.set()
+
+    def finished(self, task_id: str) -> None:
+        """A prefill has left this worker's queue."""
+        self._finished[task_id] = None
+        if len(self._finished) > _MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
+        self._changed.set()
+
+    # -- the publisher's side
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there are new samples."""
+        return self._is_sampled
+
+    @property
+    def finished_tasks(self) -> list[str]:
+        """Prefills that have left the queue, oldest first."""
+        return list(self._finished)
+
+    def forget_finished(self, task_id: str) -> None:
+        """The shared state knows that this prefill has finished."""
+        self._finished.pop(task_id, None)
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        """Wait for a change, at most for `timeout_s`. Returns whether there is one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Begin a publication: the changes and samples so far are part of it."""
+        self._is_sampled = False
+        self._changed.clear()

@@ -1,0 +1,248 @@
+"""The rounds that coordinators send to one worker: queue, KV read, engine, report.
+
+It knows nothing of Dynamo but the shape of its chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, cast
+from uuid import uuid4
+
+from ampd.wire import REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
+from workers.engines.base import Engine, EngineOutput, EngineRequest
+from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
+from workers.round_events import RoundEvents
+from workers.round_progress import RoundProgress
+from workers.session_keeper import SessionKeeper
+from workers.slices import Slicer
+from workers.stream_chunks import chunk_of, usage_of
+
+Chunk = dict[str, Any]
+Chunks = AsyncGenerator[Chunk, None]
+
+
+class RoundService:
+    """Serves the worker's endpoints, whatever its role.
+
+    Args:
+        worker_id: this worker, so that it never reads from itself.
+        events: observes the rounds.
+        slicer: computes the beginning of a prefill in slices, so that it shares the worker with the decode batch.
+
+    Attributes:
+        running: rounds in progress here, waiting ones included.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        engine: Engine,
+        queue: AsyncPrefillQueue,
+        sessions: SessionKeeper,
+        events: RoundEvents,
+        slicer: Slicer,
+        kv_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_id = worker_id
+        self._engine = engine
+        self._queue = queue
+        self._sessions = sessions
+        self._events = events
+        self._slicer = slicer
+        self._kv_timeout_s = kv_timeout_s
+        self._clock = clock
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until no round is in progress."""
+        await self._idle.wait()
+
+    async def prefill(self, request: PrefillRequest) -> Chunks:
+        """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
+        progress = self._begin(request)
+        source = self._peer(request["source_worker_id"])
+        try:
+            with self._place(progress, source) as place:
+                async with self._sessions.round(progress.task.session_id):
+                    await self._picked(place, progress)
+                    await self._fetch(progress, request["token_ids"], source, "history")
+                    await self._run_slices(place, progress, request)
+                    chunk = await self._first_token(request, progress)
+                    self._events.first_token(progress)
+            yield await self._with_report(chunk, progress)
+        finally:
+            await self._end(progress, was_queued=True)
+
+    async def generate(self, request: GenerateRequest) -> Chunks:
+        """Run a round to its end. With a source its increment was prefilled there; without a source it queues here."""
+        progress = self._begin(request)
+        source = self._peer(request["source_worker_id"])
+        chunks = self._taken_over(request, progress, source) if source else self._local(request, progress)
+        try:
+            async with self._sessions.round(progress.task.session_id), aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            await self._end(progress, was_queued=not source)
+
+    async def kv(self, request: KvRequest) -> KvReply:
+        """Answer a call of another worker, or of a coordinator."""
+        reply: KvReply
+        if request["op"] == "release_session":
+            reply = {"released_tokens": await self._sessions.release(request["session_id"])}
+        else:
+            reply = await self._engine.kv.serve(request)
+        self._events.kv_served(request, reply)
+        return reply
+
+    # -- the two kinds of rounds
+
+    async def _local(self, request: GenerateRequest, progress: RoundProgress) -> Chunks:
+        """A round that is prefilled and decoded here."""
+        with self._place(progress, None) as place:
+            await self._picked(place, progress)
+            await self._run_slices(place, progress, request)
+            async with aclosing(self._stream(request, progress, place)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: str) -> Chunks:
+        """A round whose first token came from the prefill worker `source`."""
+        await self._fetch(progress, request["token_ids"], source, "increment")
+        progress.started_s = self._clock()
+        if progress.prompt_tokens >= self._engine.info.max_context_tokens:
+            # The first token was the last one that the context takes.
+            output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt_tokens)
+            yield await self._with_report(chunk_of(output), progress)
+            return
+        progress.handed_over_s = progress.arrived_s
+        if _max_tokens(request) != 0:
+            self._events.handed_over(progress)
+        async with aclosing(self._stream(request, progress, None)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _stream(self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None) -> Chunks:
+        """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
+        last: Chunk | None = None
+        async with aclosing(self._outputs(request, progress, _max_tokens(request))) as outputs:
+            async for output in outputs:
+                if place:
+                    self._events.first_token(progress)
+                    place.leave()
+                    place = None
+                if output.token_ids:
+                    self._events.tokens(progress, output.index, len(output.token_ids))
+                progress.set_cached_tokens(output)
+                if last is not None:
+                    yield last
+                last = chunk_of(output)
+                if output.finish_reason is None:
+                    yield last
+                    last = None
+        if last is not None:
+            self._events.decoded(last, progress)
+            yield await self._with_report(last, progress)
+
+    async def _first_token(self, request: PrefillRequest, progress: RoundProgress) -> Chunk:
+        """Prefill and sample one token."""
+        whole = EngineOutput([])
+        async with aclosing(self._outputs(request, progress, 1)) as outputs:
+            async for output in outputs:
+                _append(whole, output)
+        progress.set_cached_tokens(whole)
+        if whole.finish_reason == "length":
+            # One token was asked for, so reaching that length ends nothing; any other reason ends the round.
+            whole.finish_reason = None
+        chunk = chunk_of(whole)
+        chunk["completion_usage"] = usage_of(whole)
+        return chunk
+
+    # -- steps
+
+    def _begin(self, request: PrefillRequest | GenerateRequest) -> RoundProgress:
+        now_s = self._clock()
+        task = decode_task(request["task"], now_s)
+        self.running += 1
+        self._idle.clear()
+        return RoundProgress(uuid4().hex, task, len(request["token_ids"]), now_s)
+
+    async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
+        """Leave nothing behind, however the round ended."""
+        self.running -= 1
+        if not self.running:
+            self._idle.set()
+        self._events.ended(progress, was_queued=was_queued)
+        await self._engine.kv.discard(progress.rid)
+
+    def _place(self, progress: RoundProgress, source: str | None) -> AbstractContextManager[QueuePlace]:
+        self._events.queued(progress.task, source, len(self._queue))
+        return self._queue.place(progress.task, fetches=source is not None)
+
+    async def _picked(self, place: QueuePlace, progress: RoundProgress) -> None:
+        await place.picked()
+        self._events.picked(progress.task)
+
+    async def _fetch(self, progress: RoundProgress, token_ids: list[int], source: str | None, part: str) -> None:
+        if source:
+            progress.fetched = await self._engine.kv.fetch(
+                progress.rid, progress.task.session_id, token_ids, source, self._kv_timeout_s
+            )
+            self._events.kv_read(source, part, progress.fetched)
+
+    async def _run_slices(
+        self, place: QueuePlace, progress: RoundProgress, request: PrefillRequest | GenerateRequest
+    ) -> None:
+        """Wait for room in the engine, then compute the slices that come before the round's own call."""
+        await place.slot()
+        progress.started_s = self._clock()
+        progress.sliced = await self._slicer.prepare(
+            place, progress.task, request["token_ids"], request["request"], progress.rid, progress.fetched.tokens
+        )
+        progress.rid = progress.sliced.rid
+
+    async def _with_report(self, chunk: Chunk, progress: RoundProgress) -> Chunk:
+        load = self._engine.load()
+        held_tokens = await self._engine.kv.held_tokens(progress.task.session_id)
+        return {**chunk, REPORT_KEY: progress.report(load, held_tokens)}
+
+    def _peer(self, worker_id: str | None) -> str | None:
+        return None if worker_id == self._worker_id else worker_id
+
+    def _outputs(
+        self, request: PrefillRequest | GenerateRequest, progress: RoundProgress, max_new_tokens: int | None
+    ) -> AsyncGenerator[EngineOutput, None]:
+        call = EngineRequest(
+            rid=progress.rid,
+            session_id=progress.task.session_id,
+            token_ids=request["token_ids"],
+            max_new_tokens=max_new_tokens,
+            request=request["request"],
+        )
+        # Closing it aborts the request, so an engine's iterator always has `aclose`.
+        return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))
+
+
+def _max_tokens(request: GenerateRequest) -> int | None:
+    stop: dict[str, Any] = request["request"].get("stop_conditions") or {}
+    limit = stop.get("max_tokens")
+    return None if limit is None else int(limit)
+
+
+def _append(whole: EngineOutput, part: EngineOutput) -> None:
+    whole.token_ids = whole.token_ids + part.token_ids
+    if part.log_probs is not None:
+        whole.log_probs = (whole.log_probs or []) + part.log_probs
+    if part.top_logprobs is not None:
+        whole.top_logprobs = (whole.top_logprobs or []) + part.top_logprobs
+    if part.finish_reason is not None:
+        whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
+        whole.prompt_tokens, whole.completion_tokens = part.prompt_tokens, part.completion_tokens
+        whole.cached_tokens = part.cached_tokens

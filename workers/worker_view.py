@@ -1,0 +1,58 @@
+"""A worker's view of itself, as it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ampd.serving.sliding_window import SlidingWindow
+from ampd.types import WorkerView
+from workers.engines.base import Engine
+from workers.prefill_queue import AsyncPrefillQueue
+from workers.role import WorkerRole
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyWindows:
+    """TTFT and ITL of the rounds that ran here lately."""
+
+    ttft: SlidingWindow
+    itl: SlidingWindow
+
+
+class WorkerViewReader:
+    """Reads the worker's parts; held sessions are not included."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        role: WorkerRole,
+        engine: Engine,
+        queue: AsyncPrefillQueue,
+        windows: LatencyWindows,
+        clock: Callable[[], float],
+    ) -> None:
+        self._worker_id = worker_id
+        self._role = role
+        self._engine = engine
+        self._queue = queue
+        self._windows = windows
+        self._clock = clock
+
+    def __call__(self) -> WorkerView:
+        """The worker now."""
+        now_s, info, load = self._clock(), self._engine.info, self._engine.load()
+        return WorkerView(
+            worker_id=self._worker_id,
+            role=self._role.role,
+            parallelism=info.parallelism,
+            queue=self._queue.tasks(),
+            ttft=self._windows.ttft.read(now_s),
+            itl=self._windows.itl.read(now_s),
+            decode_batch=load.running_requests,
+            decode_context_tokens=load.running_context_tokens,
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=info.kv_capacity_tokens,
+            max_context_tokens=info.max_context_tokens,
+            lane=self._role.lane,
+        )
