@@ -1,7 +1,7 @@
 """Performance models imported from NVIDIA AIConfigurator: its measured operators, composed into whole passes.
 
 AIConfigurator is an optional package and works without a network. We ask its compiled engine for prefills and decode
-steps over a grid and fit our curves; transfers and memory come from our own presets, for it has no KV moves.
+steps over a grid and fit our curves. Transfers and memory come from our own presets because it models no KV moves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ampd.perf.roofline import Efficiency, transfer_curve
 from ampd.types import Parallelism
 
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}
-"""Our GPU presets that it has data for, by its names."""
+"""Our GPU presets that AIConfigurator has data for, with its names."""
 
 _MODELS = {
     "qwen3-32b": "Qwen--Qwen3-32B",
@@ -49,13 +49,13 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (256, 1024, 4096, 16_384)
 _HELD_PREFILLS = tuple((hist, incr) for hist in (0, 700, 10_000) for incr in (24, 200, 700, 3000))
 _HELD_DECODES = tuple((batch, context) for batch in (1, 12, 48) for context in (500, 2500, 6000))
-"""Between the points of the grid: the fit does not see them, its error is told on them."""
+"""Points between those of the grid. The fit does not use them; its error is measured on them."""
 
 _MS = 1e-3
 
 
 def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:
-    """The performance model of a model on a GPU by AIConfigurator's data, for those of the degrees that fit.
+    """The performance model of a model on a GPU from AIConfigurator's data, for the degrees that fit.
 
     Raises:
         UserError: the package is missing, it has no data for the GPU, or it cannot describe the model.
@@ -69,7 +69,7 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
     workers, held = [], []
     with _config_folder(model) as folder:
         for tp in fitting:
-            with _asking(f"{shape.name} on {system} at TP {tp}"):
+            with _one_line_errors(f"{shape.name} on {system} at TP {tp}"):
                 handle = _compiled(handle_type, folder, system, tp, shape)
                 capacity_tokens = kv_capacity_tokens(shape, card, tp, MemoryShare())
                 workers.append(_curves(handle, tp, capacity_tokens))
@@ -110,9 +110,9 @@ def _compiled(handle_type: Any, folder: Path, system: str, tp: int, shape: Model
 
 
 @contextmanager
-def _asking(what: str) -> Iterator[None]:
-    """Ask the package quietly; whatever it raises becomes one line."""
-    # It talks on stdout and through its logger about data that it borrows from other backends.
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Silence the package, and turn all of its errors into one line."""
+    # It prints and logs messages about data that it takes from other backends.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -130,7 +130,7 @@ def _curves(handle: Any, tp: int, capacity_tokens: int) -> ParallelismCurves:
 
 
 def _prefills(handle: Any, grid: Iterable[tuple[int, int]]) -> list[PrefillPoint]:
-    """Points over (history, new tokens); its `isl` counts both."""
+    """Points over (history, new tokens). AIConfigurator's `isl` is the sum of both."""
     return [(hist, incr, _MS * handle.predict_prefill_latency(1, hist + incr, hist)) for hist, incr in grid]
 
 
@@ -161,7 +161,7 @@ def _errors(
 def _config_folder(model: str) -> Iterator[Path]:
     """A folder with the model's config.json: the user's own, or the one of the package.
 
-    A copy, for the package looks for that file name only, and without a quantisation: our weights and KV are 16-bit.
+    It is a copy because the package reads only this file name, and without quantisation: our weights and KV are 16-bit.
     """
     if packaged := _MODELS.get(model.lower()):
         source = Path(str(files("aiconfigurator_core"))) / "model_configs" / f"{packaged}_config.json"

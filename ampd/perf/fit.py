@@ -1,8 +1,8 @@
 """Fits the curves of a profile to measured points: non-negative least squares on relative errors.
 
-A segment's costs enter linearly, so for given breakpoints the fit is exact; breakpoints are added one at a time where
-they help most, as long as the Bayesian information criterion says that they earn their parameters. Coefficients are
-never negative, so that predicted times never fall when there is more to do.
+A segment's costs are linear, so the fit is exact for given breakpoints. Breakpoints are added one at a time where they
+reduce the error most, as long as the Bayesian information criterion improves. Coefficients are never negative, so that
+predicted times never fall when the amount of work grows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Design = Callable[[Sequence[int]], _Array]
 _MAX_SEGMENTS = 5
 _POINTS_PER_SEGMENT = 5
 _LEAST_ERROR = 1e-9
-"""Relative; below it a fit counts as exact, and no further breakpoint is worth having."""
+"""Relative error below which a fit counts as exact and gets no further breakpoint."""
 
 
 def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = None) -> PrefillCurve:
@@ -71,18 +71,12 @@ def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = N
 def fit_decode(points: Sequence[DecodePoint], starts: Sequence[int] | None = None) -> DecodeCurve:
     """The decode curve of the points; `starts`: first batch sizes of the segments; `ValueError` without points."""
     batch, context, seconds = _columns(points, 3)
-
-    def design(starts: Sequence[int]) -> _Array:
-        return np.column_stack([np.ones_like(batch), context, *(part for _, part in _inside(batch, starts))])
-
-    starts, found = _fit(design, batch, seconds, starts, parameters=1)
+    pieces, (context_s,) = _fit_line(batch, [context], seconds, starts)
     return DecodeCurve(
-        context_s_per_token=found[1],
+        context_s_per_token=context_s,
         segments=tuple(
-            DecodeSegment(
-                from_batch=start, alpha_s=found[0] if index == 0 else 0.0, beta_s_per_sequence=found[2 + index]
-            )
-            for index, start in enumerate(starts)
+            DecodeSegment(from_batch=start, alpha_s=alpha_s, beta_s_per_sequence=beta_s)
+            for start, alpha_s, beta_s in pieces
         ),
     )
 
@@ -92,21 +86,32 @@ def fit_transfer(
 ) -> TransferCurve:
     """The transfer curve of the points; `starts`: first lengths of the segments. Raises `ValueError` without points."""
     tokens, seconds = _columns(points, 2)
-
-    def design(starts: Sequence[int]) -> _Array:
-        return np.column_stack([np.ones_like(tokens), *(part for _, part in _inside(tokens, starts))])
-
-    starts, found = _fit(design, tokens, seconds, starts, parameters=1)
+    pieces, _ = _fit_line(tokens, [], seconds, starts)
     return TransferCurve(
         tp_source=tp_source,
         tp_target=tp_target,
         segments=tuple(
-            TransferSegment(
-                from_tokens=start, alpha_s=found[0] if index == 0 else 0.0, beta_s_per_token=found[1 + index]
-            )
-            for index, start in enumerate(starts)
+            TransferSegment(from_tokens=start, alpha_s=alpha_s, beta_s_per_token=beta_s)
+            for start, alpha_s, beta_s in pieces
         ),
     )
+
+
+def _fit_line(
+    values: _Array, others: Sequence[_Array], seconds: _Array, starts: Sequence[int] | None
+) -> tuple[list[tuple[int, float, float]], list[float]]:
+    """Segments over `values` as (start, alpha, slope), and the coefficient of each of the `others`."""
+
+    def design(starts: Sequence[int]) -> _Array:
+        return np.column_stack([np.ones_like(values), *others, *(part for _, part in _inside(values, starts))])
+
+    starts, (alpha_s, *found) = _fit(design, values, seconds, starts, parameters=1)
+    slopes_s = found[len(others) :]
+    pieces = [
+        (start, alpha_s if index == 0 else 0.0, slope_s)
+        for index, (start, slope_s) in enumerate(zip(starts, slopes_s, strict=True))
+    ]
+    return pieces, found[: len(others)]
 
 
 def _columns(points: Sequence[Sequence[float]], count: int) -> list[_Array]:
@@ -125,7 +130,7 @@ def _inside(values: _Array, starts: Sequence[int]) -> list[tuple[int, _Array]]:
 def _fit(
     design: _Design, values: _Array, seconds: _Array, starts: Sequence[int] | None, parameters: int
 ) -> tuple[Sequence[int], list[float]]:
-    """Starts and coefficients; `parameters`: how many a further segment adds, beside its start."""
+    """Starts and coefficients; `parameters`: coefficients that each further segment adds."""
     if starts is not None:
         return starts, _solve(design(starts), seconds)[0]
     chosen = [0]
@@ -145,7 +150,7 @@ def _fit(
 
 
 def _solve(columns: _Array, seconds: _Array) -> tuple[list[float], float]:
-    """Coefficients >= 0 and the sum of squared relative errors. Columns are scaled, for their sizes differ by 10^9."""
+    """Coefficients >= 0 and the sum of squared relative errors. Columns are scaled because they differ by 10^9."""
     rows = columns / seconds[:, None]
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0.0] = 1.0

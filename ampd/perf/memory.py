@@ -1,4 +1,4 @@
-"""What fits into a replica's memory: weights first, then KV."""
+"""The KV memory of a replica: the memory that its weights leave free."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ampd.perf.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """How much of a GPU's memory an engine uses: a share of all, less what activations and graphs need."""
+    """The part of a GPU's memory for weights and KV: a share of it, minus a reserve for activations and graphs."""
 
     usable_share: float = 0.9
     reserve_bytes: float = 2e9
 
 
 def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, tp: int, share: MemoryShare) -> int:
-    """KV tokens of one replica beside its weights; negative or 0: the weights alone do not leave room."""
+    """KV tokens of one replica beside its weights; 0 or negative: the weights leave no room."""
     free_bytes = share.usable_share * gpu.memory_bytes - share.reserve_bytes - shape.weight_bytes / tp
     return int(free_bytes // (shape.kv_bytes_per_token / shape.kv_shards(tp)))

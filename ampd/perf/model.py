@@ -8,7 +8,7 @@ from ampd.types import Parallelism
 
 
 class PerformanceModel(Protocol):
-    """Predicted times in seconds; router, queue policies, simulator and planner all ask the same object."""
+    """Predicted times in seconds, for router, queue policies, simulator and planner."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
         """Time to prefill `incr_tokens` behind `hist_tokens` of existing KV; 0 when there is nothing to prefill."""

@@ -10,7 +10,7 @@ from ampd.errors import UserError
 from ampd.perf.model_shape import ModelShape
 
 _DEFAULT_CONTEXT = 32_768
-_TIED_UNLESS_SAID = ("gemma", "cohere")
+_TIED_BY_DEFAULT = ("gemma", "cohere")
 """Families whose files leave `tie_word_embeddings` out because their default is true."""
 
 _UNGATED = {
@@ -36,11 +36,11 @@ _SOFTMAX_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 def read_model_shape(path: Path) -> ModelShape:
     """Read a config.json, or that of a model folder.
 
-    Sliding windows count as full attention. Weights count as 16-bit values: engines load 32-bit ones so, and of
-    quantised ones the sizes are not derived.
+    Sliding windows count as full attention. Weights count as 16-bit values: engines load 32-bit weights as 16-bit,
+    and the sizes of quantised weights are not derived.
 
     Raises:
-        UserError: no such file, not a decoder that we can describe, or a field that is missing or wrong.
+        UserError: no such file, not a decoder with gated MLPs and attention, or a field that is missing or wrong.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -57,7 +57,7 @@ def read_model_shape(path: Path) -> ModelShape:
 
 
 def shape_of(config: dict[str, Any], name: str, where: str) -> ModelShape:
-    """The shape that a configuration describes; `where` is how errors call it.
+    """The shape that a configuration describes; `where`: its file, for errors.
 
     Raises:
         UserError: as `read_model_shape`.
@@ -87,12 +87,12 @@ def shape_of(config: dict[str, Any], name: str, where: str) -> ModelShape:
         experts=experts,
         active_experts=active,
         shared_intermediate=shared_intermediate,
-        is_tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED_UNLESS_SAID))),
+        is_tied=bool(config.get("tie_word_embeddings", str(config.get("model_type")).startswith(_TIED_BY_DEFAULT))),
     )
 
 
 def _refuse_others(config: dict[str, Any], where: str) -> None:
-    """Refuse what the shape cannot describe: a wrong profile looks as good as a right one."""
+    """Refuse models that a shape cannot describe, because a wrong profile looks like a correct one."""
     if config.get("kv_lora_rank"):
         raise UserError(f"{where}: latent attention (MLA) has another KV; no analytic model for it, measure a profile")
     kind = str(config.get("model_type"))
@@ -110,7 +110,7 @@ def _refuse_others(config: dict[str, Any], where: str) -> None:
 
 
 def _experts(config: dict[str, Any], where: str) -> tuple[int, int]:
-    """Experts of a layer and how many work on a token."""
+    """Experts of a layer, and the number of them per token."""
     experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")) or 1
     if experts == 1:
         return 1, 1

@@ -1,4 +1,4 @@
-"""What a decoder model weighs and computes, from its dimensions."""
+"""Weights, KV and arithmetic of a decoder model, from its dimensions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class ModelShape:
 
     Attributes:
         intermediate: width of the MLP, of one expert's in a mixture.
-        experts, active_experts: experts of a layer, and how many of them work on a token; 1 and 1 if dense.
+        experts, active_experts: experts of a layer, and the number of them per token; 1 and 1 if dense.
         shared_intermediate: width of an MLP that works on every token beside the experts; 0: none.
-        is_tied: embedding and output matrix are one.
+        is_tied: embedding and output matrix are the same.
     """
 
     name: str
@@ -50,12 +50,12 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """What a token is multiplied with in the layers."""
+        """Parameters of the layers that one token uses."""
         return self.attention_parameters + self.active_experts * self.expert_parameters
 
     @property
     def parameters(self) -> int:
-        """All of them, but for norms and biases."""
+        """All parameters except norms and biases."""
         embeddings = self.output_parameters * (1 if self.is_tied else 2)
         return self.attention_parameters + self.experts * self.expert_parameters + embeddings
 
@@ -71,15 +71,15 @@ class ModelShape:
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Scores and weighted values for one token looking at one other, over all layers."""
+        """Scores and weighted values of one token's attention to one other token, over all layers."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def read_bytes(self, tokens: float) -> float:
-        """Layer weights that a pass over `tokens` tokens reads: of the experts those that are expected to be chosen."""
+        """Bytes of layer weights that a pass over `tokens` tokens reads, with the expected number of chosen experts."""
         left_out = float((1.0 - self.active_experts / self.experts) ** tokens)
         chosen = self.experts * (1.0 - left_out)
         return (self.attention_parameters + chosen * self.expert_parameters) * self.bytes_per_value
 
     def kv_shards(self, tp: int) -> int:
-        """Over how many GPUs the KV of a replica is split; beyond the number of KV heads they are replicated."""
+        """Number of GPUs that split a replica's KV. With more GPUs than KV heads, the heads are replicated."""
         return min(tp, self.kv_heads)

@@ -1,13 +1,13 @@
 """The piecewise alpha-beta performance model: three curves per parallelism, read from a profile.
 
-A segment's `alpha_s` is paid once when the main variable enters it, its slope for the part that lies in it. With one
+A segment's `alpha_s` counts once when the main variable enters it. Its slope counts for the part inside it. With one
 segment the times are
 
     prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist + history2 * hist^2
     decode    alpha + beta * batch + context * tokens
     transfer  alpha + beta * tokens
 
-`gamma` is attention: the k-th new token looks at hist + k tokens. Nothing to do takes no time.
+`gamma` is the cost of attention: the k-th new token attends to hist + k tokens. An empty request takes no time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 
 from ampd.errors import UserError
@@ -26,7 +27,6 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
     read_profile,
-    write_profile,
 )
 from ampd.types import Parallelism
 
@@ -58,11 +58,11 @@ class _Line:
 class PiecewiseModel:
     """A performance model that evaluates a profile.
 
-    Times of a parallelism, or of a pair of them, that the profile lacks raise a `UserError` that names those it has.
+    A parallelism, or a pair of them, that the profile lacks raises a `UserError` that lists the known ones.
     """
 
     def __init__(self, profile: PerformanceProfile, name: str = "performance model") -> None:
-        """`name` is how errors call it: the shipped profile's name or the file."""
+        """`name`: the shipped profile's name or the file, for error messages."""
         self.profile = profile
         self.name = name
         self._prefill = {curves.tp: _prefill(curves.prefill) for curves in profile.workers}
@@ -113,7 +113,7 @@ class PiecewiseModel:
         return line(tokens)
 
     def kv_capacity_tokens(self, parallelism: Parallelism) -> int | None:
-        """KV memory of one replica in tokens; None if the profile does not say."""
+        """KV memory of one replica in tokens; None if the profile does not contain it."""
         for curves in self.profile.workers:
             if curves.tp == parallelism.tp:
                 return curves.kv_capacity_tokens
@@ -123,21 +123,16 @@ class PiecewiseModel:
         """Check before a start that workers of these parallelisms, and KV moves both ways between them, are covered.
 
         Raises:
-            UserError: one is not; the message names those that are.
+            UserError: one is not covered; the message lists the covered ones.
         """
         prefill, decode = tuple(prefill), tuple(decode)
         for parallelism in (*prefill, *decode):
             if parallelism.tp not in self._prefill:
                 raise self._lacks(parallelism)
-        for one in prefill:
-            for other in decode:
-                for source, target in ((one, other), (other, one)):
-                    if (source.tp, target.tp) not in self._transfer:
-                        raise self._lacks_pair(source, target)
-
-    def save(self, path: Path) -> None:
-        """Write the profile to a file. Raises `UserError` if it cannot be written."""
-        write_profile(self.profile, path)
+        for first, second in product(prefill, decode):
+            for source, target in ((first, second), (second, first)):
+                if (source.tp, target.tp) not in self._transfer:
+                    raise self._lacks_pair(source, target)
 
     def _lacks(self, parallelism: Parallelism) -> UserError:
         known = ", ".join(str(tp) for tp in sorted(self._prefill))
@@ -152,12 +147,11 @@ def load_performance_model(name_or_path: str | Path) -> PiecewiseModel:
     """A model by the name of a shipped profile, or by the path of a profile file.
 
     Raises:
-        UserError: no such name or file (the known names are listed), or a file that is wrong.
+        UserError: no such name or file (the known names are listed), or an invalid file.
     """
     name = str(name_or_path)
     if name in profile_names():
-        with_name = _profiles_folder() / f"{name}.json"
-        return PiecewiseModel(read_profile(with_name), name)
+        return PiecewiseModel(read_profile(_profiles_folder() / f"{name}.json"), name)
     path = Path(name_or_path)
     if not path.is_file():
         raise UserError(f"no performance model {name!r}; give a file or one of: {', '.join(profile_names())}")

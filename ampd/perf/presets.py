@@ -19,7 +19,7 @@ DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees within a server of 8 GPUs."""
 
 _DATE = datetime.date(2026, 11, 21)
-"""When the presets were last looked at; part of every profile made of them."""
+"""Date of the last check of the presets; part of every profile made from them."""
 
 MODELS: dict[str, ModelShape] = {
     "qwen3-32b": ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151_936, 40_960),
@@ -53,7 +53,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:
-    """The roofline model of a model on a GPU, for those of the `degrees` that fit.
+    """The roofline model of a model on a GPU, for the `degrees` that fit.
 
     Raises:
         UserError: an unknown model or GPU; no degree fits (the line says how much is missing).
@@ -66,7 +66,7 @@ def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) 
 def fitting_degrees(
     shape: ModelShape, card: Gpu, degrees: Sequence[int], memory: MemoryShare | None = None
 ) -> tuple[int, ...]:
-    """Those of the degrees within a server that divide the heads and leave room for KV beside the weights.
+    """The degrees within a server that divide the heads and leave room for KV beside the weights.
 
     KV heads are divided too, or, where there are fewer of them than GPUs, replicated evenly.
 

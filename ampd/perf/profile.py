@@ -1,8 +1,8 @@
 """The file of a performance model: a readable JSON document whose keys carry their units.
 
-All curves are continuous sums of costs that cannot be negative (apart from the steps that a segment's own `alpha_s`
-adds where it begins), so predicted times never fall when there is more to do. See `ampd.perf.piecewise` for how they
-are evaluated.
+All curves are sums of costs that cannot be negative, so predicted times never fall when the amount of work grows. They
+are continuous apart from the steps that a segment's own `alpha_s` adds at its start. `ampd.perf.piecewise` evaluates
+them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class _Part(BaseModel):
 
 
 class Provenance(_Part):
-    """Where the figures come from and how far they can be trusted."""
+    """The origin and the accuracy of the figures."""
 
     kind: Literal["measured", "analytic", "rough"] = Field(
         description="`measured` by a profiler, `analytic` from published figures, `rough` from a few observations."
     )
-    source: str = Field(min_length=1, description="Who or what produced the figures.")
+    source: str = Field(min_length=1, description="Person or program that produced the figures.")
     model: str = Field(min_length=1, description="The language model.")
     gpu: str = Field(min_length=1, description="The accelerator (or CPU) of the workers.")
     date: datetime.date = Field(description="When the figures were produced.")
     method: str = Field(min_length=1, description="How they were measured or derived.")
     assumptions: dict[str, float | str] = Field(
-        default_factory=dict, description="Figures that the method took for granted, with units in their names."
+        default_factory=dict, description="Figures that the method assumes, with units in their names."
     )
     fit_error: dict[str, float] = Field(
         default_factory=dict,
@@ -105,7 +105,7 @@ class TransferCurve(_Part):
 
 
 class ParallelismCurves(_Part):
-    """What one worker replica of a tensor-parallel degree takes to compute."""
+    """Compute times of one worker replica of a tensor-parallel degree."""
 
     tp: TensorParallel
     prefill: PrefillCurve
@@ -116,7 +116,7 @@ class ParallelismCurves(_Part):
 
 
 class PerformanceProfile(_Part):
-    """A performance model as it is stored."""
+    """The content of a performance-model file."""
 
     format: Literal["ampd-performance-model/1"] = "ampd-performance-model/1"
     provenance: Provenance
@@ -160,7 +160,7 @@ def read_profile(path: Path) -> PerformanceProfile:
 
 
 def write_profile(profile: PerformanceProfile, path: Path) -> None:
-    """Write a file that `read_profile` reads back equal; an existing one is replaced only as a whole.
+    """Write a file that `read_profile` reads back equal; an existing file is replaced only as a whole.
 
     Raises:
         UserError: the file cannot be written.

@@ -1,9 +1,9 @@
-"""Analytic profiles: what a model should take on a GPU, from published figures and a few efficiency factors.
+"""Analytic profiles: predicted times of a model on a GPU, from published figures and a few efficiency factors.
 
-A pass over n tokens takes the longer of two times: reading the weights that it needs (all of a dense model's, of a
-mixture those of the experts that n tokens are expected to choose), or multiplying with them. Attention and the reading
-of KV come on top. The curve is sampled where it bends and becomes a piecewise linear profile. Tensor parallelism
-divides work and weights by `tp` and adds two all-reduces of the activations per layer.
+A pass over n tokens takes the longer of two times: reading the weights, or multiplying with them. A dense model reads
+all weights. A mixture reads those of the experts that n tokens are expected to choose. Attention and the reading of KV
+are added. The curve is sampled where it bends and becomes a piecewise linear profile. Tensor parallelism divides work
+and weights by `tp` and adds two all-reduces of the activations per layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ampd.perf.profile import (
 _Curve = Callable[[int], float]
 _POWERS = tuple(2**power for power in range(13))
 _SAME_SLOPE = 0.02
-"""Neighbouring pieces whose slopes differ by less (relative to the steeper) become one."""
+"""Adjacent pieces are merged if their slopes differ by less, relative to the steeper one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Replica:
         return activation_bytes * 2 * (self.tp - 1) / self.tp / link_bytes_per_s
 
     def pass_s(self, tokens: float, outputs: float) -> float:
-        """A pass over `tokens` tokens of which `outputs` are turned into logits, without attention."""
+        """A pass over `tokens` tokens that computes logits for `outputs` of them, without attention."""
         shape = self.shape
         output_bytes = shape.output_parameters * shape.bytes_per_value
         read_s = (shape.read_bytes(tokens) + output_bytes) / self.memory_bytes_per_s
@@ -97,7 +97,7 @@ class _Replica:
 
     @property
     def knee_tokens(self) -> int:
-        """Up to here reading all the weights takes longer than multiplying with them."""
+        """Up to this number of tokens, reading all weights takes longer than multiplying with them."""
         per_token_s = 2 * self.shape.active_parameters / self.matmul_flops_per_s
         read_s = (self.shape.read_bytes(1e9) + self.shape.output_parameters * self.shape.bytes_per_value) / (
             self.memory_bytes_per_s
@@ -203,5 +203,5 @@ def transfer_curve(
 
 
 def _short(value: float) -> float:
-    """Four significant digits: more would pretend to a precision that the factors do not have."""
+    """Four significant digits, because the factors are not more precise."""
     return float(f"{value:.4g}")

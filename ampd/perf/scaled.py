@@ -1,4 +1,4 @@
-"""A performance model on another clock, so that a modelled engine can run faster or slower than real time."""
+"""A performance model with scaled times, so that a modelled engine can run faster or slower than real time."""
 
 from __future__ import annotations
 

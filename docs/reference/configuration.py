@@ -48,12 +48,12 @@ _POSITIONAL = get_args(CliPositionalArg[str])[1]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A command, a process, or what several of them share.
+    """A command, a process, or settings that several of them share.
 
     Attributes:
-        model: its settings as `module:class`; by name, because the core imports no other room.
+        model: its settings as `module:class`, so that only this section's module is imported.
         base: settings that are described in another section and are not repeated here.
-        text: what to know beside the model's own words.
+        text: a note beside the model's docstring.
     """
 
     title: str
@@ -115,7 +115,7 @@ class Setting:
     """One row.
 
     Attributes:
-        flags: as on the command line; of an argument with a place, its name in capitals.
+        flags: as on the command line; for an argument without a name, its field in capitals.
         variables: as in the environment.
         schema: type, range and choices, as JSON schema.
     """
@@ -130,7 +130,7 @@ class Setting:
 
     @property
     def is_positional(self) -> bool:
-        """Whether it has a place instead of a name."""
+        """Whether it is an argument without a name."""
         return not self.flags[0].startswith("-")
 
 
@@ -145,7 +145,7 @@ def settings_of(model: type[Settings]) -> dict[str, Setting]:
 
 
 def rows_of(section: Section) -> list[Setting]:
-    """What a section's table lists: the settings that its base does not have, or has otherwise."""
+    """The rows of a section's table: the settings that its base lacks or declares differently."""
     known = settings_of(load(section.base)) if section.base else {}
     return [setting for name, setting in settings_of(load(section.model)).items() if known.get(name) != setting]
 
@@ -159,7 +159,7 @@ def load(name: str) -> type[Settings]:
 
 def render() -> str:
     """The reference as Markdown."""
-    variables = [f"| {_names(one.names)} | {one.owner} | {one.text} | {one.source} |" for one in ENVIRONMENT]
+    variables = [f"| {_names(entry.names)} | {entry.owner} | {entry.text} | {entry.source} |" for entry in ENVIRONMENT]
     return "\n".join(
         [_HEAD, *(_rendered(section) for section in SECTIONS), _ENVIRONMENT_HEAD + "\n".join(variables), ""]
     )
@@ -173,7 +173,7 @@ def _rendered(section: Section) -> str:
     lines = [f"## {section.title}", "", " ".join((model.__doc__ or "").split())]
     if section.text:
         lines += ["", section.text]
-    base = next((one for one in SECTIONS if one.model == section.base), None)
+    base = next((other for other in SECTIONS if other.model == section.base), None)
     if base and not section.text:
         lines += ["", f"It also takes the flags of [{base.title}](#{_anchor(base.title)}). The rows here win."]
     lines += ["", *_TABLE_HEAD, *(_row(setting) for setting in rows_of(section)), ""]
@@ -209,7 +209,7 @@ def _setting(name: str, info: FieldInfo, schema: Mapping[str, Any]) -> Setting:
     else:
         names = list(_aliases(name, info))
         flags = tuple(_flags(names, is_switch=schema.get("type") == "boolean"))
-        variables = tuple(one.upper() if _is_dynamos(one) else PREFIX + one.upper() for one in names)
+        variables = tuple(alias.upper() if _is_dynamos(alias) else PREFIX + alias.upper() for alias in names)
     return Setting(
         field=name,
         flags=flags,
@@ -222,11 +222,11 @@ def _setting(name: str, info: FieldInfo, schema: Mapping[str, Any]) -> Setting:
 
 
 def _aliases(name: str, info: FieldInfo) -> Iterator[str]:
-    """The names of a setting: its own, unless an alias of ours replaces it, and the one that it has in Dynamo."""
+    """The names of a setting: its own or an alias of ours that replaces it, and its name in Dynamo."""
     alias = info.validation_alias
-    aliases = [str(one) for one in alias.choices] if isinstance(alias, AliasChoices) else [alias] if alias else []
-    ours = [str(one) for one in aliases if not _is_dynamos(str(one))]
-    dynamos = [str(one) for one in aliases if _is_dynamos(str(one))]
+    aliases = alias.choices if isinstance(alias, AliasChoices) else [alias] if alias else []
+    ours = [str(choice) for choice in aliases if not _is_dynamos(str(choice))]
+    dynamos = [str(choice) for choice in aliases if _is_dynamos(str(choice))]
     yield from ours or ([] if name in dynamos else [name])
     yield from dynamos
 
@@ -244,9 +244,9 @@ def _is_dynamos(name: str) -> bool:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a value must be: references followed, `or nothing` left out."""
+    """The schema of a value, with references resolved and without the option `null`."""
     if "anyOf" in schema:
-        (schema,) = (one for one in schema["anyOf"] if one.get("type") != "null")
+        (schema,) = (option for option in schema["anyOf"] if option.get("type") != "null")
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     return {name: value for name, value in schema.items() if name not in ("description", "title", "default")}

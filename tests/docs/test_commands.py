@@ -28,8 +28,8 @@ def _typed(text: str) -> Iterator[str]:
 
 def _section(command: str) -> Section | None:
     """The section whose settings a command takes: the one with the longest name that it begins with."""
-    fitting = [one for one in configuration.SECTIONS if f"{command} ".startswith(f"{one.title} ")]
-    return max(fitting, key=lambda one: len(one.title), default=None)
+    fitting = [section for section in configuration.SECTIONS if f"{command} ".startswith(f"{section.title} ")]
+    return max(fitting, key=lambda section: len(section.title), default=None)
 
 
 _COMMANDS = sorted(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model, profile_names
-from ampd.perf.profile import PerformanceProfile
+from ampd.perf.profile import PerformanceProfile, write_profile
 from ampd.perf.scaled import scaled
 from ampd.types import Parallelism
 
@@ -159,7 +159,7 @@ def test_nothing_to_do_takes_no_time(model: PiecewiseModel, hist: int) -> None:
 def test_saved_and_loaded_models_are_equal(tmp_path: Path) -> None:
     for name in profile_names():
         model = load_performance_model(name)
-        model.save(tmp_path / "saved.json")
+        write_profile(model.profile, tmp_path / "saved.json")
         again = load_performance_model(tmp_path / "saved.json")
         assert again.profile == model.profile
         tp = model.parallelisms[-1]
@@ -254,7 +254,7 @@ def test_a_parallelism_that_is_missing_names_those_that_are_there() -> None:
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        HAND.save(tmp_path / "no-folder" / "saved.json")
+        write_profile(HAND.profile, tmp_path / "no-folder" / "saved.json")
     assert "no-folder" in one_line(caught)
 
 

@@ -91,7 +91,7 @@ def test_the_default_of_the_table_is_what_one_gets(section: Section, setting: Se
 @pytest.mark.parametrize(("section", "setting"), [row for row in _ROWS if row.values[1].is_positional])
 def test_arguments_with_a_place_have_no_variable(section: Section, setting: Setting) -> None:
     assert not setting.variables
-    arguments = [one if one != setting.field else "here" for one in _required(section)]
+    arguments = ["here" if argument == setting.field else argument for argument in _required(section)]
     assert str(getattr(parse_settings(_parsed_by(section), arguments, section.title), setting.field)) == "here"
 
 
@@ -114,8 +114,8 @@ def test_every_variable_that_the_code_and_the_manifests_name_is_on_the_page() ->
 
 
 def test_no_flag_is_listed_twice_among_the_other_variables() -> None:
-    flags = {name for section in SECTIONS for one in configuration.rows_of(section) for name in one.variables}
-    assert not flags & {name for one in ENVIRONMENT for name in one.names}
+    flags = {name for section in SECTIONS for row in configuration.rows_of(section) for name in row.variables}
+    assert not flags & {name for entry in ENVIRONMENT for name in entry.names}
 
 
 # -- what a section is parsed with
@@ -138,13 +138,13 @@ def _required(section: Section) -> list[str]:
     """The least that must be given."""
     settings = configuration.settings_of(_parsed_by(section)).values()
     return [
-        one.field if one.is_positional else f"{one.flags[0]}={_value(one)[0]}" for one in settings if one.is_required
+        row.field if row.is_positional else f"{row.flags[0]}={_value(row)[0]}" for row in settings if row.is_required
     ]
 
 
 def _others(section: Section, setting: Setting) -> list[str]:
     together = _TOGETHER.get(section.model, {}).get(setting.field)
-    others = [one for one in _required(section) if not one.startswith(setting.flags[0] + "=")]
+    others = [flag for flag in _required(section) if not flag.startswith(setting.flags[0] + "=")]
     return [*others, together] if together else others
 
 
@@ -153,7 +153,7 @@ def _value(setting: Setting) -> tuple[str, Any]:
     schema = setting.schema
     default = setting.default.strip("`")
     if "enum" in schema:
-        chosen = next(one for one in schema["enum"] if one != default)
+        chosen = next(choice for choice in schema["enum"] if choice != default)
         return chosen, chosen
     kind = schema["type"]
     if kind == "boolean":
@@ -209,4 +209,4 @@ def _variables(path: Path) -> set[str]:
     if path.suffix == ".yaml":
         return set(_VARIABLE.findall(text))
     strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    return {one for one in strings if isinstance(one, str) and _VARIABLE.fullmatch(one)}
+    return {text for text in strings if isinstance(text, str) and _VARIABLE.fullmatch(text)}
