@@ -1,4 +1,4 @@
-"""Shared state: what coordinators and workers know of each other, in Redis or in this process."""
+"""Shared state: what coordinators and workers know of each other, in Redis."""
 
 from ampd.state.connect import open_store
 

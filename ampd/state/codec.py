@@ -1,7 +1,7 @@
-"""How views, tasks and events travel and are stored: compact JSON.
+"""Views, tasks and events as compact JSON, for Redis.
 
-Arrival times do not travel, because no two machines share a clock: a task carries the seconds that it has waited at the
-moment of writing, and a reader counts back from the moment of writing on its own clock.
+A record has no arrival times, because no two machines share a clock. A task carries the seconds that it had waited at
+the time of writing, and a reader counts back from the time of writing on its own clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CodecError(Exception):
 
 
 def to_bytes(text: str) -> bytes:
-    """Any string as bytes, lone surrogates included: session ids are whatever a client sent."""
+    """Any string as bytes, including lone surrogates, because a client may send any session id."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -56,7 +56,7 @@ def decode_task(record: str | bytes, written_s: float) -> PrefillTask:
     """A task that was written at `written_s` on the reader's clock.
 
     Raises:
-        CodecError: not such a record.
+        CodecError: the record is malformed.
     """
     return _read(record, lambda fields: wire.decode_task(fields, written_s))
 
@@ -70,7 +70,7 @@ def decode_view(record: str | bytes, written_s: float) -> WorkerView:
     """A view that was written at `written_s` on the reader's clock.
 
     Raises:
-        CodecError: not such a record.
+        CodecError: the record is malformed.
     """
     return _read(record, lambda fields: _view(fields, written_s))
 
@@ -84,7 +84,7 @@ def decode_coordinator(record: str | bytes) -> CoordinatorView:
     """The inverse of `encode_coordinator`.
 
     Raises:
-        CodecError: not such a record.
+        CodecError: the record is malformed.
     """
     return _read(record, _coordinator)
 
@@ -107,7 +107,7 @@ def encode_event(event: StateEvent, now_s: float) -> str:
 
 
 def encode_role(role: RoleAssigned) -> str:
-    """An assigned role: its record and its event are the same text."""
+    """An assigned role, as record and as event."""
     return _dump(["role", role.worker_id, role.role.value, role.lane, role.reason])
 
 
@@ -115,7 +115,7 @@ def decode_role(record: str | bytes) -> RoleAssigned:
     """The inverse of `encode_role`.
 
     Raises:
-        CodecError: not such a record.
+        CodecError: the record is malformed.
     """
     return _read(record, _role)
 

@@ -1,4 +1,4 @@
-"""Opening the shared state that a URL names."""
+"""Opens the shared state that a URL names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def open_store(
     clock: Callable[[], float] = time.monotonic,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> StateStore:
-    """Open shared state and see that it answers.
+    """Open the shared state and check that it answers.
 
     Args:
         url: `redis://[user:password@]host[:port][/db]`, `rediss://` (TLS; `?ssl_ca_certs=FILE` and the like)
             or `unix://[user:password@]/path[?db=N]`.
-        namespace: keeps the graphs that share a Redis apart.
+        namespace: separates the graphs that share a Redis.
         clock: the clock of the tasks' arrival times.
         timeout_s: for connecting and for each operation.
 
@@ -33,7 +33,7 @@ async def open_store(
         StateUnavailableError: the store does not answer, or refuses.
     """
     _check(url)
-    from ampd.state.redis_store import RedisStore  # redis is a slow import and planning needs none
+    from ampd.state.redis_store import RedisStore  # a slow import that planning does not need
 
     store = RedisStore(url, namespace, clock=clock, timeout_s=timeout_s)
     try:

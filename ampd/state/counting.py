@@ -1,4 +1,4 @@
-"""Counts and times the round trips to the store, by operation: for metrics and for the benchmark."""
+"""Counts and times of the round trips to the store by operation, for metrics and a benchmark."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RoundTrips:
     """Round trips since the start, by operation name (`route`, `publish`, `held`, ...).
 
     Attributes:
-        calls: commands that went out, each one round trip.
-        failures: those that ended in an error.
-        total_s: seconds spent in them.
+        calls: commands that were sent, each one round trip.
+        failures: commands that ended in an error.
+        total_s: seconds spent in commands.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -25,7 +25,7 @@ class RoundTrips:
 
     @contextmanager
     def trip(self, operation: str) -> Iterator[None]:
-        """Count what runs inside as one round trip."""
+        """Count and time the block as one round trip."""
         self.calls[operation] += 1
         start_s = time.perf_counter()
         try:

@@ -1,6 +1,6 @@
-"""Talking to one Redis: scripts with a deadline, each one counted, and every failure as one line.
+"""Connections to one Redis: scripts with a deadline, counted and timed, and each failure as one line.
 
-What redis-py would do on its own and must not here: retry for seconds, and resubscribe behind the reader's back.
+redis-py must not retry for seconds here, nor subscribe again by itself, because the reader would miss events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RedisConnection:
                 timeout=timeout_s,
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
-                # once, for a pooled connection that the server has closed meanwhile; every script may be repeated
+                # One retry, because the server may have closed a pooled connection. Every script may be repeated.
                 retry=Retry(NoBackoff(), 1),
                 protocol=2,
             )
@@ -55,7 +55,7 @@ class RedisConnection:
         self._redis: Any = Redis(connection_pool=self._pool)
 
     async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
-        """Run a script: one round trip, or two for the first run on a server that does not know it.
+        """Run a script in one round trip, or in two if the server does not know it yet.
 
         Raises:
             StateUnavailableError: no answer in time, or a refusal.
@@ -81,7 +81,7 @@ class RedisConnection:
                 return await self._redis.execute_command(name, *arguments)
 
     async def subscribe(self, channel: bytes) -> Subscription:
-        """Subscribe on a connection of its own; every message published after this returns will be read.
+        """Subscribe on a separate connection, which gets every message published after this returns.
 
         Raises:
             StateUnavailableError: no answer in time, or a refusal.
@@ -118,29 +118,29 @@ class RedisConnection:
         except (RedisError, OSError) as error:
             failure = f"{self.place}: {_reason(error)}"
         if task and task.cancelling() > cancelled:
-            # redis-py waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes when what it
-            # waits for has just happened, or has failed; a task that is never cancelled never ends.
+            # redis-py uses `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes just when the
+            # awaited operation succeeds or fails. The task would then never end.
             raise asyncio.CancelledError
         if failure:
             raise StateUnavailableError(f"shared state {failure}")
 
 
 class Subscription:
-    """One subscribed connection. It never reconnects by itself: what was published meanwhile would be missing."""
+    """One subscribed connection. It never reconnects by itself, because events in between would be missing."""
 
     def __init__(self, connection: Any, timeout_s: float, place: str) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self._place = place
-        self._heard_s = time.monotonic()
-        self._asked = False
+        self._last_answer_s = time.monotonic()
+        self._pinged = False
 
     def silent_s(self) -> float:
-        """Seconds since the server was last heard."""
-        return time.monotonic() - self._heard_s
+        """Seconds since the last answer or message of the server."""
+        return time.monotonic() - self._last_answer_s
 
     async def message(self) -> bytes:
-        """The next message. A silent server is asked for a sign of life, so that a dead connection is found.
+        """The next message. A silent server gets a PING, so that a dead connection is noticed.
 
         Raises:
             StateUnavailableError: the connection is lost.
@@ -149,10 +149,10 @@ class Subscription:
             match await self._read():
                 case [b"message", _, bytes(payload)]:
                     return payload
-                case None if self._asked:
+                case None if self._pinged:
                     raise StateUnavailableError(f"shared state {self._place} fell silent")
                 case None:
-                    await self._ask()
+                    await self._ping()
 
     async def _read(self) -> Any:
         try:
@@ -160,12 +160,12 @@ class Subscription:
         except (RedisError, OSError, TimeoutError) as error:
             raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
         if answer is not None:
-            self._heard_s = time.monotonic()
-            self._asked = False
+            self._last_answer_s = time.monotonic()
+            self._pinged = False
         return answer
 
-    async def _ask(self) -> None:
-        self._asked = True
+    async def _ping(self) -> None:
+        self._pinged = True
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connection.send_command("PING", check_health=False)
@@ -184,7 +184,7 @@ def _script(name: str) -> tuple[str, str]:
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be shown: where the Redis is, without user, password and options."""
+    """A URL that may be shown: the place of the Redis, without user, password and options."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"

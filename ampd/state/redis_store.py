@@ -1,4 +1,4 @@
-"""Shared state in Redis >= 6.2: one script, and so one round trip, for each operation."""
+"""Shared state in Redis >= 6.2: each operation is one script and one round trip."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class RedisStore:
-    """One process's handle on a namespace; a `StateStore`. `clock` is the one that its arrival times are on.
+    """One process's handle on a namespace; a `StateStore`.
+
+    Args:
+        clock: the clock of the tasks' arrival times.
 
     Raises:
         UserError: the URL is malformed.
@@ -48,7 +51,7 @@ class RedisStore:
 
     @property
     def round_trips(self) -> RoundTrips:
-        """What went over the wire so far, subscriptions aside."""
+        """Counts and times of the commands so far, without subscriptions."""
         return self._connection.round_trips
 
     async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
@@ -154,7 +157,7 @@ class RedisStore:
         )
 
     async def remove_coordinator(self, coordinator_id: str) -> None:
-        # its place in the index goes with the next one that publishes, and no reader minds it
+        # Readers ignore its entry in the index, which the next coordinator that publishes removes.
         await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
 
     async def snapshot(self) -> list[WorkerView]:
@@ -240,7 +243,7 @@ class RedisWatcher:
 
 
 class _SnapshotReader:
-    """Turns the server's records into views, with the server's times on the reader's clock."""
+    """Turns the server's records into views, and the server's times into times of the reader's clock."""
 
     def __init__(self, server_now_ms: int, now_s: float) -> None:
         self._server_now_ms = server_now_ms

@@ -1,4 +1,4 @@
-"""The one interface to shared state, implemented on Redis and in memory (same contract tests on both)."""
+"""The interface to the shared state. The product implements it on Redis, and the tests in memory too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from ampd.errors import RunError
+from ampd.state.counting import RoundTrips
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, WorkerView
 
@@ -14,7 +15,7 @@ ViewT = TypeVar("ViewT")
 
 
 class StateUnavailableError(RunError):
-    """The store did not answer in time, or refused; the message is one line that a user can act on."""
+    """The store did not answer in time or refused; the message is one line that a user can act on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class RouteWrite:
-    """The one write of a routing decision: claim or refresh the binding and enter the task in a worker's queue.
+    """The single write of a routing decision: it claims or refreshes the binding and enters the task in a queue.
 
     Attributes:
         worker_id: the decode worker that the decision assumed.
@@ -45,8 +46,13 @@ class RouteWrite:
 
 @dataclass(frozen=True, slots=True)
 class RouteOutcome:
-    """`accepted`: nothing else was bound and the task is entered. Otherwise nothing was written and `binding` is the
-    one that holds: decide again with it."""
+    """The result of a write to a binding.
+
+    Attributes:
+        accepted: the binding was written and the task is entered. Otherwise nothing was written, and the caller decides
+            again with `binding`.
+        binding: the binding that holds now.
+    """
 
     accepted: bool
     binding: Binding
@@ -54,7 +60,7 @@ class RouteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUpdated:
-    """A worker published its whole view (its queue included), which holds for `lease_s` seconds."""
+    """A worker published its whole view, its queue included, with a lease of `lease_s` seconds."""
 
     view: WorkerView
     lease_s: float | None = None
@@ -62,7 +68,7 @@ class WorkerUpdated:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRemoved:
-    """A worker left, or its lease ran out (`is_expired`)."""
+    """A worker left, or its lease expired (`is_expired`)."""
 
     worker_id: str
     is_expired: bool = False
@@ -78,7 +84,7 @@ class TaskQueued:
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
-    """A worker finished (or gave up) a prefill that was in its queue."""
+    """A worker finished or gave up a prefill that was in its queue."""
 
     worker_id: str
     task_id: str
@@ -93,9 +99,9 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class RoleAssigned:
-    """The leading coordinator gives a worker another role, or another lane of its role's pool.
+    """The leading coordinator assigned a worker another role, or another lane of its role's pool.
 
-    It comes on a channel of its own (`watch_roles`): the worker's next view tells everybody else.
+    It has its own channel (`watch_roles`), because only that worker needs it: its next view shows the role to all.
     """
 
     worker_id: str
@@ -109,11 +115,11 @@ StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnde
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Whether a coordinator leads, and what it must know of its predecessors.
+    """Whether a coordinator leads.
 
     Attributes:
         leads: it may assign roles until its lease ends.
-        assigned_ago_s: seconds since the last role was assigned, by whomever; None: not within the last hour.
+        assigned_ago_s: seconds since any coordinator assigned a role; None if that was more than an hour ago.
     """
 
     leads: bool
@@ -122,7 +128,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Heard(Generic[ViewT]):
-    """What somebody said of itself, `age_s` seconds ago by the store's own clock."""
+    """The view that a worker or a coordinator published `age_s` seconds ago, by the store's clock."""
 
     view: ViewT
     age_s: float
@@ -130,25 +136,25 @@ class Heard(Generic[ViewT]):
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everybody alive, with the age of each one's word; small changes since are laid over the workers' views."""
+    """All live workers and coordinators with the ages of their views. Later changes are merged into workers' views."""
 
     workers: list[Heard[WorkerView]]
     coordinators: list[Heard[CoordinatorView]]
 
 
 class Watcher(Protocol):
-    """One subscription to a store's events: an async iterator, which starts itself if `start` was not called."""
+    """A subscription to a store's events: an async iterator that starts by itself if `start` was not called."""
 
     def __aiter__(self) -> AsyncIterator[StateEvent]: ...
 
     async def __anext__(self) -> StateEvent: ...
 
     async def start(self) -> None:
-        """Subscribe. Every event after its return will be seen, so a snapshot taken then loses none."""
+        """Subscribe. The watcher gets every event after this returns, so that a snapshot taken then misses none."""
         ...
 
     def silent_s(self) -> float:
-        """Seconds since the last sign of life from the store: the staleness of what was seen."""
+        """Seconds since the last sign of life of the store, which is the age of the watcher's knowledge."""
         ...
 
     async def aclose(self) -> None:
@@ -163,25 +169,25 @@ class StateStore(Protocol):
     async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
         """Write a worker's view and renew its lease; it disappears `lease_s` after the last call.
 
-        Returns the role that was assigned to it last, as long as that is remembered.
+        Returns the role that was assigned to the worker last, if the store still has it.
         """
         ...
 
     async def remove_worker(self, worker_id: str) -> None:
-        """Drop a worker and all that it published."""
+        """Remove a worker and everything that it published."""
         ...
 
     async def finish_task(self, worker_id: str, task_id: str) -> None:
-        """Take a prefill out of a worker's queue metadata."""
+        """Remove a prefill from the stored queue of a worker."""
         ...
 
     # -- sessions (written by coordinators; Lua compare-and-set on Redis)
     async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
-        """Claim or refresh a binding and enter the task, atomically; one round trip."""
+        """Claim or refresh a binding and enter the task, atomically and in one round trip."""
         ...
 
     async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
-        """Move a session to another decode worker if `binding` still holds; epoch + 1."""
+        """Move a session to another decode worker if `binding` still holds, which raises the epoch by 1."""
         ...
 
     async def binding(self, session_id: str) -> Binding | None:
@@ -192,43 +198,48 @@ class StateStore(Protocol):
         """Delete a binding and return it."""
         ...
 
-    # -- roles (assigned by the one coordinator that leads)
+    # -- roles (assigned by the coordinator that leads)
     async def lead(self, holder: str, lease_s: float) -> Leadership:
-        """Lead, or go on leading, for `lease_s` seconds, unless another holder does."""
+        """Take or renew the lead for `lease_s` seconds, unless another coordinator has it."""
         ...
 
     async def resign(self, holder: str) -> None:
-        """Stop leading, so that another may at once."""
+        """Give up the lead, so that another coordinator can take it at once."""
         ...
 
     async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
-        """Assign a role, to be remembered for `ttl_s`; False, and nothing happens, if `holder` does not lead."""
+        """Assign a role that the store keeps for `ttl_s`. Without the lead this does nothing and returns False."""
         ...
 
-    # -- coordinators (written by the coordinator itself, for those who look on)
+    # -- coordinators (written by the coordinator itself, for `ampd top`)
     async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
         """Write a coordinator's view and renew its lease; it disappears `lease_s` after the last call."""
         ...
 
     async def remove_coordinator(self, coordinator_id: str) -> None:
-        """Drop what a coordinator said of itself."""
+        """Remove a coordinator's view."""
         ...
 
     # -- readers
     async def overview(self) -> Overview:
-        """All live workers and coordinators; they were read one after the other."""
+        """All live workers, and then all live coordinators: two reads, not one moment."""
         ...
 
     async def snapshot(self) -> list[WorkerView]:
-        """All live workers with their queues and held sessions."""
+        """All live workers with their queues and held sessions, at one moment."""
         ...
 
     def watch(self) -> Watcher:
-        """Events from `start` (or the first `__anext__`) on; ends in `StateUnavailableError` when the store is lost."""
+        """Events since `start` or the first `__anext__`; raises `StateUnavailableError` when the store is lost."""
         ...
 
     def watch_roles(self) -> Watcher:
-        """As `watch`, of the assigned roles (`RoleAssigned`) alone."""
+        """Like `watch`, for assigned roles (`RoleAssigned`) only."""
+        ...
+
+    @property
+    def round_trips(self) -> RoundTrips:
+        """Counts and times of the calls so far."""
         ...
 
     async def ping(self) -> float:

@@ -1,4 +1,4 @@
--- Assign a role to a worker and say so, or nothing if the caller does not lead.
+-- Assign a role to a worker and publish the event, or do nothing if the caller does not lead.
 -- KEYS: leader, role, assigned   ARGV: holder, role, role TTL ms, channel, TTL ms of the time of assignment
 -- Returns 1 if it was assigned.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

@@ -1,4 +1,4 @@
--- What the live coordinators say of themselves. Read only.
+-- The views of the live coordinators. Read only.
 -- KEYS: coordinators   ARGV: key prefix
 -- Returns {now ms, view, ...}.
 local time = redis.call('TIME')

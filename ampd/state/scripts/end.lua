@@ -1,4 +1,4 @@
--- Delete a session's binding and say so, bound or not: a worker may hold KV of a session whose binding is gone.
+-- Delete a session's binding and publish the event, even without a binding, because a worker may still hold its KV.
 -- KEYS: session   ARGV: channel, event
 -- Returns the binding's text, or nil.
 local holding = redis.call('GET', KEYS[1])

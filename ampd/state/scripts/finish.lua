@@ -1,5 +1,5 @@
--- Strike a prefill out of a live worker's queue and say so. The strike stays for a while, for a view that was written
--- before the prefill finished may still arrive.
+-- Remove a prefill from a live worker's queue and publish the event. The removal is kept for a while, because a view
+-- that was written before the prefill finished may still arrive.
 -- KEYS: worker, queue   ARGV: task id, channel, event, queue TTL ms
 if redis.call('EXISTS', KEYS[1]) == 1 then
   local time = redis.call('TIME')

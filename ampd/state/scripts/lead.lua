@@ -1,4 +1,4 @@
--- Take or renew the lead, unless another holds it.
+-- Take or renew the lead, unless another coordinator has it.
 -- KEYS: leader, assigned   ARGV: holder, lease ms
 -- Returns {1 if it leads, ms since a role was last assigned or -1}.
 local holder = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Write a worker's whole view, renew its lease, and remove the workers whose lease ran out.
+-- Write a worker's whole view, renew its lease, and remove the workers whose lease expired.
 -- KEYS: workers, worker, queue, role   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
 --   ms that the index outlives a lease
 -- Returns the role that was assigned to the worker, or nil.

@@ -1,4 +1,4 @@
--- Write a coordinator's view, renew its lease, and take those whose lease ran out from the index.
+-- Write a coordinator's view, renew its lease, and remove those whose lease expired from the index.
 -- KEYS: coordinators, coordinator   ARGV: coordinator id, lease ms, view, ms that the index outlives a lease
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,4 +1,4 @@
--- Move a session to another decode worker if the caller's binding still holds; a repeated call finds its own work done.
+-- Move a session to another decode worker if the caller's binding still holds. A repeated call changes nothing.
 -- KEYS: session   ARGV: old worker id, old epoch, new worker id, session TTL ms
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds.
 local holding = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Give the lead up if it is the caller's.
+-- Give up the lead if the caller has it.
 -- KEYS: leader   ARGV: holder
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])

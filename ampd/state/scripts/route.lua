@@ -1,5 +1,6 @@
--- Claim or refresh a session's binding, enter the prefill in a worker's queue and say so; or change nothing.
--- KEYS: session, queue   ARGV: worker id, epoch (0: thought new), session TTL ms, task id, task, channel, event, queue TTL ms
+-- Claim or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
+-- KEYS: session, queue   ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event,
+--   queue TTL ms
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds.
 local holding = redis.call('GET', KEYS[1])
 local epoch = tonumber(ARGV[2])
