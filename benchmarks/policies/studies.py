@@ -167,7 +167,7 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
             rows.append(
                 [condition.name, one.label, *(f"{value:.2f}" if value else "-" for value in (*shares, *versus))]
             )
-    yield "What is left of the usual goodput, geometric mean over the settings, and how that compares with ours:"
+    yield "Remaining share of the usual goodput, geometric mean over the settings, and goodput as a share of ours:"
     yield markdown(["", "", *TITLES.values(), "sustained rounds, share of ours", "rounds, share of ours"], rows)
     for condition in conditions:
         standings = bench.standings(field, condition)
