@@ -1,4 +1,4 @@
-"""Independent pieces of work over the machine's cores, with a progress bar."""
+"""Runs independent work on all cores of the machine, with a progress bar."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def in_parallel(
 ) -> list[Result]:
     """`work` of every item, in the order of the items; `work` and the items must be picklable.
 
-    `jobs`: processes, by default one a core; with one, or for one item, everything runs here.
+    `jobs`: processes, by default one per core. With one process or one item, everything runs in this process.
     """
     jobs = min(jobs or os.cpu_count() or 1, len(items))
     if jobs <= 1:
         return list(_shown(map(work, items), len(items), label))
-    # Forked: the work begins at once. What runs here has no threads of its own that could hold a lock.
+    # Forked, so that the work begins at once. This process has no threads that could hold a lock.
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         return list(_shown(pool.map(work, items), len(items), label))
 

@@ -12,14 +12,17 @@ from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
+from ampd.reports.figures import format_share
 from ampd.settings import parse_settings
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
+from planner.layout.layout import layout_label
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
 from planner.settings import provenance_of
 from planner.simulator.options import SimulationOptions
+from workloads.results import local_share
 from workloads.trace import Session, load_trace
 
 PROG = "ampd plan"
@@ -45,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(_too_small(case, plan))
     seconds = time.perf_counter() - start_s
     result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
-    layouts = [one.choice.layout for one in plan.layouts]
+    layouts = [checked.choice.layout for checked in plan.layouts]
     result["manifest_warnings"] = write_plan(settings, layouts, model, result)
     for warning in result["manifest_warnings"]:
         print(f"{PROG}: {warning}", file=sys.stderr)
@@ -58,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
-    """What to plan, and the degrees that cannot be used, with the reason."""
+    """The case to plan, and the unusable degrees with the reasons."""
     sessions = load_trace(settings.trace)[: settings.limit]
     wanted = _degrees(settings.degrees)
     known = {theta.tp: theta for theta in model.parallelisms}
@@ -140,7 +143,7 @@ def _result(
     settings: PlanSettings, plan: Plan, case: PlanCase, model: PiecewiseModel, explanation: list[str], seconds: float
 ) -> dict[str, Any]:
     return {
-        "layouts": [_layout(one, plan, case.gpus) for one in plan.layouts],
+        "layouts": [_layout(checked, plan, case.gpus) for checked in plan.layouts],
         "explanation": explanation,
         "meets_slo": meets(plan.layouts[0].choice, plan.capacities),
         "next_step": _next_step(plan),
@@ -160,14 +163,14 @@ def _result(
     }
 
 
-def _layout(one: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
+def _layout(checked: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
     return {
-        **one.choice.layout.as_dict(),
-        "objective": plan.capacities.levels[one.choice.level],
-        "headroom": one.choice.headroom,
-        "meets_slo": meets(one.choice, plan.capacities),
-        "slack": slack_of(one.choice, plan.capacities, plan.demand, gpus).as_dict(),
-        "simulated": one.simulated,
+        **checked.choice.layout.as_dict(),
+        "objective": plan.capacities.levels[checked.choice.level],
+        "headroom": checked.choice.headroom,
+        "meets_slo": meets(checked.choice, plan.capacities),
+        "slack": slack_of(checked.choice, plan.capacities, plan.demand, gpus).as_dict(),
+        "simulated": checked.simulated,
     }
 
 
@@ -181,19 +184,18 @@ def _next_step(plan: Plan) -> dict[str, Any] | None:
 
 def _table(result: dict[str, Any]) -> str:
     rows = [("layout", "GPUs", "P95/SLO", "head-room", "attained", "TTFT P95", "ITL P95", "local")]
-    for one in result["layouts"]:
-        seen = one["simulated"]
-        routed = sum(seen["routes"].values()) or 1
+    for layout in result["layouts"]:
+        simulated = layout["simulated"]
         rows.append(
             (
-                f"prefill {_groups(one['prefill'])}, decode {_groups(one['decode'])}",
-                str(one["gpus"]),
-                f"{one['objective']:.2f}",
-                f"{one['headroom']:.2f}",
-                f"{seen['attainment']['rounds']:.1%}",
-                f"{(seen['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
-                f"{(seen['itl_s']['p95'] or 0) * 1e3:.1f} ms",
-                f"{seen['routes']['local'] / routed:.0%}",
+                layout_label(layout),
+                str(layout["gpus"]),
+                f"{layout['objective']:.2f}",
+                f"{layout['headroom']:.2f}",
+                format_share(simulated["attainment"]["rounds"]),
+                f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
+                f"{(simulated['itl_s']['p95'] or 0) * 1e3:.1f} ms",
+                format_share(local_share(simulated), 0),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -208,7 +210,3 @@ def _table(result: dict[str, Any]) -> str:
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
     return "\n".join([head, "", *lines, "", *result["explanation"], *written])
-
-
-def _groups(groups: Sequence[dict[str, int]]) -> str:
-    return "+".join(f"{group['replicas']}xTP{group['tp']}" for group in groups)

@@ -1,4 +1,4 @@
-"""The report of `ampd plan`: the layouts, why they were chosen, and what replicas carry."""
+"""The report of `ampd plan`: the layouts, why they were chosen, and how much load replicas carry."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ampd.reports.figures import format_ms, format_share
+from ampd.reports.page import Section, write_page
+from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, svg
 from planner.layout.formulation import Capacities
 from planner.layout.search import Plan
-from planner.page import Section, write_page
-from workloads.plots import svg
+from workloads.results import local_share
 
-_COLOURS = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d")
-_SIZE = (5.2, 3.2)
 _HEAD = (
     "layout",
     "GPUs",
@@ -30,14 +30,14 @@ _HEAD = (
 
 def write_report(path: Path, result: dict[str, Any], plan: Plan) -> None:
     """Write the report of a plan. Raises `RunError` if the file cannot be written."""
-    names = [str(one.choice.layout) for one in plan.layouts]
+    names = [str(checked.choice.layout) for checked in plan.layouts]
     rows = [_row(name, layout) for name, layout in zip(names, result["layouts"], strict=True)]
     sections = [
         Section("Layouts, best first", head=_HEAD, rows=rows),
         Section("Why", text=result["explanation"]),
     ]
     for phase in ("prefill", "decode"):
-        picture = svg(partial(_curves, capacities=plan.capacities, phase=phase), _SIZE)
+        picture = svg(partial(_curves, capacities=plan.capacities, phase=phase), HALF_CARD)
         sections.append(Section(f"What a GPU carries: {phase}", svg=picture, is_half=True))
     slo, model = result["slo"], result["performance_model"]
     lead = (
@@ -49,8 +49,7 @@ def write_report(path: Path, result: dict[str, Any], plan: Plan) -> None:
 
 
 def _row(name: str, layout: dict[str, Any]) -> list[str]:
-    slack, seen = layout["slack"], layout["simulated"]
-    routed = sum(seen["routes"].values()) or 1
+    slack, simulated = layout["slack"], layout["simulated"]
     return [
         name,
         str(layout["gpus"]),
@@ -59,20 +58,20 @@ def _row(name: str, layout: dict[str, Any]) -> list[str]:
         f"{slack['prefill']:.2f}x",
         f"{slack['decode']:.2f}x",
         f"{slack['kv_memory']:.1f}x",
-        f"{seen['attainment']['rounds']:.1%}",
-        f"{(seen['ttft_s']['p95'] or 0) * 1e3:,.0f} ms",
-        f"{(seen['itl_s']['p95'] or 0) * 1e3:,.1f} ms",
-        f"{seen['routes']['local'] / routed:.0%}",
+        format_share(simulated["attainment"]["rounds"]),
+        f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
+        f"{format_ms(simulated['itl_s']['p95'])} ms",
+        format_share(local_share(simulated), 0),
     ]
 
 
 def _curves(axes: Any, capacities: Capacities, phase: str) -> None:
-    """Sessions per second and GPU at each level, one line a degree."""
+    """Sessions per second and GPU at each level, one line per degree."""
     table = capacities.prefill if phase == "prefill" else capacities.decode
-    for degree, colour in zip(capacities.degrees, _COLOURS, strict=False):
+    for degree, colour in zip(capacities.degrees, colours(len(capacities.degrees)), strict=True):
         per_gpu = [rate / degree for rate in table[degree]]
         axes.plot(capacities.levels, per_gpu, color=colour, label=f"TP{degree}")
-    axes.axvline(1.0, color="#3a3f4b", linestyle="--", linewidth=1)
+    axes.axvline(1.0, color=TARGET_COLOUR, linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlabel("P95 / target")
     axes.set_ylabel("sessions per second and GPU")

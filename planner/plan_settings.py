@@ -21,16 +21,16 @@ class PlanSettings(CaseSettings):
     top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
     routing: str = Field(defaults.ROUTING, description="Routing policy of the check.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
-    slicing: str = Field(defaults.SLICING, description="How prefills share their worker with a decode batch.")
-    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
+    jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
-    use_cache: bool = Field(True, description="Keep simulated curves and use those of earlier plans.")
+    use_cache: bool = Field(True, description="Store simulated curves and reuse those of earlier plans.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     output_manifest: Path | None = Field(
         None,
         description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder.",
     )
-    manifest_layout: int = Field(1, ge=1, description="Which of the layouts to write: 1 is the best.")
+    manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
     manifest_model_path: str | None = Field(
         None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."
     )

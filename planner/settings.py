@@ -1,4 +1,4 @@
-"""The case that a simulation or a plan is about: which model on which GPU, which sessions, which targets."""
+"""The case of a simulation or a plan: model, GPU, sessions and targets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CaseSettings(Settings):
         None, description="Performance model instead of --model and --gpu: name of a shipped profile, or a file."
     )
     kv_capacity_tokens: int | None = Field(
-        None, ge=1, description="KV memory of every replica in tokens; default: what the performance model says."
+        None, ge=1, description="KV memory of every replica in tokens; default: the performance model's."
     )
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
     ttft: float = Field(2.0, gt=0, allow_inf_nan=False, description="TTFT target in seconds.")
@@ -55,11 +55,11 @@ class CaseSettings(Settings):
         """The performance model that the flags name.
 
         Raises:
-            UserError: an unknown preset (the known ones are listed), a wrong file, or flags that do not go together.
+            UserError: an unknown preset (the known ones are listed), a wrong file, or flags that exclude each other.
         """
         if self.perf is not None:
             if self.model is not None or self.gpu is not None:
-                raise UserError("--perf: a profile says the model and the GPU itself; leave out --model and --gpu")
+                raise UserError("--perf: a profile has its own model and GPU; leave out --model and --gpu")
             return load_performance_model(self.perf)
         if self.model is None or self.gpu is None:
             raise UserError("--model and --gpu are missing (or give --perf, a profile of `ampd profile`)")
@@ -70,7 +70,7 @@ class CaseSettings(Settings):
         return analytic_model(self.model, self.gpu)
 
     def kv_capacity_of(self, model: PiecewiseModel, parallelism: Parallelism) -> int:
-        """KV memory of a replica in tokens; 0: unlimited, because nobody knows."""
+        """KV memory of a replica in tokens; 0: unlimited, because it is unknown."""
         return self.kv_capacity_tokens or model.kv_capacity_tokens(parallelism) or 0
 
     def group(self, text: str, flag: str, model: PiecewiseModel) -> tuple[ReplicaGroup, ...]:
@@ -85,6 +85,6 @@ class CaseSettings(Settings):
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
-    """Where a result's performance model comes from, for the result."""
+    """The origin of the performance model, for a result."""
     source = model.provenance
     return {"name": model.name, "kind": source.kind, "model": source.model, "gpu": source.gpu}

@@ -1,4 +1,4 @@
-"""`ampd simulate`: what a cluster would make of a trace, for every combination of policies and rates that is named."""
+"""`ampd simulate`: how a cluster would serve a trace, for every combination of the named policies and rates."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ampd.policies import defaults
 from ampd.policies.naming import split_names
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.registry import KINDS, create_named
+from ampd.reports.figures import format_share
 from ampd.settings import OldFlag, parse_settings
 from ampd.types import Slo
 from planner.combination import Combination, Mode
@@ -29,6 +30,7 @@ from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
+from workloads.results import local_share
 from workloads.retime import retime
 from workloads.trace import Session, load_trace
 
@@ -56,27 +58,27 @@ class SimulateSettings(CaseSettings):
         defaults.SLICING,
         description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
     )
-    pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change roles.")
+    pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
     pools_interval_s: float = Field(0.5, gt=0, description="How often the pools policy is asked, in seconds.")
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
     chunk_tokens: int = Field(
-        0, ge=0, description="Prefill advances by up to so many tokens per step of the batch; 0: whole prefills."
+        0, ge=0, description="Prefill tokens per step of the batch (chunked prefill); 0: whole prefills."
     )
     dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
     hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
-    kv_read_s: float = Field(0.0, ge=0, description="Seconds that a KV read takes beside the transfer.")
+    kv_read_s: float = Field(0.0, ge=0, description="Seconds of a KV read in addition to the transfer.")
     hand_over_pass: bool = Field(
         True, description="The last tokens of a remotely prefilled round take a pass of their own, as in SGLang."
     )
-    state_delay_s: float = Field(0.0, ge=0, description="Longest time until coordinators see a change at a worker.")
+    state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
     coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
     window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
-    jobs: int | None = Field(None, ge=1, description="Processes; default: one a core.")
+    jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     timeline: Path | None = Field(
-        None, description="Write what every worker did when, of the first combination, as a Chrome trace (Perfetto)."
+        None, description="Write the activity of every worker in the first combination as a Chrome trace (Perfetto)."
     )
 
     def options(self) -> SimulationOptions:
@@ -97,7 +99,7 @@ class SimulateSettings(CaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all simulations of a call share."""
+    """Everything that the simulations of a call share."""
 
     sessions: tuple[Session, ...]
     limit: int | None
@@ -125,10 +127,10 @@ def run(argv: Sequence[str]) -> int:
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    results = [_result(scene, combination, one) for combination, one in zip(combinations, runs, strict=True)]
+    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
     common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
-    # First, so that a file that cannot be written does not cost the results.
+    # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
     print(json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene.slo), flush=True)
     if settings.timeline:
@@ -140,7 +142,7 @@ def run(argv: Sequence[str]) -> int:
 
         write_report(settings.report, whole, combinations, runs, scene.slo)
     if not any(result["rounds"] for result in results):
-        _say_error(runs[0])
+        _print_error(runs[0])
         return 1
     return 0
 
@@ -173,7 +175,7 @@ def _scene(settings: SimulateSettings) -> Scene:
     if all(isinstance(pools, StaticPools) for pools in named["pools"]):
         model.require(prefill, decode)
     else:
-        model.require([*prefill, *decode], [*prefill, *decode])  # any of them may get any role
+        model.require([*prefill, *decode], [*prefill, *decode])  # each may get any role
     sessions = tuple(load_trace(settings.trace))
     return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
@@ -193,14 +195,14 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
 
 
 def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:
-    """Without prefill workers every round is local, whatever the policy is called: such a result would mislead.
+    """Refuse a cluster without prefill workers, where every round would be local under any policy.
 
     A pools policy may turn decode workers into prefill workers.
     """
     split = [each.mode for each in combinations if not each.mode.is_colocated and each.pools == defaults.POOLS]
     if split and not cluster.prefill:
         raise UserError(
-            f"--prefill: mode {split[0]} needs a prefill replica, as in 1xTP4; without one say --mode colocated"
+            f"--prefill: mode {split[0]} needs a prefill replica, as in 1xTP4; without one use --mode colocated"
         )
 
 
@@ -221,7 +223,7 @@ def parse_rates(text: str | None) -> list[float | None]:
     return list(rates)
 
 
-def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[str, Any]:
+def _result(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
     cluster = scene.cluster_of(combination)
     return {
         "mode": str(combination.mode),
@@ -232,12 +234,12 @@ def _result(scene: Scene, combination: Combination, one: SimulationRun) -> dict[
         "rate": combination.rate,
         "cluster": str(cluster),
         "gpus": cluster.gpus,
-        **one.result(scene.slo, scene.model.profile.kv_bytes_per_token),
+        **simulated.result(scene.slo, scene.model.profile.kv_bytes_per_token),
     }
 
 
 def _table(names: Sequence[str], results: Sequence[dict[str, Any]], slo: Slo) -> str:
-    """One row a combination, times in milliseconds."""
+    """One row per combination, times in milliseconds."""
     width = max(map(len, names))
     lines = [
         f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
@@ -249,20 +251,15 @@ def _table(names: Sequence[str], results: Sequence[dict[str, Any]], slo: Slo) ->
         reached = result["attainment"]
         cells = [
             f"{result['rate'] or '-':>6}",
-            f"{_percent(reached['rounds']):>6} / {_percent(reached['sessions']):>6}",
+            f"{format_share(reached['rounds']):>6} / {format_share(reached['sessions']):>6}",
             f"{_pair(result['ttft_initial_s']):>15}",
             f"{_pair(result['ttft_incremental_s']):>15}",
             f"{_pair(result['itl_s'], 1):>11}",
-            f"{_percent(_local_share(result), 0):>5}",
+            f"{format_share(local_share(result), 0):>5}",
             f"{result['errors']:>6}",
         ]
         lines.append("  ".join([f"{name:{width}}", *cells]))
     return "\n".join([*lines, "", "attained: share of rounds / of sessions that met both targets"])
-
-
-def _local_share(result: dict[str, Any]) -> float | None:
-    routed = sum(result["routes"].values())
-    return result["routes"]["local"] / routed if routed else None
 
 
 def _pair(values: dict[str, float | None], digits: int = 0) -> str:
@@ -270,10 +267,6 @@ def _pair(values: dict[str, float | None], digits: int = 0) -> str:
     return "-" if mean is None or p95 is None else f"{mean * 1e3:.{digits}f} / {p95 * 1e3:.{digits}f}"
 
 
-def _percent(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}%}"
-
-
-def _say_error(one: SimulationRun) -> None:
-    error = next((record.error for record in one.rounds if record.error), "no round was sent")
+def _print_error(simulated: SimulationRun) -> None:
+    error = next((record.error for record in simulated.rounds if record.error), "no round was sent")
     print(f"{PROG}: no round could be served: {error}", file=sys.stderr)

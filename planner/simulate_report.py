@@ -1,4 +1,4 @@
-"""The report of `ampd simulate`: attainment over rate, latencies, routes, and what the workers did."""
+"""The report of `ampd simulate`: attainment over rate, latencies, routes, and the activity of the workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ampd.reports.figures import format_ms, format_share
+from ampd.reports.page import Section, write_page
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, svg
 from ampd.types import Slo
 from planner.combination import Combination
-from planner.page import Section, write_page
 from planner.simulator.outcome import SimulationRun
-from workloads.plots import draw_cdf, svg
+from workloads.results import local_share
 
-_COLOURS = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d", "#3aa6c4", "#5d687c")
 _KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
-_HALF = (5.2, 3.0)
 _MOST_LANES = 24
 _TIMELINE_SHARE = 0.15
-"""Of the run, from its middle: what the picture of the workers shows."""
+"""Share of the run, around its middle, in the picture of the workers."""
 
 
 def write_report(
@@ -33,7 +33,7 @@ def write_report(
     sections = [Section("Results", head=_HEAD, rows=_rows(combinations, results))]
     if len({combination.rate for combination in combinations}) > 1:
         for what in ("rounds", "sessions"):
-            picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), _HALF)
+            picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), HALF_CARD)
             sections.append(Section(f"Attainment of {what} over the session rate", svg=picture, is_half=True))
     suffix = f" at {rate:g} sessions/s" if rate else ""
     for title, key, index_of, target_s in (
@@ -43,17 +43,20 @@ def write_report(
         ("Rounds, end to end", "e2e_s", lambda _: True, None),
     ):
         series = {
-            label: ([v for one in run.rounds if index_of(one.index) and (v := getattr(one, key)) is not None], colour)
-            for (label, run), colour in zip(shown.items(), _cycle(len(shown)), strict=True)
+            label: (
+                [v for record in run.rounds if index_of(record.index) and (v := getattr(record, key)) is not None],
+                colour,
+            )
+            for (label, run), colour in zip(shown.items(), colours(len(shown)), strict=True)
         }
-        picture = svg(partial(draw_cdf, series=series, target_s=target_s, label="ms"), _HALF)
+        picture = svg(partial(draw_cdf, series=series, target_s=target_s, label="ms"), HALF_CARD)
         sections.append(Section(title + suffix, svg=picture, is_half=True))
     rows = [row for label, run in shown.items() for row in _reasons(label, run)]
     sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
     for label, run in list(shown.items())[:2]:
         if run.timeline:
             height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
-            picture = svg(partial(_workers, run=run), (10.8, max(height, 1.8)))
+            picture = svg(partial(_workers, run=run), (FULL_CARD_WIDTH, max(height, 1.8)))
             sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
     model = whole["performance_model"]
     lead = (
@@ -67,20 +70,20 @@ _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL 
 
 
 def _rows(combinations: Sequence[Combination], results: Sequence[dict[str, Any]]) -> list[list[str]]:
-    return [_row(one.label, result) for one, result in zip(combinations, results, strict=True)]
+    return [_row(combination.label, result) for combination, result in zip(combinations, results, strict=True)]
 
 
 def _row(label: str, result: dict[str, Any]) -> list[str]:
-    reached, routed = result["attainment"], sum(result["routes"].values())
+    reached = result["attainment"]
     return [
         label,
         f"{result['rate']:g}" if result["rate"] else "-",
         result["cluster"],
-        _percent(reached["rounds"]),
-        _percent(reached["sessions"]),
-        _ms(result["ttft_s"]["p95"]),
-        _ms(result["itl_s"]["p95"]),
-        _percent(result["routes"]["local"] / routed if routed else None),
+        format_share(reached["rounds"]),
+        format_share(reached["sessions"]),
+        f"{format_ms(result['ttft_s']['p95'])} ms",
+        f"{format_ms(result['itl_s']['p95'])} ms",
+        format_share(local_share(result)),
         str(result["lost_sessions"]),
         str(result["errors"]),
     ]
@@ -89,7 +92,7 @@ def _row(label: str, result: dict[str, Any]) -> list[str]:
 def _at_one_rate(
     combinations: Sequence[Combination], runs: Sequence[SimulationRun]
 ) -> tuple[float | None, dict[str, SimulationRun]]:
-    """The middle rate, and its runs by label: latencies of several rates in one picture would hide each other."""
+    """The middle rate and its runs by label. Latencies of several rates in one picture would hide each other."""
     rates = sorted({combination.rate or 0.0 for combination in combinations})
     rate = rates[len(rates) // 2]
     return rate or None, {
@@ -103,8 +106,8 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
     lines: dict[str, list[tuple[float, float]]] = {}
     for combination, result in zip(combinations, results, strict=True):
         lines.setdefault(combination.label, []).append((combination.rate or 0.0, result["attainment"][what] or 0.0))
-    for number, ((label, points), colour) in enumerate(zip(lines.items(), _cycle(len(lines)), strict=True)):
-        # Dashes on every second line: equal results show both colours.
+    for number, ((label, points), colour) in enumerate(zip(lines.items(), colours(len(lines)), strict=True)):
+        # Every second line is dashed, so that equal results show both colours.
         style = {"marker": "o", "markersize": 3.5, "linestyle": "--" if number % 2 else "-"}
         axes.plot(*zip(*sorted(points), strict=True), color=colour, label=label, **style)
     axes.axhline(0.9, color="#9aa3b2", linestyle=":", linewidth=1)
@@ -115,7 +118,7 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
 
 
 def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
-    counts = Counter((one.route, one.reason) for one in run.rounds if one.route)
+    counts = Counter((record.route, record.reason) for record in run.rounds if record.route)
     total = sum(counts.values())
     return [
         [label, str(route), reason, str(count), f"{count / total:.1%}"]
@@ -124,15 +127,15 @@ def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
 
 
 def _workers(axes: Any, run: SimulationRun) -> None:
-    """A stretch from the middle of the run: one line a worker; above it, thin, the KV that comes in."""
+    """A part from the middle of the run: one line per worker, with incoming KV as thin bars above it."""
     start_s = run.duration_s * (0.5 - _TIMELINE_SHARE / 2)
     end_s = start_s + run.duration_s * _TIMELINE_SHARE
     lanes = {worker_id: lane for lane, worker_id in enumerate(list(run.worker_roles)[:_MOST_LANES])}
     for kind, colour in _KINDS.items():
         spans = [
-            (lanes[one.worker_id], max(one.start_s, start_s), min(one.end_s, end_s))
-            for one in run.timeline
-            if one.kind == kind and one.worker_id in lanes and one.end_s > start_s and one.start_s < end_s
+            (lanes[span.worker_id], max(span.start_s, start_s), min(span.end_s, end_s))
+            for span in run.timeline
+            if span.kind == kind and span.worker_id in lanes and span.end_s > start_s and span.start_s < end_s
         ]
         if not spans:
             continue
@@ -153,15 +156,3 @@ def _workers(axes: Any, run: SimulationRun) -> None:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
-
-
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _ms(value_s: float | None) -> str:
-    return "-" if value_s is None else f"{value_s * 1e3:,.1f} ms"

@@ -1,8 +1,8 @@
-"""What every worker did when, as a Chrome trace: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""The activity of every worker as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-Format: "Trace Event Format" of Chromium; times in microseconds. A worker is a process, its lanes are threads; arrows
-lead from a round's remote prefill to the read of its increment. Bars of one thread may nest but not cross, so reads
-that overlap stand on threads of their own (`kv-in`, `kv-in 2`, ...).
+Format: "Trace Event Format" of Chromium, with times in microseconds. A worker is a process and its lanes are threads.
+Arrows lead from a round's remote prefill to the read of its increment. Bars of one thread may nest but not cross, so
+that overlapping reads are on separate threads (`kv-in`, `kv-in 2`, ...).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ampd.errors import RunError
 from planner.simulator.outcome import SimulationRun, Span
 
 _LANES = {"compute": 1, "kv-in": 2}
-"""First thread of a lane; the lane with the highest number may have more threads behind it."""
+"""First thread of a lane. The lane with the highest number may have more threads after it."""
 _US = 1e6
 
 
 def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
-    """The events of a run that kept its timeline."""
+    """The events of a run with a timeline."""
     processes = {worker_id: number for number, worker_id in enumerate(run.worker_roles, start=1)}
     threads = _threads(run.timeline)
     most = Counter[str]()
@@ -43,7 +43,7 @@ def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
 
 
 def _threads(spans: Sequence[Span]) -> list[int]:
-    """Thread number of every span: of its lane, for reads the first one on which the read before has ended."""
+    """Thread number of every span. A read gets the first thread of its lane that is free."""
     threads = [_LANES[span.lane] for span in spans]
     ends: dict[str, list[float]] = {}
     for position in sorted(range(len(spans)), key=lambda position: spans[position].start_s):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from ampd.errors import RunError
+from ampd.reports.figures import format_bytes, format_ms, format_share
+from ampd.reports.page import template_environment, write_html
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, svg
 from ampd.types import Slo
-from workloads.plots import COLOURS, plots
 from workloads.results import RoundRecord
-from workloads.table import format_bytes
 
+_COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
 _LATENCIES = {
     "ttft_s": "TTFT",
     "ttft_initial_s": "TTFT, initial prefill",
@@ -30,36 +30,74 @@ def write_report(path: Path, result: Mapping[str, Any], records: Sequence[RoundR
     Raises:
         RunError: the file cannot be written.
     """
-    try:
-        path.write_text(render_report(result, records), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror})") from None
+    write_html(path, render_report(result, records))
 
 
 def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> str:
     """The report as HTML."""
     slo = result["slo"]
-    environment = Environment(
-        loader=PackageLoader("workloads"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {"ms": _ms, "share": _share, "bytes": format_bytes}
+    environment = template_environment("workloads")
+    environment.filters |= {"ms": format_ms, "share": format_share, "bytes": format_bytes}
     routes = result["routes"]
     reasons = Counter((record.route, str(record.decision.get("reason", "-"))) for record in records if record.route)
     return environment.get_template("report.html.j2").render(
         result=result,
         settings=result.get("settings", {}),
         latencies={label: result[key] for key, label in _LATENCIES.items()},
-        plots=plots(records, Slo(slo["ttft"], slo["itl"]) if slo else None),
-        colours=COLOURS,
+        plots=_plots(records, Slo(slo["ttft"], slo["itl"]) if slo else None),
+        colours=_COLOURS,
         routed=sum(routes.values()),
         reasons=[(route, reason, count) for (route, reason), count in reasons.most_common()],
         errors=Counter(record.error for record in records if record.error).most_common(10),
     )
 
 
-def _ms(value_s: float | None) -> str:
-    return "-" if value_s is None else f"{value_s * 1e3:,.1f}"
+def _plots(records: Sequence[RoundRecord], slo: Slo | None) -> list[tuple[str, str]]:
+    """(title, SVG) of every plot; none without records."""
+    if not records:
+        return []
+    ttfts = [(record.index, record.ttft_s) for record in records if record.ttft_s is not None and record.error is None]
+    gaps = [gap_s for record in records if record.error is None for gap_s in record.gaps_s]
+    ttft_s, itl_s = (slo.ttft_s, slo.itl_s) if slo else (None, None)
+    series = {
+        "initial prefill": ([seconds for index, seconds in ttfts if index == 0], "#7b4fc9"),
+        "incremental prefill": ([seconds for index, seconds in ttfts if index > 0], "#1f9d78"),
+    }
+    ttft = partial(draw_cdf, series=series, target_s=ttft_s, label="TTFT (ms)")
+    itl = partial(draw_cdf, series={"": (gaps, "#2f6fde")}, target_s=itl_s, label="ITL (ms)")
+    size = (FULL_CARD_WIDTH, min(1.2 + 0.16 * len({record.session_id for record in records}), 9.0))
+    return [
+        ("Time to first token", svg(ttft, HALF_CARD)),
+        ("Inter-token latency", svg(itl, HALF_CARD)),
+        ("Rounds over time", svg(partial(_timeline, records=records), size)),
+    ]
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _timeline(axes: Any, records: Sequence[RoundRecord]) -> None:
+    """One line per session; a pale bar is the prefill (until the first token), a full bar the decode."""
+    in_order = sorted(records, key=lambda record: record.sent_s)
+    lanes = {name: lane for lane, name in enumerate(dict.fromkeys(record.session_id for record in in_order))}
+    shown: set[str] = set()
+    for record in records:
+        kind = "error" if record.error is not None else record.route or "unknown"
+        colour, lane = _COLOURS.get(kind, _COLOURS["unknown"]), lanes[record.session_id]
+        label = kind if kind not in shown else None
+        shown.add(kind)
+        if record.ttft_s is None or record.e2e_s is None:
+            axes.plot(record.sent_s, lane, "x", color=colour, label=label, markersize=5)
+            continue
+        axes.barh(lane, record.ttft_s, left=record.sent_s, height=0.72, color=colour, alpha=0.38)
+        axes.barh(
+            lane,
+            record.e2e_s - record.ttft_s,
+            left=record.sent_s + record.ttft_s,
+            height=0.72,
+            color=colour,
+            label=label,
+        )
+    axes.set_xlabel("seconds since the start of the run")
+    axes.set_ylabel("session")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    if shown:
+        axes.legend(frameon=False, loc="upper center", ncols=4, bbox_to_anchor=(0.5, 1.12 if len(lanes) < 20 else 1.06))

@@ -138,24 +138,30 @@ def shared_result(
     sessions of an interrupted run that neither ended nor failed are not in `rounds_planned`; their finished rounds
     count, and they count as no session. `itl_s`: percentiles of all gaps between tokens.
     """
-    done = [one for one in outcomes if one.error is None and one.ttft_s is not None]
-    ttfts = [(one.index, one.ttft_s) for one in done if one.ttft_s is not None]
+    done = [outcome for outcome in outcomes if outcome.error is None and outcome.ttft_s is not None]
+    ttfts = [(outcome.index, outcome.ttft_s) for outcome in done if outcome.ttft_s is not None]
     return {
         "attainment": _attainment(outcomes, rounds_planned, slo),
         "ttft_s": latency_percentiles([ttft_s for _, ttft_s in ttfts]),
         "ttft_initial_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index == 0]),
         "ttft_incremental_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index > 0]),
         "itl_s": dict(itl_s),
-        "e2e_s": latency_percentiles([one.e2e_s for one in done if one.e2e_s is not None]),
-        "routes": {name: sum(one.route == name for one in done) for name in ("local", "remote")},
+        "e2e_s": latency_percentiles([outcome.e2e_s for outcome in done if outcome.e2e_s is not None]),
+        "routes": {name: sum(outcome.route == name for outcome in done) for name in ("local", "remote")},
         "rounds": len(done),
-        "sessions": len({one.session_id for one in outcomes}),
-        "errors": sum(one.error is not None for one in outcomes),
+        "sessions": len({outcome.session_id for outcome in outcomes}),
+        "errors": sum(outcome.error is not None for outcome in outcomes),
         "duration_s": duration_s,
         "kv_bytes": dict(kv_bytes),
-        "output_tokens": sum(one.output_tokens for one in done),
+        "output_tokens": sum(outcome.output_tokens for outcome in done),
         "slo": {"ttft": slo.ttft_s, "itl": slo.itl_s} if slo else None,
     }
+
+
+def local_share(result: Mapping[str, Any]) -> float | None:
+    """The share of rounds that were prefilled locally; None if the result has no routes."""
+    routed = sum(result["routes"].values())
+    return result["routes"]["local"] / routed if routed else None
 
 
 def latency_percentiles(values_s: ArrayLike, counts: NDArray[np.int64] | None = None) -> dict[str, float | None]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampd.reports.figures import format_bytes
+
 _SHOWN_ERRORS = 3
 _LATENCIES = {
     "ttft_s": "TTFT",
@@ -22,17 +24,6 @@ def format_result(result: Mapping[str, Any], errors: Sequence[str]) -> str:
     lines += [_latency_line(label, result[key]) for key, label in _LATENCIES.items()]
     lines += ["", *_attainment_lines(result), *_route_lines(result), *_error_lines(errors)]
     return "\n".join(lines)
-
-
-def format_bytes(count: float | None) -> str:
-    """A byte count in the unit that fits; `-` where nothing was reported."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def _headline(result: Mapping[str, Any]) -> str:

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ampd.reports.page import Section, write_page
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, svg
 from benchmarks.policies.contest import IN_TIME, PATIENCE, TARGET, Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
 from benchmarks.policies.intervals import geometric_mean
 from benchmarks.policies.report import TITLES
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.page import Section, write_page
-from workloads.plots import svg
 
 _COLOURS = {
     "ours": "#2f6fde",
@@ -71,7 +71,7 @@ def _bars(standings: Standings, settings: Sequence[Setting], criterion: str) -> 
     return Section(
         f"{TITLES[criterion].capitalize()}, all settings",
         text=[f"Settings in which a contestant carries nothing count as {_FLOOR:.0%} of ours."],
-        svg=svg(draw, (10.8, 0.6 + 0.24 * max(len(ordered), 4))),
+        svg=svg(draw, (FULL_CARD_WIDTH, 0.6 + 0.24 * max(len(ordered), 4))),
     )
 
 
@@ -80,7 +80,7 @@ def _multiples(standings: Standings, settings: Sequence[Setting], criterion: str
         lines = _lines(standings, setting, criterion)
         yield Section(
             f"{setting.name}: {criterion}",
-            svg=svg(partial(_draw, lines=lines, criterion=criterion), (5.2, 3.0)),
+            svg=svg(partial(_draw, lines=lines, criterion=criterion), HALF_CARD),
             is_half=True,
         )
 
@@ -104,7 +104,7 @@ def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], cr
     for name, (label, line) in lines.items():
         rates, shares = zip(*line, strict=True)
         axes.plot(rates, shares, ".-", color=_COLOURS[name], linewidth=1.4, markersize=4, label=label)
-    axes.axhline(TARGET, color="#3a3f4b", linestyle="--", linewidth=1.0)
+    axes.axhline(TARGET, color=TARGET_COLOUR, linestyle="--", linewidth=1.0)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
     axes.set_ylabel(f"{criterion} attained")

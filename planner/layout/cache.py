@@ -1,4 +1,4 @@
-"""Simulated load curves on disk, so that a second plan for the same workload starts where the first one ended."""
+"""Simulated load curves on disk, so that the next plan for the same workload does not simulate them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.layout.capacity import LoadCurve, Question
 from workloads.trace import Session, dump_session
 
 _FORMAT = 3
-"""Raised whenever the simulator or the curves change what they say."""
+"""To be raised whenever a change alters simulated curves."""
 
 
 def default_cache() -> Path:
@@ -24,14 +24,14 @@ def default_cache() -> Path:
 
 
 class CurveCache:
-    """Curves by everything that they depend on. A damaged or unreadable file counts as missing."""
+    """Curves by a key of all their inputs. A damaged or unreadable file counts as missing."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder`: None keeps nothing."""
         self._folder = folder
 
     def get(self, key: str) -> LoadCurve | None:
-        """A curve that was put before."""
+        """The curve of a key; None if there is none."""
         if self._folder is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -40,7 +40,7 @@ class CurveCache:
         return None
 
     def put(self, key: str, curve: LoadCurve) -> None:
-        """Keep a curve; where that cannot be done nothing is lost but time."""
+        """Keep a curve. A failure only costs time, so that it is ignored."""
         if self._folder is None:
             return
         with suppress(OSError):
@@ -50,7 +50,7 @@ class CurveCache:
 
 
 def digest_sessions(sessions: Sequence[Session]) -> str:
-    """A digest of what sessions ask for, whatever they are called and whenever they arrive."""
+    """A digest of the rounds of sessions. Names and arrivals do not change it."""
     digest = hashlib.sha256()
     for session in sessions:
         nameless = session.model_copy(update={"session_id": "-", "arrival_s": 0.0})

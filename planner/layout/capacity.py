@@ -1,8 +1,8 @@
 """How much load one replica carries: its P95 latency over the session rate, by simulation of that replica alone.
 
-A prefill replica is simulated with decode workers that are never short of anything, a decode replica with such prefill
-workers, every round remote: what is measured is the replica and not its neighbour. Its capacity at a level is the
-largest load whose P95 is at most level times the target, between the simulated loads by linear interpolation.
+A prefill replica is simulated with ample decode workers, a decode replica with ample prefill workers, and every round
+is remote. So the result depends on the replica alone. Its capacity at a level is the largest load whose P95 is at most
+level times the target, interpolated linearly between the simulated loads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -28,10 +29,10 @@ LEVELS = tuple(round(0.1 * 1.15**step, 4) for step in range(31))
 """P95 over target: from a tenth of the target to 6.6 times it, 15 % apart."""
 
 _UTILISATIONS = (0.15, 0.35, 0.55, 0.7, 0.8, 0.9, 1.0, 1.15)
-"""Loads to simulate, as shares of what the replica could carry if its queue never ran empty."""
+"""Simulated loads, as shares of the load that keeps the replica busy all the time."""
 
 _SESSIONS = (250, 700)
-"""Fewest and most sessions of one simulation; as many as needed for the load to settle."""
+"""Fewest and most sessions of one simulation. Within them, enough for the load to settle."""
 _LIFETIMES = 3.0
 _AMPLE = 16
 
@@ -72,7 +73,7 @@ def load_curve(question: Question) -> LoadCurve:
     worst = 0.0
     for utilisation in _UTILISATIONS:
         rate = utilisation * full_rate
-        # A P95 that falls while the load grows is noise of a finite sample.
+        # A P95 that falls while the load grows is noise, because the sample is finite.
         worst = max(worst, _level(question, rate, lifetime_s))
         rates.append(rate)
         levels.append(worst)
@@ -86,26 +87,26 @@ def _level(question: Question, rate: float, lifetime_s: float) -> float:
     count = int(min(max(fewest, _LIFETIMES * rate * lifetime_s), most))
     sessions = retime(question.sessions, rate, question.options.seed, count)
     policies = Policies(
-        create_named("binding", "least-kv"),
+        create_named("binding", defaults.BINDING),
         create_named("routing", "always-remote"),
         create_named("ordering", question.ordering),
         create_named("slicing", question.slicing),
     )
     run = simulate(sessions, _laboratory(question), question.model, policies, question.slo, question.options)
     if question.phase == "prefill":
-        values, target_s = [one.ttft_s for one in run.rounds if one.ttft_s is not None], question.slo.ttft_s
+        values, target_s = [record.ttft_s for record in run.rounds if record.ttft_s is not None], question.slo.ttft_s
     else:
-        values, target_s = [one.itl_s for one in run.rounds if one.itl_s is not None], question.slo.itl_s
-    # Rounds of a single token have no gaps to be late with.
+        values, target_s = [record.itl_s for record in run.rounds if record.itl_s is not None], question.slo.itl_s
+    # Rounds of a single token have no gaps between tokens.
     return float(np.percentile(values, 95)) / target_s if values else 0.0
 
 
 def _laboratory(question: Question) -> Cluster:
-    """One replica of the phase in question, and more than enough of the other."""
+    """One replica of the phase in question, and more than enough replicas of the other phase."""
     best = max(theta.tp for theta in question.model.parallelisms)
-    one = ReplicaGroup(1, Parallelism(question.degree), question.kv_capacity_tokens)
+    examined = ReplicaGroup(1, Parallelism(question.degree), question.kv_capacity_tokens)
     ample = ReplicaGroup(_AMPLE, Parallelism(best), 0)
-    prefill, decode = (one, ample) if question.phase == "prefill" else (ample, one)
+    prefill, decode = (examined, ample) if question.phase == "prefill" else (ample, examined)
     return Cluster((decode,), (prefill,), question.model.profile.max_context_tokens or 0)
 
 
@@ -124,8 +125,10 @@ def _full_rate(question: Question) -> float:
 
 
 def _batch_throughput(question: Question, context_tokens: float) -> float:
-    """Tokens per second of the largest batch that fits the memory and keeps the ITL target, or where that is out of
-    reach, twice the time of a lone sequence's step."""
+    """Tokens per second of the largest batch that fits the memory and keeps the ITL target.
+
+    If a single sequence misses half the target, the limit is twice the time of its step.
+    """
     theta, model = Parallelism(question.degree), question.model
     limit_s = max(question.slo.itl_s, 2 * model.decode_step_s(1, int(context_tokens), theta))
     most = question.kv_capacity_tokens / context_tokens if question.kv_capacity_tokens else 4096
@@ -136,18 +139,18 @@ def _batch_throughput(question: Question, context_tokens: float) -> float:
 
 
 def mean_lifetime_s(sessions: Sequence[Session], model: PiecewiseModel) -> float:
-    """How long a session is in an idle cluster of the largest degree, tools included."""
+    """Mean time of a session in an idle cluster of the largest degree, tools included."""
     return sum(_session_times(session, model)[0] for session in sessions) / len(sessions)
 
 
 def mean_resident_kv_tokens(sessions: Sequence[Session], model: PiecewiseModel) -> float:
-    """KV tokens times seconds that a session occupies: times the session rate, what is resident on average."""
+    """Mean KV tokens times seconds of a session. Times the session rate, this is the mean resident KV."""
     return sum(_session_times(session, model)[1] for session in sessions) / len(sessions)
 
 
 def _session_times(session: Session, model: PiecewiseModel) -> tuple[float, float]:
     """(seconds, KV tokens times seconds) of a session in an idle cluster; KV stays until the next round begins."""
-    theta = max(model.parallelisms, key=lambda one: one.tp)
+    theta = max(model.parallelisms, key=lambda theta: theta.tp)
     lifetime_s = token_s = 0.0
     for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
         context = hist + incr

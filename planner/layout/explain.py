@@ -1,4 +1,4 @@
-"""Why the plan is what it is: what binds, what the next GPUs would buy, what does not fit."""
+"""Explains a plan: which resource limits it, what more GPUs would gain, and which degrees do not fit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _WORDS = {
     "grid": "nothing: it is the lowest level that was looked at",
 }
 _TIGHT = 1.05
-"""A resource with less than so many times the need binds."""
+"""A resource with less than this many times the need limits the layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """How far a layout is from each limit, as what it has over what the demand needs (1: nothing to spare).
+    """How far a layout is from each limit: its capacity over the demand (1: no reserve).
 
     Attributes:
         gpus_left: GPUs that the layout does not use.
-        binds: what keeps the layout from a lower latency level: a key of `_WORDS`.
+        binds: the resource that keeps the layout from a lower latency level, as a key of `_WORDS`.
     """
 
     prefill: float
@@ -66,7 +66,7 @@ def _carried(layout: Layout, capacities: Capacities, level: int) -> tuple[float,
 
 
 def _binding(choice: Choice, capacities: Capacities, demand: Demand) -> str:
-    """What runs short one level lower, or (where the demand is missed) at the level itself."""
+    """The resource that is too small one level lower, or at the level itself if the layout misses the demand."""
     misses = choice.headroom < 1
     if not misses and choice.level == 0:
         return "grid"
@@ -80,7 +80,7 @@ def _binding(choice: Choice, capacities: Capacities, demand: Demand) -> str:
 
 
 def sentences(plan: Plan, gpus: int, left_out: Mapping[int, str]) -> list[str]:
-    """The explanation of the best layout, a sentence a line; `left_out`: degrees that cannot be used, and why."""
+    """The explanation of the best layout, one sentence per line; `left_out`: unusable degrees with the reasons."""
     capacities, demand = plan.capacities, plan.demand
     lines = []
     for reason in dict.fromkeys(left_out.values()):
@@ -117,24 +117,24 @@ def meets(choice: Choice, capacities: Capacities) -> bool:
 
 
 def shortfall(level: float, headroom: float) -> str:
-    """By how much a layout falls short, as a predicate: of the targets at P95, or of the rate if it carries less."""
+    """How far a layout misses the targets at P95, or the rate if it carries less; a predicate without a subject."""
     return f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
 
 
 def _miss(plan: Plan, level: float, headroom: float) -> str:
     miss = shortfall(level, headroom)
-    # The first is the one that attains most when simulated; that need not be the one that the programme likes best.
-    other = next((one.choice.layout for one in plan.layouts if meets(one.choice, plan.capacities)), None)
+    # The first layout attains most in the simulation. The programme may rate another one higher.
+    other = next((checked.choice.layout for checked in plan.layouts if meets(checked.choice, plan.capacities)), None)
     if other is not None:
         return f"Replica by replica it {miss} and {other} meets the targets at P95, but attains no more in the check."
-    if not any(one.choice.headroom >= 1 for one in plan.layouts):
+    if not any(checked.choice.headroom >= 1 for checked in plan.layouts):
         return f"No layout carries the rate at any level: this one {miss.replace('the rate', 'it')}."
     return f"No layout meets the targets at P95: this one {miss}."
 
 
 def _next(plan: Plan, step: int, choice: Choice, level: float) -> str:
     after = plan.capacities.levels[choice.level]
-    best = max((one.choice for one in plan.layouts), key=lambda one: (-one.level, one.headroom))
+    best = max((checked.choice for checked in plan.layouts), key=lambda found: (-found.level, found.headroom))
     gpus = "GPU" if step == 1 else "GPUs"
     if choice.level == best.level and choice.headroom <= best.headroom * 1.001:
         return f"The next {step} {gpus} would buy nothing: no larger layout is better by this measure."

@@ -1,19 +1,19 @@
 """The layout as an integer programme, solved with SCIP.
 
 The paper's programme (arXiv 2602.14516, section 5) minimises Z >= tau_pre(n), tau_dec(n) over the degrees in use. As
-printed it has no demand: an empty cluster is optimal, and tau does not depend on how many replicas share the load. What
-is solved here, for x(n), y(n) replicas of degree n for prefill and decode:
+printed it has no demand: an empty cluster is optimal, and tau does not depend on how many replicas share the load. This
+module solves, for x(n), y(n) replicas of degree n for prefill and decode:
 
     level L: P95 latency over its target, the same for both phases
     c_pre(n, L), c_dec(n, L): session rate that one replica of degree n carries with its P95 at L or below
     1. the lowest L of a grid with     sum x(n) c_pre(n, L) >= rate,  sum y(n) c_dec(n, L) >= rate
     2. at that L the largest head-room h:  sum x(n) c_pre(n, L) >= h rate,  sum y(n) c_dec(n, L) >= h rate
     always   sum n (x(n) + y(n)) <= GPUs,  sum y(n) kv(n) >= resident KV,  sum x(n) >= 1,  sum y(n) >= 1
-    then     of equals the fewest GPUs
+    then     of equal layouts the one with the fewest GPUs
 
-The steps are separate solves, because one weighted objective would trade them against each other by rounding. Where no
-level carries the rate, step 2 at the highest level tells what comes closest. The K best follow by no-good cuts: each
-solution found is excluded, and all is solved again.
+The steps are separate solves, because one weighted objective would trade them against each other by rounding. If no
+level carries the rate, step 2 at the highest level gives the closest layout. No-good cuts give the K best: each
+solution is excluded, and the programme is solved again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the layout must carry.
+    """The load that the layout must carry.
 
     Attributes:
         rate: sessions per second.
-        resident_kv_tokens: KV of all sessions that are in the cluster at a time.
+        resident_kv_tokens: KV of all sessions that are in the cluster at the same time.
     """
 
     rate: float
@@ -44,7 +44,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """What one replica carries, by degree.
+    """The load that one replica carries, by degree.
 
     Attributes:
         levels: ascending.
@@ -64,11 +64,11 @@ class Capacities:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A layout with what the programme says of it.
+    """A layout with its latency level and head-room.
 
     Attributes:
         level: index of the level that it reaches.
-        headroom: the rate that it carries at that level over the rate demanded; below 1: it misses the demand.
+        headroom: the rate that it carries at that level, over the demanded rate; below 1 it misses the demand.
     """
 
     layout: Layout
@@ -95,12 +95,12 @@ def _best(capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[
     if headroom is None:
         return None
     layout = programme.fewest_gpus(last if level is None else level, headroom)
-    # SCIP's own head-room is off by up to its tolerance; the layout's is exact.
+    # SCIP's head-room may be wrong by its tolerance. The layout's is exact.
     return _choice(layout, capacities, demand)
 
 
 class _Programme:
-    """One model for all steps; each step sets its objective and leaves its result as a constraint of the next."""
+    """The steps of the programme. The result of each step is a constraint of the next."""
 
     def __init__(self, capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[Layout]) -> None:
         self._capacities, self._demand, self._gpus, self._excluded = capacities, demand, gpus, excluded
@@ -128,12 +128,12 @@ class _Programme:
         return float(model.getVal(headroom)) if _solved(model) else None
 
     def fewest_gpus(self, level: int, headroom: float) -> Layout:
-        """Of the layouts with this head-room the smallest."""
+        """The smallest layout with this head-room."""
         model, x, y = self._base()
         model.addCons(self._with_headroom(model, x, y, level) >= headroom * (1 - _TOLERANCE))
         model.setObjective(quicksum(n * (x[n] + y[n]) for n in x), "minimize")
         if not _solved(model):
-            raise RuntimeError("SCIP does not find the layout again that it has just found")
+            raise RuntimeError("SCIP found a layout and then found none under the same constraints")
         counts = [{n: round(model.getVal(variables[n])) for n in variables} for variables in (x, y)]
         return Layout(replicas_of(counts[0]), replicas_of(counts[1]))
 
@@ -144,11 +144,11 @@ class _Programme:
         return headroom
 
     def _carried(self, capacity: Mapping[int, Sequence[float]], variables: dict[int, Any], level: int) -> Any:
-        """What a phase carries, in units of the demand, for SCIP's tolerances are absolute."""
+        """The rate that a phase carries, in units of the demand, because SCIP's tolerances are absolute."""
         return quicksum(capacity[n][level] / self._demand.rate * variables[n] for n in variables)
 
     def _base(self) -> tuple[Any, dict[int, Any], dict[int, Any]]:
-        """A fresh model with the replicas and everything that holds in each step."""
+        """A fresh model with the replicas and the constraints of every step."""
         model = Model()
         model.hideOutput()
         model.setParam("parallel/maxnthreads", 1)
@@ -160,7 +160,7 @@ class _Programme:
         model.addCons(quicksum(n * (x[n] + y[n]) for n in degrees) <= self._gpus)
         model.addCons(quicksum(x.values()) >= 1)
         model.addCons(quicksum(y.values()) >= 1)
-        # In units of the demand, for SCIP's tolerances are absolute.
+        # In units of the demand, because SCIP's tolerances are absolute.
         need = self._demand.resident_kv_tokens
         if need:
             model.addCons(quicksum(kv[n] / need * y[n] for n in degrees) >= 1)
@@ -208,7 +208,7 @@ def _choice(layout: Layout, capacities: Capacities, demand: Demand) -> Choice:
             for capacity, replicas in ((capacities.prefill, layout.prefill), (capacities.decode, layout.decode))
         )
         ratio = min(carried) / demand.rate
-        # What misses the rate by no more than rounding carries it.
+        # A rate that is missed only by rounding is carried.
         ratios.append(1.0 if 1 - _TOLERANCE <= ratio < 1 else ratio)
     level = next((index for index, ratio in enumerate(ratios) if ratio >= 1.0), len(ratios) - 1)
     return Choice(layout, level, ratios[level])

@@ -35,17 +35,22 @@ class Layout:
         return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """The layout as it stands in a result."""
+        """The layout as a plan's result has it."""
         return {
             phase: [{"tp": degree, "replicas": count} for degree, count in replicas]
             for phase, replicas in (("prefill", self.prefill), ("decode", self.decode))
         } | {"gpus": self.gpus}
 
     def __str__(self) -> str:
-        prefill, decode = (
-            "+".join(f"{count}xTP{degree}" for degree, count in replicas) for replicas in (self.prefill, self.decode)
-        )
-        return f"prefill {prefill}, decode {decode}"
+        return layout_label(self.as_dict())
+
+
+def layout_label(row: Mapping[str, Any]) -> str:
+    """A layout of a plan's result as text: `prefill 2xTP4+1xTP8, decode 2xTP4`."""
+    prefill, decode = (
+        "+".join(f"{group['replicas']}xTP{group['tp']}" for group in row[phase]) for phase in ("prefill", "decode")
+    )
+    return f"prefill {prefill}, decode {decode}"
 
 
 def replicas_of(counts: Mapping[int, int]) -> Replicas:

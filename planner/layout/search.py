@@ -9,6 +9,7 @@ from math import sqrt
 from typing import Any
 
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Slo
 from planner.layout.cache import CurveCache, digest_sessions, key_of
@@ -28,17 +29,17 @@ from planner.simulator.simulate import simulate
 from workloads.retime import retime
 from workloads.trace import Session
 
-BINDING = "least-kv"
-POOLS = "static"
-"""The policies of the check that a plan does not choose: sessions go where there is room, and roles stay as planned."""
+BINDING = defaults.BINDING
+POOLS = defaults.POOLS
+"""Binding and pools of the check, which a plan does not choose: the defaults, with which roles stay as planned."""
 
 _CURVE_SESSIONS = 300
-"""Sessions of the trace that the curves are simulated with; an even choice of them where there are more."""
+"""Most sessions of the trace in the simulation of a curve. Of a longer trace they are an even choice."""
 _CHECK_SESSIONS = (300, 1500)
 _CHECK_S = 30.0
-"""The full cluster is checked over so many seconds of arrivals, within these numbers of sessions."""
+"""Seconds of arrivals in the check of the full cluster, within `_CHECK_SESSIONS` sessions."""
 _SPREAD = 1.645
-"""Resident sessions vary as a Poisson variable: memory is planned for the 95th percentile."""
+"""Memory is planned for the 95th percentile of the resident sessions, a Poisson variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class PlanCase:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A layout that SCIP chose, and what the simulation of the whole cluster makes of it."""
+    """A layout that SCIP chose, and the result of simulating the whole cluster with it."""
 
     choice: Choice
     simulated: dict[str, Any]
@@ -71,10 +72,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The layouts, best first, and what they were chosen from.
+    """The layouts, best first, and the inputs of the choice.
 
     Attributes:
-        next_step: the best choice with one more step of GPUs, and how many that is.
+        next_step: (number of additional GPUs, best choice with them).
     """
 
     layouts: list[Checked]
@@ -84,19 +85,19 @@ class Plan:
 
 
 def make_plan(case: PlanCase, top: int, cache: CurveCache, jobs: int | None) -> Plan:
-    """Plan; no layout in it if none fits the GPUs."""
+    """Plan. The plan has no layouts if none fits the GPUs."""
     capacities = simulated_capacities(case, cache, jobs)
     demand = demand_of(case)
     choices = best_layouts(capacities, demand, case.gpus, top)
     results = in_parallel(partial(check, case), [choice.layout for choice in choices], "checking layouts", jobs)
     checked = [Checked(choice, result) for choice, result in zip(choices, results, strict=True)]
-    # Of equal attainment the one with more head-room; a lower level is head-room too.
-    checked.sort(key=lambda one: (-round(one.attainment, 3), one.choice.level, -one.choice.headroom))
+    # With equal attainment more head-room is better. A lower level is head-room too.
+    checked.sort(key=lambda entry: (-round(entry.attainment, 3), entry.choice.level, -entry.choice.headroom))
     return Plan(checked, capacities, demand, _next_step(case, capacities, demand))
 
 
 def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) -> Capacities:
-    """What one replica of each degree carries, from the cache or by simulation."""
+    """The load that one replica of each degree carries, from the cache or by simulation."""
     sessions = _even_choice(case.sessions, _CURVE_SESSIONS)
     digest = digest_sessions(sessions)
     questions = [
@@ -110,7 +111,7 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
         if (known := cache.get(key)) is not None:
             curves[key] = known
     missing = [(key, question) for key, question in zip(keys, questions, strict=True) if key not in curves]
-    # The slowest first, so that no core is left with a long one at the end.
+    # The slowest first, so that no core ends with a long one alone.
     missing.sort(key=lambda pair: -pair[1].degree)
     found = in_parallel(load_curve, [question for _, question in missing], "simulating replicas", jobs)
     for (key, _), curve in zip(missing, found, strict=True):
@@ -124,7 +125,7 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
 
 
 def demand_of(case: PlanCase) -> Demand:
-    """The rate, and the KV that is resident 95 % of the time at most, in sessions of mean size."""
+    """The rate, and the 95th percentile of the resident KV for sessions of mean size."""
     mean_sessions = case.rate * mean_lifetime_s(case.sessions, case.model)
     mean_tokens = case.rate * mean_resident_kv_tokens(case.sessions, case.model)
     return Demand(case.rate, mean_tokens * (1 + _SPREAD / sqrt(mean_sessions)))
@@ -147,14 +148,14 @@ def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
 
 
 def _next_step(case: PlanCase, capacities: Capacities, demand: Demand) -> tuple[int, Choice] | None:
-    """What the next GPUs would buy: the smallest number that makes another replica."""
+    """The best choice with the smallest number of additional GPUs that makes another replica."""
     step = min(capacities.degrees)
     best = best_layouts(capacities, demand, case.gpus + step, 1)
     return (step, best[0]) if best else None
 
 
 def _even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
-    """`count` sessions spread evenly over the trace, so that no part of it is left out."""
+    """`count` sessions, spread evenly over the trace."""
     if len(sessions) <= count:
         return tuple(sessions)
     return tuple(sessions[index * len(sessions) // count] for index in range(count))

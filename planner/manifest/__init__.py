@@ -1,1 +1,1 @@
-"""A plan as Kubernetes objects: the graph of `k8s/base` with the replicas, policies and targets that were planned."""
+"""A plan as Kubernetes objects: the graph of `k8s/base` with the planned replicas, policies and targets."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def with_flags(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
-    """The arguments with these flags: in the place of the same flag, else at the end; None leaves a flag out."""
+    """The arguments with these flags: in the place of the same flag, else at the end; None removes a flag."""
     rest = dict(values)
     result = []
     for argument in arguments:

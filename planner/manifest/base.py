@@ -1,6 +1,6 @@
 """The objects of `k8s/base`, rendered without kustomize, so that a plan can be written where there is no kubectl.
 
-Only what the base uses is known: `resources`, `labels` on the objects themselves, and `configMapGenerator`.
+Supported are only the features that the base uses: `resources`, `labels` on the objects, and `configMapGenerator`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _KNOWN_GENERATOR = {"name", "files", "literals", "options"}
 
 
 def base_objects() -> list[Object]:
-    """The base's objects, ConfigMaps first; every call returns objects of its own."""
+    """The base's objects, ConfigMaps first. Each call returns new objects."""
     return rendered(Path(str(files("k8s"))) / "base")
 
 
 def rendered(folder: Path) -> list[Object]:
-    """What `kubectl kustomize FOLDER` prints, for a folder like the base, but for hashes in the names of ConfigMaps.
+    """The output of `kubectl kustomize FOLDER` for a folder like the base, without hashes in the names of ConfigMaps.
 
     Raises:
-        ValueError: the folder's kustomization has something that is not known here.
+        ValueError: the folder's kustomization uses an unsupported feature.
     """
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     _refuse_unknown(kustomization, _KNOWN)
@@ -37,8 +37,8 @@ def rendered(folder: Path) -> list[Object]:
         objects += filter(None, yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
     for entry in kustomization.get("labels", ()):
         _refuse_unknown(entry, {"pairs"})
-        for one in objects:
-            one["metadata"]["labels"] = {**one["metadata"].get("labels", {}), **entry["pairs"]}
+        for manifest in objects:
+            manifest["metadata"]["labels"] = {**manifest["metadata"].get("labels", {}), **entry["pairs"]}
     return objects
 
 
@@ -63,4 +63,4 @@ def config_map(name: str, data: Mapping[str, str]) -> Object:
 
 def _refuse_unknown(entry: Mapping[str, Any], known: set[str]) -> None:
     if unknown := sorted(entry.keys() - known):
-        raise ValueError(f"k8s/base/kustomization.yaml: {unknown[0]} is not known to planner.manifest.base")
+        raise ValueError(f"k8s/base/kustomization.yaml: planner.manifest.base does not support {unknown[0]}")

@@ -1,4 +1,4 @@
-"""What is deployed: a planned layout with everything that the processes must be told."""
+"""A planned layout with all settings of its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.layout.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policies of the graph, as they are written on command lines."""
+    """The policies of the graph, as written on command lines."""
 
     routing: str
     binding: str
@@ -23,18 +23,18 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A layout and how it is to serve.
+    """A layout and how it serves.
 
     Attributes:
-        policies: with paths as they are inside the containers.
+        policies: paths in them are inside the containers.
         model_path: folder of the model inside the containers.
-        model_name: what clients call it.
+        model_name: its name for clients.
         tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
-        profile: the performance model that was planned with.
-        kv_capacity_tokens: KV memory that every replica is limited to; None: what fits.
-        policy_modules: `AMPD_POLICY_MODULES` that the plan ran with; empty: none.
+        profile: the performance model of the plan.
+        kv_capacity_tokens: limit of the KV memory of every replica; None: as much as fits.
+        policy_modules: `AMPD_POLICY_MODULES` of the plan; empty: none.
         image: None leaves the base's.
-        annotations: what the plan expects, for the deployment itself.
+        annotations: the plan's expectations, for the graph object.
     """
 
     layout: Layout

@@ -17,21 +17,21 @@ from planner.manifest.deployment import Deployment
 GRAPH_KIND = "DynamoGraphDeployment"
 PERFORMANCE_MODEL = "ampd-performance-model"
 MOST_COMPONENTS = 25
-"""What the resource definition of `DynamoGraphDeployment` allows (v1beta1)."""
+"""Limit of the resource definition of `DynamoGraphDeployment` (v1beta1)."""
 
 _MODEL_KEY = "model.json"
 _DIGEST = "ampd.dev/configuration"
-"""Annotation of pods: where a ConfigMap has changed, they are replaced when the objects are applied again."""
+"""Annotation of pods with a digest of ConfigMaps. A change replaces the pods when the objects are applied again."""
 
 
 def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[Object]:
-    """All objects to apply; `base` is left as it is.
+    """All objects to apply; `base` is not changed.
 
     Raises:
         UserError: the layout has more groups than a graph may have components.
     """
     model = config_map(PERFORMANCE_MODEL, {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"})
-    graph = next(one for one in base if one["kind"] == GRAPH_KIND)
+    graph = next(entry for entry in base if entry["kind"] == GRAPH_KIND)
     model["metadata"]["labels"] = deepcopy(graph["spec"]["labels"])
     planned = _graph(deployment, graph, {PERFORMANCE_MODEL: model["data"]})
     replaced = {_identity(model), _identity(planned)}
@@ -40,16 +40,16 @@ def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[O
     return [model, *kept, planned]
 
 
-def _identity(one: Object) -> tuple[str, str]:
-    return one["kind"], one["metadata"]["name"]
+def _identity(entry: Object) -> tuple[str, str]:
+    return entry["kind"], entry["metadata"]["name"]
 
 
 def _restart_by(objects: Sequence[Object]) -> None:
-    """Have Redis start anew when its configuration changes: no name says it here, as kustomize's hash does."""
-    data = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
-    for one in objects:
-        if one["kind"] == "StatefulSet":
-            _annotate(one["spec"]["template"], data)
+    """Make a changed configuration restart Redis, because no ConfigMap name has a hash as kustomize's have."""
+    data = {entry["metadata"]["name"]: entry["data"] for entry in objects if entry["kind"] == "ConfigMap"}
+    for entry in objects:
+        if entry["kind"] == "StatefulSet":
+            _annotate(entry["spec"]["template"], data)
 
 
 def _annotate(pod: dict[str, Any], data: Mapping[str, Mapping[str, str]]) -> None:
@@ -75,9 +75,9 @@ def _graph(deployment: Deployment, base: Object, data: Mapping[str, Mapping[str,
 def _components(
     deployment: Deployment, base: Sequence[dict[str, Any]], data: Mapping[str, Mapping[str, str]]
 ) -> list[dict[str, Any]]:
-    # Overlays patch components by their place: what is no worker stays where it is.
-    shared = [one for one in base if one["type"] not in ("prefill", "decode")]
-    coordinator = next(one for one in shared if one["name"] == "coordinator")
+    # Overlays patch components by position: only workers may move.
+    shared = [component for component in base if component["type"] not in ("prefill", "decode")]
+    coordinator = next(component for component in shared if component["name"] == "coordinator")
     _coordinator(coordinator, deployment)
     workers = _workers(deployment, base)
     for component in (coordinator, *workers):
@@ -93,7 +93,9 @@ def _components(
 
 def main_container(component: Mapping[str, Any]) -> dict[str, Any]:
     """The container of a component that runs the graph's process."""
-    found: dict[str, Any] = next(one for one in component["podTemplate"]["spec"]["containers"] if one["name"] == "main")
+    found: dict[str, Any] = next(
+        container for container in component["podTemplate"]["spec"]["containers"] if container["name"] == "main"
+    )
     return found
 
 
@@ -117,14 +119,14 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
 def _workers(deployment: Deployment, components: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     layout = deployment.layout
     return [
-        _group(next(one for one in components if one["type"] == role), role, tp, count, deployment)
+        _group(next(component for component in components if component["type"] == role), role, tp, count, deployment)
         for role, groups in (("prefill", layout.prefill), ("decode", layout.decode))
         for tp, count in groups
     ]
 
 
 def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployment: Deployment) -> dict[str, Any]:
-    """The component of one group of replicas, after the base's component of the role."""
+    """The component of one group of replicas, made from the base's component of the role."""
     component = {**deepcopy(dict(template)), "name": f"{role}-tp{tp}", "replicas": count}
     component["sharedMemorySize"] = replica.shared_memory(tp)
     main = main_container(component)

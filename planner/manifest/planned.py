@@ -30,7 +30,7 @@ _PARSERS: dict[str, tuple[str, str | None]] = {
     "llama-3.1-70b": ("llama3_json", None),
     "llama-3.1-8b": ("llama3_json", None),
 }
-"""Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have such."""
+"""Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have them."""
 
 
 MODELS_MOUNT = "/models"
@@ -38,7 +38,7 @@ MODELS_MOUNT = "/models"
 
 
 def check_flags(settings: PlanSettings) -> None:
-    """Refuse what can be refused before the plan is made.
+    """Refuse wrong flags before the plan is made.
 
     Raises:
         UserError: as one line.
@@ -49,7 +49,7 @@ def check_flags(settings: PlanSettings) -> None:
         raise UserError(f"--manifest-layout: {settings.manifest_layout} is more than the {settings.top} of --top")
     if settings.manifest_model_path is not None and not _is_on_volume(settings.manifest_model_path):
         raise UserError(
-            f"--manifest-model-path: {settings.manifest_model_path} is no folder below {MODELS_MOUNT}, where the "
+            f"--manifest-model-path: {settings.manifest_model_path} is not a folder below {MODELS_MOUNT}, where the "
             "volume `ampd-models` is mounted"
         )
     check_target(settings.output_manifest)
@@ -65,7 +65,7 @@ def write_plan(
         result: what `--json` prints.
 
     Returns:
-        What its user should know, one line each; the manifest says it too, in its head and its annotations.
+        Warnings, one line each. The manifest has them too, in its head and its annotations.
 
     Raises:
         UserError: there is no such layout, or the manifest cannot be written.
@@ -107,7 +107,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
 
 def _model_names(settings: PlanSettings, model: PiecewiseModel) -> tuple[str | None, str]:
     """(preset that the model is, or None; name for its folder)."""
-    # A profile may say it with its owner and the data type: "Qwen/Qwen3-32B, 16-bit".
+    # A profile may name the model with its owner and the data type: "Qwen/Qwen3-32B, 16-bit".
     named = settings.model or model.provenance.model.partition(",")[0].rpartition("/")[2]
     if named.lower() in MODELS:
         return named.lower(), named.lower()
@@ -125,7 +125,7 @@ def _is_on_volume(path: str) -> bool:
 def _head(deployment: Deployment, path: Path) -> list[str]:
     apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name or '.'}"
     return [
-        f"{deployment.layout}: {deployment.layout.gpus} GPUs. What the plan expects is in the graph's annotations.",
+        f"{deployment.layout}: {deployment.layout.gpus} GPUs. The plan's expectations are in the graph's annotations.",
         "Needs Dynamo's operator and, in the namespace, the Secret `ampd-redis` (key `password`, hexadecimal) and the",
         f"volume claim `ampd-models` ({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}.",
         apply,

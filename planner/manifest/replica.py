@@ -1,4 +1,4 @@
-"""What a pod of one replica asks for, by its GPUs and the size of the model's KV."""
+"""Resources of a pod of one replica, by its GPUs and the size of the model's KV."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CPUS_PER_GPU = 2
 _HOST_GIB_PER_GPU = 8
 """For SGLang's process of a GPU."""
 _STAGING_TOKENS = 65_536
-"""The workers' default of `--staging-tokens`: KV that was read and is not yet loaded lies in host memory."""
+"""The workers' default of `--staging-tokens`: KV between its read and its load is in host memory."""
 _USUAL_KV_BYTES_PER_TOKEN = 262_144
-"""Where the performance model does not say it: that of a 32B model, as in the base."""
+"""If the performance model does not know it: the value of a 32B model, as in the base."""
 _LIMIT_OVER_REQUEST = 2
 """Room for the weights while they are loaded."""
 

@@ -12,7 +12,7 @@ from planner.manifest.base import Object
 from planner.manifest.yaml_text import documents
 
 MARK = "# Written by `ampd plan --output-manifest`, which overwrites it"
-"""How every file begins: what begins otherwise is not ours and stays as it is."""
+"""First line of every file of a manifest. Files that begin otherwise are never overwritten."""
 
 _WHAT = "manifest"
 _KUSTOMIZATION = "kustomization.yaml"
@@ -24,7 +24,7 @@ def is_single_file(path: Path) -> bool:
 
 
 def check_target(path: Path) -> None:
-    """Refuse a path that cannot be written, or that holds something else than an earlier manifest.
+    """Refuse a path that cannot be written, or that holds anything but an earlier manifest.
 
     Raises:
         UserError: as one line.
@@ -41,27 +41,27 @@ def check_target(path: Path) -> None:
     foreign = sorted(item.name for item in path.iterdir() if not _is_ours(item)) if path.is_dir() else []
     if foreign:
         raise UserError(
-            f"--output-manifest: {path} holds {foreign[0]}, which is no part of an earlier manifest; name another "
+            f"--output-manifest: {path} holds {foreign[0]}, which is not part of an earlier manifest; name another "
             "folder, and add your own changes in an overlay beside it"
         )
     _check_writable(path if path.is_dir() else path.parent, path)
 
 
 def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) -> None:
-    """Write the objects; files of an earlier manifest that are no longer needed go.
+    """Write the objects, and remove files of an earlier manifest that are no longer needed.
 
-    `lines`: what is said at the head of the file, or of the folder's kustomization.
+    `lines`: comments at the head of the file, or of the folder's kustomization.
 
     Raises:
         UserError: the path cannot be written.
     """
     check_target(path)
-    # A comment ends with its line: names from outside must not end it.
+    # A line break in a name from outside would end the comment.
     head = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     if is_single_file(path):
         write_document(f"{MARK}.\n{head}{documents(objects)}", path, _WHAT)
         return
-    files = {_file_name(one): f"{MARK}.\n{documents([one])}" for one in objects}
+    files = {_file_name(entry): f"{MARK}.\n{documents([entry])}" for entry in objects}
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -79,8 +79,8 @@ def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) 
         raise UserError(f"{path}: cannot write the {_WHAT} ({error.strerror})") from None
 
 
-def _file_name(one: Object) -> str:
-    return f"{one['kind']}-{one['metadata']['name']}.yaml".lower()
+def _file_name(entry: Object) -> str:
+    return f"{entry['kind']}-{entry['metadata']['name']}.yaml".lower()
 
 
 def _is_ours(path: Path) -> bool:

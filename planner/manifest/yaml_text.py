@@ -1,4 +1,4 @@
-"""Objects as YAML that every reader takes for the same: text that could pass for something else is quoted."""
+"""Objects as YAML that all readers understand alike: text that could be read as another type is quoted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 _PLAIN = re.compile(r"(?:/|--)?[A-Za-z][A-Za-z_./:=, -]*[A-Za-z0-9_./-]*")
-"""Words that no reader takes for a number, a date or a truth value; one-letter words (`y`, `n`) are not among them."""
+"""Words that no reader parses as a number, a date or a truth value; without one-letter words (`y`, `n`)."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,5 +31,5 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def documents(objects: Iterable[dict[str, Any]]) -> str:
-    """The objects as YAML documents, keys in their own order."""
+    """The objects as YAML documents, with keys in the given order."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True)

@@ -1,4 +1,4 @@
-"""From measured points to a profile, with its error on points that the fit has not seen."""
+"""From measured points to a profile, with its error on held-out points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit_profile(
     kv_bytes_per_token: int | None = None,
     max_context_tokens: int | None = None,
 ) -> PerformanceProfile:
-    """Fit all curves; `fit_error` of the provenance tells the mean and the largest relative error on held-out points.
+    """Fit all curves. `fit_error` of the provenance has the mean and the largest relative error on held-out points.
 
     Raises:
         RunError: too few points were measured.

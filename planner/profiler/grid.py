@@ -1,4 +1,4 @@
-"""Which points are measured: prefills by history and increment, decode batches by size and context, KV moves."""
+"""The points to measure: prefills by history and increment, decode batches by size and context, KV transfers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Point = TypeVar("Point")
 
 
 class Density(StrEnum):
-    """How many points: seconds, minutes, or as long as it takes."""
+    """Number of points: measured in seconds, in minutes, or longer."""
 
     QUICK = "quick"
     NORMAL = "normal"
@@ -41,7 +41,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can take."""
+    """Limits of an engine."""
 
     max_context_tokens: int
     kv_capacity_tokens: int
@@ -74,13 +74,13 @@ _MOVES = {
     Density.FULL: (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16_384, 32_768, 65_536),
 }
 _DECODED_TOKENS = 64
-"""Room behind the contexts of a decode batch for what it generates."""
+"""Room for the tokens that a decode batch generates behind its contexts."""
 _MEMORY_SHARE = 0.5
-"""Of the KV memory; engines keep the rest for pins and for what is about to be evicted."""
+"""Share of the KV memory to use. Engines need the remainder for pinned KV and for KV that is about to be evicted."""
 
 
 def grid_of(density: Density, limits: Limits, max_tokens: int | None = None) -> Grid:
-    """The points of a density that the engine can take; `max_tokens` leaves out longer contexts.
+    """The points of a density within the engine's limits; `max_tokens` leaves out longer contexts.
 
     Raises:
         UserError: nothing is left.
@@ -110,7 +110,7 @@ def grid_of(density: Density, limits: Limits, max_tokens: int | None = None) -> 
 
 
 def split(points: Sequence[Point], share: float, seed: int) -> tuple[list[Point], list[Point]]:
-    """(to fit, held out): a random share of the points is never shown to the fit; the first and last always are."""
+    """(to fit, held out): a random share of the points is held out, never the first or the last."""
     inner = list(range(1, len(points) - 1))
     held = set(random.Random(seed).sample(inner, min(len(inner), round(share * len(points)))))
     return (

@@ -1,18 +1,19 @@
-"""Measures the points of a grid, round robin over the repeats, so that a machine that drifts does not bend a curve."""
+"""Measures the points of a grid, round robin over the repeats, so that a drifting machine does not bend a curve."""
 
 from __future__ import annotations
 
 import random
 import statistics
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from planner.profiler.grid import Grid
 
 
 class Probe(Protocol):
-    """An engine to measure. Each call gives seconds, or None if the point could not be brought about as asked."""
+    """An engine to measure. Each call gives seconds, or None if the engine did not run the point as asked."""
 
     async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
         """Time to the first token of a prefill of `incr_tokens` behind KV that is in the engine."""
@@ -29,13 +30,13 @@ class Probe(Protocol):
 
 @dataclass(slots=True)
 class Points:
-    """Medians of what was measured.
+    """Medians of the measurements.
 
     Attributes:
         prefill: (history, increment, seconds).
         decode: (sequences, tokens of all their contexts, seconds of a step).
         transfer: (tokens, seconds).
-        discarded: measurements that did not come about as asked.
+        discarded: measurements of points that the engine did not run as asked.
     """
 
     prefill: list[tuple[int, int, float]] = field(default_factory=list)
@@ -45,16 +46,11 @@ class Points:
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
-        return {
-            "prefill": self.prefill,
-            "decode": self.decode,
-            "transfer": self.transfer,
-            "discarded": self.discarded,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Points:
-        """Back from a file. Raises `KeyError`, `TypeError` or `ValueError` if it is none of ours."""
+        """Back from a file. Raises `KeyError`, `TypeError` or `ValueError` if the file is malformed."""
         points = cls(
             [(int(h), int(i), float(s)) for h, i, s in row["prefill"]],
             [(int(b), int(c), float(s)) for b, c, s in row["decode"]],
@@ -67,14 +63,14 @@ class Points:
 
 
 async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], object]) -> Points:
-    """Measure every point `repeats` times after one round that only warms up; medians.
+    """Measure every point `repeats` times after one pass to warm up; returns the medians.
 
     `on_point` is called after each measurement, `(repeats + 1) * len(grid)` times.
     """
     tasks: list[tuple[Any, Callable[[], Awaitable[float | None]]]] = [
-        *((("prefill", *point), _call(probe.prefill_s, *point)) for point in grid.prefill),
-        *((("decode", *point), _call(probe.decode_step_s, *point)) for point in grid.decode),
-        *((("transfer", tokens), _call(probe.transfer_s, tokens)) for tokens in grid.transfer),
+        *((("prefill", *point), partial(probe.prefill_s, *point)) for point in grid.prefill),
+        *((("decode", *point), partial(probe.decode_step_s, *point)) for point in grid.decode),
+        *((("transfer", tokens), partial(probe.transfer_s, tokens)) for tokens in grid.transfer),
     ]
     seen: dict[Any, list[float]] = {key: [] for key, _ in tasks}
     discarded, rng = 0, random.Random(seed)
@@ -104,7 +100,3 @@ def _medians(grid: Grid, seen: dict[Any, list[float]], discarded: int) -> Points
         if values := seen["transfer", tokens]:
             points.transfer.append((tokens, statistics.median(values)))
     return points
-
-
-def _call(method: Callable[..., Awaitable[float | None]], *arguments: int) -> Callable[[], Awaitable[float | None]]:
-    return lambda: method(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,7 +54,7 @@ class Cluster:
         return not self.prefill
 
     def colocated(self) -> Cluster:
-        """The same replicas, each of them doing both phases."""
+        """The same replicas, each doing both phases."""
         return replace(self, decode=merged((*self.prefill, *self.decode)), prefill=())
 
     def __str__(self) -> str:
@@ -62,16 +63,11 @@ class Cluster:
 
 
 def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:
-    """Groups of equal replicas joined into one each, the smallest degree first."""
-    kinds = {(group.parallelism.tp, group.kv_capacity_tokens) for group in groups}
-    return tuple(
-        ReplicaGroup(
-            sum(one.replicas for one in groups if (one.parallelism.tp, one.kv_capacity_tokens) == (tp, capacity)),
-            Parallelism(tp),
-            capacity,
-        )
-        for tp, capacity in sorted(kinds)
-    )
+    """Equal replicas joined into one group, the smallest degree first."""
+    replicas = Counter[tuple[int, int]]()
+    for group in groups:
+        replicas[group.parallelism.tp, group.kv_capacity_tokens] += group.replicas
+    return tuple(ReplicaGroup(count, Parallelism(tp), capacity) for (tp, capacity), count in sorted(replicas.items()))
 
 
 def parse_groups(text: str, flag: str) -> tuple[tuple[int, Parallelism], ...]:

@@ -1,4 +1,4 @@
-"""Virtual time: things that will happen, in the order in which they do."""
+"""Virtual time: actions that run in the order of their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class EventLoop:
-    """Runs actions at their times; of equal times the one that was entered first comes first.
+    """Runs actions at their times; actions with equal times run in the order of their entry.
 
     Attributes:
         now_s: virtual time.
@@ -24,28 +24,30 @@ class EventLoop:
         self._count = 0
 
     def at(self, when_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Run `action(argument)` at a time that has not passed. There is no cancelling: an action checks what it finds.
+        """Run `action(argument)` at a time that has not passed.
+
+        An action cannot be cancelled: it checks on its own whether it is still due.
 
         Raises:
-            ValueError: the time has passed; an effect would come before its cause.
+            ValueError: the time has passed, so that the effect would come before its cause.
         """
         if when_s < self.now_s:
-            raise ValueError(f"it is {self.now_s} s, nothing can be done at {when_s} s any more")
+            raise ValueError(f"it is {self.now_s} s: too late for an action at {when_s} s")
         self._count += 1
         heappush(self._heap, (when_s, self._count, action, argument))
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
-        """Run `action()` after a delay, unless what this returns is called before."""
+        """Run `action()` after a delay, unless the returned function is called before."""
         pending = [action]
         self.at(self.now_s + delay_s, _run_pending, pending)
         return pending.clear
 
     def clock(self) -> float:
-        """The time, as a clock for those who want one."""
+        """The virtual time, as a clock function."""
         return self.now_s
 
     def run(self) -> None:
-        """Run until nothing is left to do."""
+        """Run until no action is left."""
         heap = self._heap
         while heap:
             when_s, _, action, argument = heappop(heap)

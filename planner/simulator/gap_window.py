@@ -1,6 +1,6 @@
 """The sliding window of a decode worker's ITLs, over runs of steps instead of single tokens.
 
-Reads the same as `ampd.serving.sliding_window.SlidingWindow` fed with every token's gap.
+It gives the same values as `ampd.serving.sliding_window.SlidingWindow` with every token's gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GapWindow:
         self._count += run.steps * run.batch
 
     def read(self, now_s: float, unfinished: tuple[_Entry, ...] = ()) -> Window:
-        """Mean and number of the gaps in the window; `unfinished` runs count as far as they have come."""
+        """Mean and number of the gaps in the window; of `unfinished` runs, the finished steps count."""
         horizon_s = now_s - self._length_s
         self._drop(horizon_s)
         sum_s, count = self._sum_s, self._count
@@ -63,11 +63,11 @@ def _sum_s(run: GapRun) -> float:
 
 
 def _after(entry: _Entry, horizon_s: float) -> _Entry | None:
-    """What of a run ended after the horizon."""
+    """The part of a run that ended after the horizon."""
     first_end_s, run = entry
     if first_end_s > horizon_s:
         return entry
-    # The first step has ended; how many of those behind it?
+    # The first step ended before the horizon, and perhaps some steps behind it.
     second_s = run.first_s + run.growth_s
     gone = 1 + (steps_within(second_s, run.growth_s, horizon_s - first_end_s) if run.steps > 1 else 0)
     if gone >= run.steps:

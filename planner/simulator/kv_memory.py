@@ -1,4 +1,4 @@
-"""The KV memory of one worker: what sessions hold between rounds, what running rounds take, who is evicted."""
+"""The KV memory of one worker: KV of sessions between rounds, reservations of running rounds, and evictions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class KvMemory:
         capacity_tokens: 0: unlimited.
 
     Attributes:
-        held: session id -> tokens of its context whose KV is here.
-        evicted: times that a session lost its KV.
+        held: session id -> tokens of its context with KV in this memory.
+        evicted: number of times that a session lost its KV.
         on_room: called when a reservation that failed may succeed now.
     """
 
@@ -49,11 +49,11 @@ class KvMemory:
         return session_id in self._reserved
 
     def ever_fits(self, tokens: int) -> bool:
-        """Whether a round of so many tokens fits into an empty memory."""
+        """Whether a round of this many tokens fits into an empty memory."""
         return not self.capacity_tokens or tokens <= self.capacity_tokens
 
     def keep(self, session_id: str) -> None:
-        """Protect what the session holds until `unkeep`; calls nest."""
+        """Protect the KV of a session until `unkeep`; calls nest."""
         self._keepers[session_id] = self._keepers.get(session_id, 0) + 1
         self._idle.pop(session_id, None)
 
@@ -67,14 +67,14 @@ class KvMemory:
         self._rest(session_id)
 
     def reserve(self, session_id: str, tokens: int) -> bool:
-        """Make room for a round of the session with `tokens` in total, what it holds already included.
+        """Make room for a round of the session with `tokens` in total, the KV that it already holds included.
 
-        Evicts idle sessions, and where nothing runs also those whose rounds wait; False: it does not fit now.
+        Evicts idle sessions and, if no round runs, also sessions with waiting rounds. False: it does not fit now.
         """
         if not self.capacity_tokens:
             self._take(session_id, tokens)
             return True
-        # Its own KV is counted on: it must not be evicted to make room for itself.
+        # The session's own KV must not be evicted to make room for it.
         self._idle.pop(session_id, None)
         room = self.capacity_tokens - tokens + self.held.get(session_id, 0)
         while self.used_tokens > room and self._idle:
@@ -98,7 +98,7 @@ class KvMemory:
         self._rest(session_id)
 
     def release(self, session_id: str) -> None:
-        """Drop what a session that has ended holds."""
+        """Drop the KV of a session that has ended."""
         if session_id not in self._reserved:
             self.used_tokens -= self.held.pop(session_id, 0)
             self._idle.pop(session_id, None)

@@ -1,4 +1,4 @@
-"""KV on its way: transfers share the outgoing link of their source and the incoming link of their target."""
+"""KV transfers: they share the outgoing link of their source and the incoming link of their target."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from planner.simulator.events import EventLoop
 
 
 class Transfer:
-    """One move of KV.
+    """One transfer of KV.
 
     Attributes:
-        left_s: what is left of it, in seconds of a link of its own.
-        share: the part of its link that it has now.
+        left_s: remaining time in seconds if it had its link alone.
+        share: its present part of its link.
     """
 
     __slots__ = ("changed_s", "done", "left_s", "share", "source", "started_s", "target", "version")
@@ -31,7 +31,7 @@ class Transfer:
 
 
 class Links:
-    """One full-duplex link a worker. A transfer gets an equal share of the more crowded of its two ends."""
+    """One full-duplex link per worker. A transfer gets an equal share of the more crowded of its two ends."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -39,16 +39,16 @@ class Links:
         self._in: dict[str, list[Transfer]] = {}
 
     def start(self, source: str, target: str, seconds: float, done: Callable[[Transfer], None]) -> None:
-        """Begin a transfer that takes `seconds` on links of its own; `done(transfer)` is called at its end."""
+        """Begin a transfer that takes `seconds` alone on its links; `done(transfer)` is called at its end."""
         transfer = Transfer(source, target, seconds, self._loop.now_s, done)
         self._out.setdefault(source, []).append(transfer)
         self._in.setdefault(target, []).append(transfer)
         self._share_out(source, target)
 
     def _share_out(self, source: str, target: str) -> None:
-        """Give everybody at these two ends the share that is due now."""
+        """Give every transfer at these two ends its new share."""
         now_s, out, into = self._loop.now_s, self._out, self._in
-        for transfer in {id(one): one for one in (*out[source], *into[target])}.values():
+        for transfer in {id(transfer): transfer for transfer in (*out[source], *into[target])}.values():
             share = 1.0 / max(len(out[transfer.source]), len(into[transfer.target]))
             if share == transfer.share:
                 continue

@@ -1,4 +1,4 @@
-"""What comes out of a simulation: rounds, gaps between tokens, and what the workers did when."""
+"""The result of a simulation: rounds, gaps between tokens, and the timeline of the workers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SimulatedRound:
     """One round; the fields it shares with `workloads.results.RoundRecord` mean the same.
 
     Attributes:
-        sent_s: when the round was handed to the system, in seconds from the start of the run.
-        hist_tokens: context that is kept from the rounds before; incr_tokens: what is new in the prompt.
-        missing_tokens: history whose KV the decode worker had lost, so that it was prefilled again.
+        sent_s: when the round was sent, in seconds from the start of the run.
+        hist_tokens: context that is kept from earlier rounds; incr_tokens: new tokens of the prompt.
+        missing_tokens: history that was prefilled again, because the decode worker had lost its KV.
         itl_s: mean gap between the round's tokens; None with fewer than two tokens.
         route, reason, worker_id, decode_worker_id: the routing decision.
         queued_s: from its entry in the prefill queue to the start of its computation.
@@ -49,7 +49,7 @@ class SimulatedRound:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a worker did: one bar of the timeline.
+    """One activity of a worker: a bar of the timeline.
 
     Attributes:
         lane: `compute` (prefills, decode batches) or `kv-in` (reads from other workers).
@@ -86,9 +86,9 @@ class SimulationRun:
         rounds_planned: session id -> its rounds.
         gaps: all gaps between tokens, as runs.
         worker_roles: worker id -> `prefill` or `decode`, as at the start, in the order of the cluster.
-        lost_sessions: times that a session's KV was evicted between its rounds.
-        role_flips: times that a worker changed its role or its lane.
-        events: events handled, as a measure of the work.
+        lost_sessions: number of times that a session's KV was evicted between its rounds.
+        role_flips: number of times that a worker changed its role or its lane.
+        events: number of handled events, as a measure of the work.
         duration_s: virtual time from 0 to the last token.
     """
 
@@ -103,14 +103,14 @@ class SimulationRun:
     timeline: list[Span] = field(default_factory=list)
 
     def attainment(self, slo: Slo) -> Attainment:
-        """What `result` says of attainment, without the rest."""
+        """The attainment of `result` alone."""
         return attainment(self.rounds, self.rounds_planned, slo)
 
     def result(self, slo: Slo, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
-        """The shared keys of a result, as a live replay has them."""
+        """The shared keys of a result, which a live replay has too."""
         moved = {
-            "history": sum(one.kv_history_tokens for one in self.rounds),
-            "increment": sum(one.kv_increment_tokens for one in self.rounds),
+            "history": sum(record.kv_history_tokens for record in self.rounds),
+            "increment": sum(record.kv_increment_tokens for record in self.rounds),
         }
         kv_bytes = {name: tokens * kv_bytes_per_token if kv_bytes_per_token else None for name, tokens in moved.items()}
         result = shared_result(

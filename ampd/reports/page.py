@@ -1,4 +1,4 @@
-"""HTML reports of simulations and plans: one file that needs nothing else, in the style of the replay's report."""
+"""Pages of reports: a title, a lead and cards with text, tables and pictures."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ class Section:
     is_half: bool = False
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The report as HTML."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("planner"), PackageLoader("workloads")]),
+def template_environment(*packages: str) -> Environment:
+    """Templates of these packages; they can include `style.css`."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "ampd.reports")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    return environment.get_template("page.html.j2").render(title=title, lead=lead, sections=sections)
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write a report. Raises `RunError` if the file cannot be written."""
+    """Write a report of sections. Raises `RunError` if the file cannot be written."""
+    template = template_environment().get_template("page.html.j2")
+    write_html(path, template.render(title=title, lead=lead, sections=sections))
+
+
+def write_html(path: Path, page: str) -> None:
+    """Write a rendered report. Raises `RunError` if the file cannot be written."""
     try:
-        path.write_text(render_page(title, lead, sections), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,24 @@
+"""Figures as text, for tables and reports. An unknown figure is `-`."""
+
+from __future__ import annotations
+
+
+def format_share(value: float | None, digits: int = 1) -> str:
+    """A share in per cent."""
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def format_ms(value_s: float | None, digits: int = 1) -> str:
+    """Seconds as a number of milliseconds."""
+    return "-" if value_s is None else f"{value_s * 1e3:,.{digits}f}"
+
+
+def format_bytes(count: float | None) -> str:
+    """A byte count in the unit that fits."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,69 @@
+"""Plots as inline SVG, in the style of our reports."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+HALF_CARD = (5.2, 3.0)
+"""Size in inches of a plot that fills half the width of a report."""
+FULL_CARD_WIDTH = 10.8
+TARGET_COLOUR = "#3a3f4b"
+
+_PALETTE = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d", "#3aa6c4", "#5d687c")
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "svg.hashsalt": "ampd",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e9ef",
+    "axes.edgecolor": "#9aa3b2",
+    "axes.axisbelow": True,
+}
+_MS = 1e3
+
+
+def colours(count: int) -> list[str]:
+    """Colours of `count` lines; after eight they repeat."""
+    return list(islice(cycle(_PALETTE), count))
+
+
+def svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
+    """The axes after `draw(axes)`, as one SVG element."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=size_inches, layout="constrained")
+        draw(figure.add_subplot())
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    # Only the element: no XML header, and no reference to the outside.
+    text = out.getvalue()
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+
+
+def draw_cdf(axes: Any, series: Mapping[str, tuple[Sequence[float], str]], target_s: float | None, label: str) -> None:
+    """Cumulative shares of name -> (seconds, colour), in milliseconds, with the target as a line."""
+    for name, (values_s, colour) in series.items():
+        if values_s:
+            ordered = np.sort(np.asarray(values_s)) * _MS
+            share = np.arange(1, len(ordered) + 1) / len(ordered)
+            axes.step(ordered, share, where="post", color=colour, linewidth=1.8, label=name or None)
+    if target_s is not None:
+        axes.axvline(target_s * _MS, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label="SLO")
+    values = [value for values_s, _ in series.values() for value in values_s if value > 0]
+    if values and max(values) > 20 * np.median(values):
+        axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(label)
+    axes.set_ylabel("share")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower right")
