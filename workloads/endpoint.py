@@ -1,4 +1,4 @@
-"""Talking to an OpenAI endpoint: what it understands, and streams with the time of every chunk."""
+"""A client of OpenAI endpoints: which request fields one understands, and streams with the time of every chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httpx
 from ampd.errors import RunError, UserError
 
 CONNECT_TIMEOUT_S = 4.0
-"""A URL that does not answer must be known within 5 s."""
+"""A URL that does not answer must be reported within 5 s."""
 
 _DYNAMO_OWNER = "nvidia"
 _TOKEN_IDS_FIELD = "completion_token_ids"
@@ -24,7 +24,7 @@ _NOT_UNDERSTOOD = (400, 404, 405, 415, 422, 501)
 
 
 class RequestError(Exception):
-    """One request failed; the message is fit for a person. `status` is the HTTP status, if there was one."""
+    """One request failed, with a message for users. `status` is the HTTP status, if there was one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -37,11 +37,11 @@ class Dialect:
 
     Attributes:
         path: `completions` or `chat/completions`.
-        token_ids: prompts go as token ids, and the ids of the output come back.
+        token_ids: prompts are token ids, and the stream returns the ids of the output.
         nvext: Dynamo's extensions (output token ids, decision records, the SLO of a request).
-        return_token_ids: vLLM's way to the ids of the output.
-        ignore_eos: the output can be forced to the wanted length.
-        completion_limit: OpenAI's newer name of the length limit.
+        return_token_ids: vLLM's flag that returns the ids of the output.
+        ignore_eos: the request can force the length of the output.
+        completion_limit: the length limit has OpenAI's newer name.
     """
 
     path: str
@@ -69,18 +69,18 @@ class Dialect:
             body["nvext"] = {"extra_fields": [_TOKEN_IDS_FIELD, _DECISION_FIELD]}
             if router:
                 body["nvext"]["router"] = dict(router)
-                # For completions Dynamo's frontend drops these; it keeps annotations.
+                # For completions Dynamo's frontend drops these fields, but keeps annotations.
                 body["nvext"]["annotations"] = [f"{name}:{value}" for name, value in router.items()]
         return body
 
 
 @dataclass(slots=True)
 class Chunk:
-    """One event of a stream that holds tokens or a report.
+    """One event of a stream, with tokens or a report.
 
     Attributes:
-        at_s: when it was read, on the clock of `time.perf_counter`.
-        token_ids: None where the endpoint does not tell them.
+        at_s: time of its arrival, on the clock of `time.perf_counter`.
+        token_ids: None if the endpoint does not return them.
     """
 
     at_s: float
@@ -91,7 +91,7 @@ class Chunk:
 
 
 class Endpoint:
-    """An OpenAI endpoint. Every request has a connection of its own.
+    """An OpenAI endpoint. Every request opens a new connection.
 
     A kept-alive connection would add up to 40 ms to the end of a stream (Nagle's algorithm against delayed ACKs).
     """
@@ -103,7 +103,7 @@ class Endpoint:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(
             base_url=f"{self.base}/v1/",
-            trust_env=False,  # a proxy on the way would be measured as the server's latency
+            trust_env=False,  # a proxy would count as the server's latency
             headers=headers,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
             transport=httpx.AsyncHTTPTransport(
@@ -140,7 +140,7 @@ class Endpoint:
             why = str(error) or type(error).__name__
             raise UserError(f"{self.base} does not answer ({why}); is it running, and is --url right?") from None
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{self.base}/v1/models is no OpenAI model list; is --url right?") from None
+            raise UserError(f"{self.base}/v1/models is not an OpenAI model list; is --url right?") from None
         dynamo = any(model.get("owned_by") == _DYNAMO_OWNER for model in models)
         if not names:
             raise RunError(f"{self.base} serves no model yet")
@@ -156,7 +156,7 @@ class Endpoint:
         `prompts`: `ids`, `text` and `messages`, each a short prompt.
 
         Raises:
-            RunError: it understands none, or it fails.
+            RunError: the endpoint understands none, or it fails.
         """
         refusal: RequestError | None = None
         for dialect in _dialects(api, nvext):
@@ -175,10 +175,10 @@ class Endpoint:
     async def stream(
         self, dialect: Dialect, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[Chunk]:
-        """Send one request and yield what comes back, each chunk with its time.
+        """Send one request and yield the chunks of its stream.
 
         Raises:
-            RequestError: no connection, an HTTP error, an error event in the stream, or a stream that breaks off.
+            RequestError: no connection, an HTTP error, an error event in the stream, or a broken stream.
         """
         content = json.dumps(body).encode()
         sent = {"content-type": "application/json", **headers}

@@ -14,7 +14,7 @@ from workloads.trace import Round, Session
 
 
 class Lengths(StrEnum):
-    """Whether the table's token counts are totals of a session or means of a round; the paper does not say."""
+    """Whether the table's token counts are totals of a session or means of a round. The paper leaves it open."""
 
     PER_SESSION = "per-session"
     PER_ROUND = "per-round"
@@ -22,7 +22,7 @@ class Lengths(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is known of a workload, and what we assume where the paper says nothing.
+    """The known figures of a workload, and our assumptions where the paper has none.
 
     Attributes:
         mean_rounds, mean_prefill_tokens, mean_output_tokens: the paper's table.

@@ -87,13 +87,13 @@ class WordHistory:
         return {"messages": [{"role": piece.role, "content": piece.text} for piece in self._pieces]}
 
     def answered(self, text: str, token_ids: list[int]) -> None:
-        """Append the generated text, which counts as many tokens as the trace says."""
+        """Append the generated text. Its token count is the trace's."""
         del token_ids
         self._pieces.append(_Piece("assistant", text, self._expected_output_tokens))
 
     @property
     def length_tokens(self) -> int:
-        """As the trace counts."""
+        """The sum of the trace's counts."""
         return sum(piece.tokens for piece in self._pieces)
 
     def _cut(self, keep_tokens: int) -> None:
@@ -104,7 +104,7 @@ class WordHistory:
                 break
             if piece.tokens > left:
                 text = piece.text[: len(piece.text) * left // piece.tokens]
-                # Through a word would make tokens that neither side has.
+                # A cut through a word would make tokens that neither side has.
                 space = text.rfind(" ")
                 piece = _Piece(piece.role, text[:space] if space > 0 else text, left)
             kept.append(piece)

@@ -23,11 +23,11 @@ class ReplayPlan:
     """How to replay.
 
     Attributes:
-        run_id: makes the session ids of this run unique at the server.
+        run_id: prefix that makes the session ids of this run unique at the server.
         time_scale: factor on arrivals and tool gaps.
-        concurrency: most sessions in flight; a session that has to wait for a place is late, which its record says.
-        timeout_s: for one whole round.
-        slo: sent with each request where the endpoint takes it.
+        concurrency: most sessions in flight. A session that waits for a place is late; `lag_s` of its record counts it.
+        timeout_s: limit of one whole round.
+        slo: sent with each request if the endpoint takes it.
     """
 
     model: str
@@ -43,10 +43,10 @@ class ReplayPlan:
 
 @dataclass(slots=True)
 class ReplayRun:
-    """What a replay has seen so far; complete when `replay` returns, partial if it was stopped.
+    """The results of a replay so far: complete when `replay` returns, partial if it was stopped.
 
     Attributes:
-        rounds_planned: session id -> its rounds, of the sessions that ended or failed.
+        rounds_planned: session id -> number of its rounds, for sessions that ended or failed.
     """
 
     records: list[RoundRecord] = field(default_factory=list)
@@ -61,13 +61,13 @@ OnRound = Callable[[RoundRecord], None]
 async def replay(
     sessions: Sequence[Session], endpoint: Endpoint, plan: ReplayPlan, stop: asyncio.Event, on_round: OnRound
 ) -> ReplayRun:
-    """Replay all sessions; returns early with what there is when `stop` is set. A failed round ends its session."""
+    """Replay all sessions. If `stop` is set it returns the results so far. A failed round ends its session."""
     run = ReplayRun()
     start_s = time.perf_counter()
     places = asyncio.Semaphore(plan.concurrency or len(sessions) or 1)
     player = _Player(endpoint, plan, run, start_s, on_round)
     tasks = [asyncio.create_task(player.play(session, places)) for session in sessions]
-    # A task that raises is a defect of ours, not of the endpoint: it must not pass for a finished session.
+    # A task that raises is a defect of this module, not of the endpoint. It must not count as a finished session.
     everything = asyncio.create_task(_all(tasks))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -164,7 +164,7 @@ class _Stream:
             record.cached_tokens = details.get("cached_tokens", record.cached_tokens)
         if chunk.engine_data:
             record.decision = {**record.decision, **(chunk.engine_data.get("ampd") or {})}
-        # Without ids a chunk with words counts as one token.
+        # Without ids a chunk with text counts as one token.
         count = len(chunk.token_ids) if chunk.token_ids is not None else int(bool(chunk.text))
         if not count:
             self.text += chunk.text

@@ -37,7 +37,7 @@ _INTERRUPTED = 130
 
 
 class Api(StrEnum):
-    """How to talk to the endpoint; `auto` takes token ids where it can, else chat."""
+    """Kind of requests; `auto` takes completions with token ids if the endpoint returns them, else chat."""
 
     AUTO = "auto"
     CHAT = "chat"
@@ -49,7 +49,7 @@ class ReplaySettings(Settings):
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")
-    model: str | None = Field(None, description="Model to ask for; default: the first that is served.")
+    model: str | None = Field(None, description="Model to ask for; default: the first served one.")
     api: Api = Field(Api.AUTO, description="Completions with token ids keep counts exact; auto prefers them.")
     api_key: str | None = Field(None, description="Sent as a bearer token.")
     ttft: float | None = Field(None, gt=0, description="TTFT target of a round in seconds.")
@@ -60,7 +60,7 @@ class ReplaySettings(Settings):
     time_scale: float = Field(1.0, ge=0, description="Factor on arrivals and tool gaps.")
     limit: int | None = Field(None, description="How many sessions; with --rate they are repeated as needed.")
     seed: int = Field(0, description="Seed of arrivals and of synthetic prompts.")
-    concurrency: int | None = Field(None, ge=1, description="Most sessions in flight; default: no limit.")
+    concurrency: int | None = Field(None, ge=1, description="Most sessions in flight; default: unlimited.")
     timeout: float = Field(600.0, gt=0, description="Seconds after which a round counts as failed.")
     token_ids: str = Field("64:250", description="FIRST:LAST token id of synthetic prompts.")
     nvext: bool | None = Field(
@@ -73,7 +73,7 @@ class ReplaySettings(Settings):
     @model_validator(mode="after")
     def _both_targets(self) -> ReplaySettings:
         if (self.ttft is None) is not (self.itl is None):
-            raise ValueError("--ttft and --itl belong together: give both or none")
+            raise ValueError("--ttft and --itl go together: give both or none")
         return self
 
     @property
@@ -142,7 +142,7 @@ async def _replay(
 
 
 class _Progress:
-    """A bar on stderr, and the first few errors as they come."""
+    """A bar on stderr, and the first few errors as they occur."""
 
     _SHOWN_ERRORS = 3
 
@@ -164,7 +164,7 @@ class _Progress:
 
 
 def _api(sessions: Sequence[Session], settings: ReplaySettings) -> str:
-    """Words need a dialect of words: real ones go as chat unless the user says otherwise."""
+    """The kind of requests. Real words are sent as chat unless the user chose completions."""
     has_text = any(item.text is not None for session in sessions for item in session.rounds)
     if not has_text:
         return settings.api

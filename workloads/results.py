@@ -16,19 +16,19 @@ _PERCENTS = (50, 95, 99)
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round as its client saw it.
+    """One round as measured by its client.
 
     Attributes:
         index: position in its session; 0 is the initial prefill.
-        sent_s: when the round was handed to the system, in seconds from the start of the run.
-        hist_tokens, incr_tokens: the prompt, as what is kept of the context and what is new.
-        output_tokens: tokens that came back.
+        sent_s: when the round was sent, in seconds from the start of the run.
+        hist_tokens, incr_tokens: the prompt, as kept context and new tokens.
+        output_tokens: generated tokens.
         ttft_s: from `sent_s` to the first token.
         gaps_s: every gap between consecutive tokens; the tokens of one chunk share its gap equally.
         e2e_s: from `sent_s` to the last token.
-        lag_s: how much later than planned the client sent the round: the client's own delay, not the server's.
-        error: why the round failed.
-        decision: what the server reported about it (`nvext.engine_data`), as it came.
+        lag_s: delay of the sending against the plan, which the client caused and not the server.
+        error: reason of a failure.
+        decision: the server's report about the round (`nvext.engine_data`), unchanged.
     """
 
     session_id: str
@@ -53,12 +53,12 @@ class RoundRecord:
 
     @property
     def route(self) -> str | None:
-        """Where the round was prefilled, if the server said so."""
+        """Where the round was prefilled, if the server reported it."""
         return self.decision.get("route")
 
 
 class RoundOutcome(Protocol):
-    """What a result needs to know of a round: `RoundRecord` live, `SimulatedRound` in a simulation."""
+    """The fields of a round that a result needs: of `RoundRecord` live, of `SimulatedRound` in a simulation."""
 
     @property
     def session_id(self) -> str: ...
@@ -133,8 +133,8 @@ def shared_result(
 ) -> dict[str, Any]:
     """The shared keys of a result, live or simulated.
 
-    `rounds_planned`: session id -> its rounds, for the sessions that ran to their end or failed. A round that was
-    never sent because an earlier one of its session failed counts as missed, so that failing early cannot help. The
+    `rounds_planned`: session id -> number of its rounds, for the sessions that ended or failed. A round that was never
+    sent because an earlier one of its session failed counts as missed, so that failing early cannot help. The
     sessions of an interrupted run that neither ended nor failed are not in `rounds_planned`; their finished rounds
     count, and they count as no session. `itl_s`: percentiles of all gaps between tokens.
     """
@@ -176,7 +176,7 @@ def latency_percentiles(values_s: ArrayLike, counts: NDArray[np.int64] | None = 
 
 
 def _weighted(data: NDArray[np.float64], counts: NDArray[np.int64]) -> list[float]:
-    """What `np.percentile` says of every value repeated as often as it occurred, without repeating it."""
+    """`np.percentile` of every value repeated as often as it occurred, without repeating it."""
     order = np.argsort(data)
     ordered, ends = data[order], np.cumsum(counts[order])
     results = []

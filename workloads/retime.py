@@ -1,4 +1,4 @@
-"""Arrivals made anew: a Poisson process of a wanted rate over the sessions of a trace."""
+"""New arrivals for a trace: a Poisson process of a given rate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from workloads.trace import Session
 
 
 def retime(sessions: Sequence[Session], rate: float | None, seed: int, limit: int | None) -> list[Session]:
-    """Replace the arrivals by a Poisson process of `rate` sessions a second, and take `limit` sessions.
+    """Replace the arrivals by a Poisson process of `rate` sessions per second, and take `limit` sessions.
 
-    With a rate, the sessions are repeated under new names as often as the limit asks for; without one the trace's own
+    With a rate, the sessions are repeated under new names until the limit is reached. Without a rate the trace's own
     arrivals stay, shifted so that the first session arrives at 0, and the limit only cuts. The same seed gives the
     same arrivals.
 

@@ -1,4 +1,4 @@
-"""What a trace holds: sessions, rounds, tokens, gaps and rewrites, with percentiles."""
+"""Statistics of a trace: sessions, rounds, tokens, gaps and rewrites, with percentiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERCENTILES = (50, 95, 99)
 def trace_stats(sessions: Sequence[Session]) -> dict[str, Any]:
     """Counts and distributions of a trace; lengths in tokens, times in seconds.
 
-    `prefill_tokens_per_session` counts increments only: what a system that loses no KV has to compute.
+    `prefill_tokens_per_session` counts increments only: the work of a system that loses no KV.
     `tool_s` covers the rounds after the first. `rewrites` are rounds that kept less than the whole context.
     """
     rounds = [item for session in sessions for item in session.rounds]
@@ -43,7 +43,7 @@ def trace_stats(sessions: Sequence[Session]) -> dict[str, Any]:
 
 
 def describe(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, percentiles, smallest and largest value; None if there is no value."""
+    """Mean, percentiles, smallest and largest value; None without values."""
     data = np.fromiter((float(value) for value in values), dtype=float)
     if not data.size:
         return None

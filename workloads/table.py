@@ -1,4 +1,4 @@
-"""A result as a table for people, times in milliseconds."""
+"""A result as a text table, times in milliseconds."""
 
 from __future__ import annotations
 

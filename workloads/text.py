@@ -1,4 +1,4 @@
-"""Deterministic prompts of a wanted length for traces that hold token counts but no words."""
+"""Deterministic prompts of a given length, for traces that have token counts but no words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting tokens of words: by a tokenizer that the user brings, or by a documented approximation."""
+"""Token counts of words: by a tokenizer of the user, or by a documented approximation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampd.errors import UserError
 TokenCounter = Callable[[str], int]
 """Text -> number of tokens (0 for an empty text)."""
 
-# The word splitting that GPT-style BPE vocabularies share, in the subset that `re` knows.
+# The word splitting of GPT-style BPE vocabularies, as far as `re` supports it.
 _PIECES = re.compile(
     r"(?i:'(?:[sdmt]|ll|ve|re))|(?:[^\r\n\w]|_)?[^\W\d_]+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -26,7 +26,7 @@ def load_counter(path: Path | None) -> TokenCounter:
     """A counter from a `tokenizer.json` (or the folder of a model), or from tiktoken-style ranks; None approximates.
 
     Raises:
-        UserError: the file is missing or is neither of the two.
+        UserError: the file is missing or has neither format.
     """
     if path is None:
         return approximate_tokens
@@ -39,7 +39,7 @@ def load_counter(path: Path | None) -> TokenCounter:
 
 
 def approximate_tokens(text: str) -> int:
-    """About how many tokens a BPE vocabulary of 100k or more entries makes of `text`.
+    """Approximate number of tokens of `text` in a BPE vocabulary of 100k or more entries.
 
     Words up to seven letters and runs of punctuation count as one token, longer words as one per seven letters begun,
     digits and characters outside the Latin alphabets as one each. `docs/traces.md` has a measurement against Qwen's

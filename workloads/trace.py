@@ -1,4 +1,4 @@
-"""The trace format: agent sessions as token counts and times, one JSON object a line."""
+"""The trace format: agent sessions as token counts and times, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Round(BaseModel):
     """One prefill and the decode after it.
 
     Attributes:
-        incr_tokens: new tokens in front of the model in this round, after what is kept of the context.
+        incr_tokens: new tokens of the prompt, behind the kept context.
         output_tokens: tokens that the model generates.
         tool_s: seconds between the end of the previous round and this one; 0 in the first.
-        keep_tokens: how much of the previous context (prompt and output) is still a prefix of this prompt; None: all.
+        keep_tokens: tokens of the previous context (prompt and output) that are a prefix of this prompt; None: all.
         text: the words of the increment, for replays with real words.
     """
 
@@ -78,7 +78,7 @@ class Session(BaseModel):
 
     @property
     def max_context_tokens(self) -> int:
-        """The longest prompt with its output: what the model's context window must hold."""
+        """The longest prompt with its output. The model's context window must hold it."""
         return max(
             history + increment + item.output_tokens
             for (history, increment), item in zip(self.prompts_tokens(), self.rounds, strict=True)
@@ -86,7 +86,7 @@ class Session(BaseModel):
 
 
 def kept_tokens(item: Round, context_tokens: int) -> int:
-    """How much of a context of `context_tokens` stays valid in this round."""
+    """Tokens of a context of `context_tokens` that stay valid in this round."""
     return context_tokens if item.keep_tokens is None else item.keep_tokens
 
 
@@ -94,7 +94,7 @@ def read_trace(path: Path) -> Iterator[Session]:
     """Stream the sessions of a trace file (`.gz` is unpacked), in the file's order.
 
     Raises:
-        UserError: a line that does not fit, with file, line number and what is wrong; a file that cannot be read.
+        UserError: a malformed line, with file and line number, or an unreadable file.
     """
     seen: dict[str, int] = {}
     with open_text(path) as lines:
@@ -110,7 +110,7 @@ def read_trace(path: Path) -> Iterator[Session]:
 
 
 def write_trace(sessions: Iterable[Session], path: Path) -> int:
-    """Write sessions, one a line; returns how many. The file appears only when all of it is written.
+    """Write sessions, one per line, and return their number. The file appears only when it is complete.
 
     Raises:
         UserError: the folder is missing or may not be written.
@@ -127,7 +127,7 @@ def write_trace(sessions: Iterable[Session], path: Path) -> int:
 
 
 def dump_session(session: Session) -> str:
-    """One session as one line of JSON, without the optional keys that it does not use."""
+    """One session as one line of JSON, without unused optional keys."""
     rounds = []
     for item in session.rounds:
         row: dict[str, Any] = {
@@ -148,7 +148,7 @@ def load_trace(name_or_path: str) -> list[Session]:
     """All sessions of a trace by file path or by the name of a shipped trace, in order of arrival.
 
     Raises:
-        UserError: no such file or name (the shipped ones are listed), a malformed line, or no session at all.
+        UserError: no such file or name (the shipped ones are listed), a malformed line, or a file without sessions.
     """
     path = find_trace(name_or_path)
     sessions = sorted(read_trace(path), key=lambda session: session.arrival_s)

@@ -21,8 +21,8 @@ Row = tuple[str, dict[str, Any]]
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `session_id`, its rows in the order of their timestamps.
 
-    The gap before a round is `delay` plus `tool_wait_ms`. What a row waits for in ANOTHER session (a sub-agent) is not
-    kept as a dependency: that session starts at its own recorded time.
+    The gap before a round is `delay` plus `tool_wait_ms`. A row's wait for ANOTHER session (a sub-agent) is
+    no dependency in the trace: that session starts at its own recorded time.
     """
     by_session: dict[str, list[Row]] = {}
     for file in source_files(path, ".jsonl"):
@@ -40,12 +40,11 @@ def _calls(rows: list[Row]) -> Iterator[Call]:
     previous: dict[str, Any] | None = None
     for where, row in rows:
         shared = None
-        if previous and row.get("prefix_reset"):
-            shared = 0
-        if previous and previous.get("hash_ids") and row.get("hash_ids"):
-            shared = shared_by_blocks(
-                previous["hash_ids"], row["hash_ids"], BLOCK_TOKENS, count_of(previous, "input_length", where)
-            )
+        if previous:
+            before_tokens = count_of(previous, "input_length", where)
+            shared = shared_by_blocks(previous.get("hash_ids"), row.get("hash_ids"), BLOCK_TOKENS, before_tokens)
+            if shared is None and row.get("prefix_reset"):
+                shared = 0
         waits = (seconds_of(row, key, where, unit_s=_MS) for key in ("delay", "tool_wait_ms"))
         yield Call(
             prompt_tokens=count_of(row, "input_length", where),

@@ -1,4 +1,4 @@
-"""From the prompts of a run of model calls to the rounds of a session: what was kept, what is new."""
+"""Turns the prompts of successive model calls into the rounds of a session: kept context and new tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from workloads.trace import Round
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call as a source records it.
+    """One model call as recorded by a source.
 
     Attributes:
         prompt_tokens: the whole prompt.
-        output_tokens: what the model generated.
+        output_tokens: generated tokens.
         gap_s: seconds between the end of the previous call and this one.
-        shared_tokens: how much of the previous PROMPT is a prefix of this one; None where the source does not say.
-        text: the words that are new in this prompt.
+        shared_tokens: tokens of the previous PROMPT that are a prefix of this one; None if the source does not have it.
+        text: the new words of this prompt.
     """
 
     prompt_tokens: int
@@ -32,9 +32,9 @@ def rounds_of(calls: Sequence[Call], where: str) -> tuple[Round, ...]:
     """Rounds of one session.
 
     A prompt that is longer than the previous prompt with its output, and is not known to diverge from it, extends it.
-    Any other prompt was rewritten by the agent and keeps only what is known to be shared: the source's own evidence
-    (never more than the previous prompt, since a dropped output is not shared), else the whole previous prompt if this
-    one is longer, else nothing. At least one token of a prompt is new.
+    The agent rewrote any other prompt, which keeps only tokens that are known to be shared. These are the tokens that
+    the source records (at most the previous prompt, because a dropped output is not shared). If it records none, they
+    are the whole previous prompt if this one is longer, else none. At least one token of a prompt is new.
 
     Raises:
         UserError: a call without prompt or output tokens.
@@ -59,6 +59,12 @@ def rounds_of(calls: Sequence[Call], where: str) -> tuple[Round, ...]:
     return tuple(rounds)
 
 
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Number of equal items at the beginning of two sequences."""
+    pairs = zip(left, right, strict=False)
+    return next((index for index, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
+
+
 def _keep_tokens(previous: Call | None, call: Call) -> int | None:
     if previous is None:
         return None
@@ -72,17 +78,15 @@ def _keep_tokens(previous: Call | None, call: Call) -> int | None:
 
 
 def shared_by_blocks(
-    previous: Sequence[int], current: Sequence[int], block_tokens: int, previous_prompt_tokens: int
-) -> int:
-    """Tokens of the previous prompt that the current one shares, from their block hashes.
+    previous: Sequence[int] | None, current: Sequence[int] | None, block_tokens: int, previous_prompt_tokens: int
+) -> int | None:
+    """Tokens of the previous prompt that the current one shares, from their block hashes; None without hashes.
 
-    Only full blocks can be compared: if all of the previous prompt's full blocks are shared, all of it counts as
-    shared, since the last, partial block changes its hash as soon as it fills.
+    Only full blocks can be compared. If the current prompt shares all full blocks of the previous one, it shares the
+    whole prompt, because the last, partial block changes its hash as soon as it fills.
     """
-    common = 0
-    for left, right in zip(previous, current, strict=False):
-        if left != right:
-            break
-        common += 1
+    if not (previous and current and block_tokens):
+        return None
+    common = common_prefix(previous, current)
     full_blocks = previous_prompt_tokens // block_tokens
     return previous_prompt_tokens if common >= full_blocks else common * block_tokens

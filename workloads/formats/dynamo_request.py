@@ -31,7 +31,7 @@ class _Request:
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `agent_context.session_id`; a request without one stands alone.
 
-    The gap before a round is what passed between the end of the session's previous request and its arrival; requests
+    The gap before a round is the time between the end of the session's previous request and its arrival. Requests
     of one session that ran at the same time follow each other without a gap.
     """
     by_session: dict[str, list[_Request]] = {}
@@ -77,7 +77,7 @@ def _calls(requests: list[_Request]) -> list[Call]:
     previous: _Request | None = None
     for item in requests:
         shared = None
-        if previous and previous.hashes and item.hashes and item.block_tokens:
+        if previous:
             shared = shared_by_blocks(previous.hashes, item.hashes, item.block_tokens, previous.prompt_tokens)
         gap_s = item.start_s - previous.end_s if previous else 0.0
         calls.append(Call(item.prompt_tokens, item.output_tokens, gap_s, shared))

@@ -18,7 +18,7 @@ DEFAULT_BLOCK_TOKENS = 64
     "kv-cache-tester", "kv-cache-tester traces (coding agents; real gaps; arrivals 0: each file starts at its own 0)"
 )
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session a file, and one for each nested sub-agent, which has a context of its own."""
+    """One session per file, and one per nested sub-agent, which has its own context."""
     for file in source_files(path, ".json"):
         trace = as_object(read_json(file), str(file))
         name = str(trace.get("id") or file_stem(file))
@@ -53,14 +53,12 @@ def _sessions(
 def _calls(requests: list[dict[str, Any]], block_tokens: int, where: str) -> Iterator[Call]:
     previous: dict[str, Any] | None = None
     for request in requests:
-        prompt_tokens = count_of(request, "in", where)
         shared = None
-        if previous and previous.get("hash_ids") and request.get("hash_ids"):
-            shared = shared_by_blocks(
-                previous["hash_ids"], request["hash_ids"], block_tokens, count_of(previous, "in", where)
-            )
+        if previous:
+            before_tokens = count_of(previous, "in", where)
+            shared = shared_by_blocks(previous.get("hash_ids"), request.get("hash_ids"), block_tokens, before_tokens)
         yield Call(
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=count_of(request, "in", where),
             output_tokens=count_of(request, "out", where),
             gap_s=_gap_s(previous, request, where),
             shared_tokens=shared,
@@ -69,7 +67,7 @@ def _calls(requests: list[dict[str, Any]], block_tokens: int, where: str) -> Ite
 
 
 def _gap_s(previous: dict[str, Any] | None, request: dict[str, Any], where: str) -> float:
-    """`think_time` where recorded, else what lies between the end of the previous request and this one."""
+    """`think_time` if recorded, else the time between the end of the previous request and this one."""
     if previous is None:
         return 0.0
     think_s = seconds_of(request, "think_time", where)

@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.errors import UserError
+from workloads.formats.chain import common_prefix
 from workloads.formats.registry import LoadOptions
 from workloads.trace import Round
 
 HEADER_TOKENS = 3
-"""What a chat template puts before a message: start marker, role, new line (ChatML)."""
+"""Tokens of a chat template before a message: start marker, role, new line (ChatML)."""
 END_TOKENS = 1
-"""What ends a message."""
+"""Tokens of a chat template after a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One model call: the prompt's messages and the message that the model answered with."""
+    """One model call: the messages of the prompt, and the answer."""
 
     messages: tuple[str, ...]
     output: str
 
 
 def message_words(message: dict[str, Any]) -> str:
-    """What a model reads or writes of one OpenAI-style message: content, function and tool calls."""
+    """The words of one OpenAI-style message for a model: content, function and tool calls."""
     parts = [_words(message.get("content"))]
     if call := message.get("function_call"):
         parts.append(_call_words(call))
@@ -38,7 +39,7 @@ def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str
     """Rounds of a run of calls whose prompts are lists of messages.
 
     Every message costs its words plus the four tokens that ChatML puts around it; the answer's header belongs to the
-    prompt. What a prompt shares with the previous context is the common prefix of their messages.
+    prompt. A prompt shares the common prefix of messages with the previous context.
 
     Raises:
         UserError: no call at all.
@@ -48,7 +49,7 @@ def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str
     rounds: list[Round] = []
     context: tuple[str, ...] = ()
     for call in calls:
-        common = _common_prefix(context, call.messages)
+        common = common_prefix(context, call.messages)
         new = call.messages[common:]
         rounds.append(
             Round(
@@ -60,15 +61,6 @@ def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str
         )
         context = (*call.messages, call.output)
     return tuple(rounds)
-
-
-def _common_prefix(left: Sequence[str], right: Sequence[str]) -> int:
-    common = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        common += 1
-    return common
 
 
 def _tokens(messages: Sequence[str], options: LoadOptions) -> int:

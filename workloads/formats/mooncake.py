@@ -19,7 +19,7 @@ Row = tuple[str, dict[str, Any]]
 
 @register("mooncake", "Mooncake JSONL with whole prompts; rows of one session_id are its rounds, others stand alone")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """Whole prompts: `hash_ids` (one per 512 tokens) tell what a round keeps of the previous prompt.
+    """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
 
     The gap before a round is its `delay`; without one, the difference of the two timestamps, which then includes the
     time that the original service took.
@@ -59,10 +59,9 @@ def _calls(rows: list[Row]) -> Iterator[Call]:
     previous: dict[str, Any] | None = None
     for where, row in rows:
         shared = None
-        if previous and previous.get("hash_ids") and row.get("hash_ids"):
-            shared = shared_by_blocks(
-                previous["hash_ids"], row["hash_ids"], BLOCK_TOKENS, count_of(previous, "input_length", where)
-            )
+        if previous:
+            before_tokens = count_of(previous, "input_length", where)
+            shared = shared_by_blocks(previous.get("hash_ids"), row.get("hash_ids"), BLOCK_TOKENS, before_tokens)
         yield Call(
             prompt_tokens=count_of(row, "input_length", where),
             output_tokens=count_of(row, "output_length", where),

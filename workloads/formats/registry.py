@@ -31,12 +31,12 @@ def _to_stderr(message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What a loader may be told.
+    """Options of a loader.
 
     Attributes:
         count_tokens: counts the tokens of words where the source records none.
         with_text: keep the words of every increment, for replays with real words.
-        note: hears about input that was left out, one line each.
+        note: called with one line for each part of the input that is left out.
     """
 
     count_tokens: TokenCounter = approximate_tokens
@@ -45,7 +45,7 @@ class LoadOptions:
 
 
 Loader = Callable[[Path, LoadOptions], Iterator[Session]]
-"""(file or folder, options) -> sessions. Raises UserError for input that does not fit, with file and place."""
+"""(file or folder, options) -> sessions. Raises `UserError` for malformed input, with file and place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def count_of(record: dict[str, Any], key: str, where: str) -> int:
 
 
 def seconds_of(record: dict[str, Any], key: str, where: str, *, unit_s: float = 1.0) -> float | None:
-    """A duration or time in seconds, from a number in units of `unit_s`; None where there is none."""
+    """A duration or time in seconds, from a number in units of `unit_s`; None if it is missing."""
     value = record.get(key)
     if value is None:
         return None

@@ -14,7 +14,7 @@ from workloads.trace import Session
 
 @register("tau-bench", "tau-bench trajectories (messages; no times: every gap and arrival is 0)")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session a trajectory. Tool schemas are not in the files, so the prompts lack them."""
+    """One session per trajectory. Tool schemas are not in the files, so the prompts lack them."""
     files = source_files(path, ".json")
     for file in files:
         prefix = f"{file_stem(file)}-" if len(files) > 1 else ""

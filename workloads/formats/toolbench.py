@@ -14,7 +14,7 @@ from workloads.trace import Session
 
 @register("toolbench", "ToolBench answer files (messages; no times: every gap and arrival is 0)")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session a file: the prompt of a call is all its messages but the last, behind the function schemas."""
+    """One session per file. The prompt of a call is the function schemas and all its messages but the last."""
     for file in source_files(path, ".json"):
         answer = as_object(as_object(read_json(file), str(file)).get("answer_generation"), f"{file}: answer_generation")
         calls = as_list(answer.get("train_messages") or [], f"{file}: train_messages")

@@ -20,8 +20,8 @@ Row = tuple[str, dict[str, Any]]
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `session_id`.
 
-    `prefix_tokens` is what the provider's cache held, which also shrinks when an entry expires; it says what a round
-    kept only where the prompt itself shows a rewrite (it is not longer than the context before it).
+    `prefix_tokens` counts the tokens in the provider's cache, which also shrinks when an entry expires. So it is used
+    only if the prompt itself shows a rewrite, because it is not longer than the context before it.
     """
     by_session: dict[str, list[Row]] = {}
     for file in source_files(path, ".jsonl"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from workloads.formats.chain import Call, rounds_of
+from workloads.formats.chain import Call, common_prefix, rounds_of
 from workloads.formats.registry import LoadOptions, register
 from workloads.formats.source import (
     as_list,
@@ -37,9 +37,9 @@ class _Span:
 
 @register("trail", "TRAIL / OpenInference spans (LLM and TOOL spans, recorded times)")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session for each agent of each trace: an agent that another one calls has a context of its own.
+    """One session for each agent of each trace. An agent that is called by another has its own context.
 
-    The gap before a round is what passed between the end of the agent's previous LLM span and the start of this one:
+    The gap before a round is the time between the end of the agent's previous LLM span and the start of this one:
     its tools, and the agents that it called. Token counts are the recorded ones, else counted from the words.
     Arrivals are the recorded start times, from the earliest of the input on.
     """
@@ -93,7 +93,7 @@ def _calls(spans: Sequence[_Span], options: LoadOptions, where: str) -> list[Cal
     previous_messages: list[str] = []
     for span in spans:
         messages = _messages(span.attributes)
-        common = _common(previous_messages, messages)
+        common = common_prefix(previous_messages, messages)
         prompt_tokens = _recorded(span.attributes, "prompt") or sum(map(options.count_tokens, messages)) or 1
         shared = None
         if previous and messages:
@@ -125,15 +125,6 @@ def _messages(attributes: dict[str, Any]) -> list[str]:
         return ["\n".join(value for _, value in sorted(by_number[number])) for number in sorted(by_number)]
     raw = attributes.get("input.value")
     return [str(raw)] if raw else []
-
-
-def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    common = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        common += 1
-    return common
 
 
 def _part(kept: Sequence[str], messages: Sequence[str], prompt_tokens: int, options: LoadOptions) -> int:
