@@ -19,12 +19,12 @@ def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] =
     Args:
         token_ids: the context. A last page that is not full has no key.
         page_size: tokens per page.
-        known: keys of the context's first pages, if they were computed before.
+        known: keys that were computed before, of a prefix of the context or of a context that begins with it.
 
     Returns:
         One 32-byte key per page.
     """
-    keys = list(known)
+    keys = list(known[: len(token_ids) // page_size])
     parent = keys[-1] if keys else b""
     words = memoryview(array("I", token_ids[len(keys) * page_size :])).cast("B")
     step = page_size * 4

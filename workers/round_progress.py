@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ampd.types import PrefillTask
@@ -17,6 +18,7 @@ class RoundProgress:
 
     Attributes:
         rid: id of the engine's request.
+        page_keys: keys of the prompt's full pages; they are hashed once and passed to the engine and its KV exchange.
         handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
         sliced: the slices that were computed before the round's own call of the engine.
         last_token_s: when the last token of each choice came out here.
@@ -26,6 +28,7 @@ class RoundProgress:
     task: PrefillTask
     prompt_tokens: int
     arrived_s: float
+    page_keys: Sequence[bytes] = ()
     started_s: float = 0.0
     handed_over_s: float | None = None
     prefill_s: float = 0.0

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, cast
 from uuid import uuid4
 
+from ampd.page_keys import page_keys
 from ampd.wire import REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
@@ -169,10 +170,11 @@ class RoundService:
 
     def _begin(self, request: PrefillRequest | GenerateRequest) -> RoundProgress:
         now_s = self._clock()
-        task = decode_task(request["task"], now_s)
+        task, token_ids = decode_task(request["task"], now_s), request["token_ids"]
+        keys = page_keys(token_ids, self._engine.info.page_size_tokens)
         self.running += 1
         self._idle.clear()
-        return RoundProgress(uuid4().hex, task, len(request["token_ids"]), now_s)
+        return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys)
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""
@@ -193,7 +195,7 @@ class RoundService:
     async def _fetch(self, progress: RoundProgress, token_ids: list[int], source: str | None, part: str) -> None:
         if source:
             progress.fetched = await self._engine.kv.fetch(
-                progress.rid, progress.task.session_id, token_ids, source, self._kv_timeout_s
+                progress.rid, progress.task.session_id, token_ids, source, self._kv_timeout_s, progress.page_keys
             )
             self._events.kv_read(source, part, progress.fetched)
 
@@ -225,6 +227,7 @@ class RoundService:
             token_ids=request["token_ids"],
             max_new_tokens=max_new_tokens,
             request=request["request"],
+            known_keys=progress.page_keys,
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))

@@ -21,6 +21,7 @@ def test_keys_of_a_prefix_are_a_prefix_of_the_keys(tokens: list[int], page_size:
     prefix_keys = page_keys(tokens[: len(tokens) // 2], page_size)
     assert prefix_keys == keys[: len(tokens) // 2 // page_size]
     assert page_keys(tokens, page_size, prefix_keys) == keys
+    assert page_keys(tokens[: len(tokens) // 2], page_size, keys) == prefix_keys
 
 
 @given(TOKENS.filter(bool), st.data())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +30,7 @@ class EngineRequest:
         max_new_tokens: None: until EOS or the end of the context; 0: only prefill and publish the KV.
         request: the engine-relevant parts of Dynamo's preprocessed request (`sampling_options`, `stop_conditions`,
             `output_options`, `eos_token_ids`, ...), mapped to the engine's own parameters by the adapter.
+        known_keys: keys of the prompt's first pages, so that the engine need not hash them again.
     """
 
     rid: str
@@ -37,6 +38,7 @@ class EngineRequest:
     token_ids: list[int]
     max_new_tokens: int | None
     request: dict[str, Any] = field(default_factory=dict)
+    known_keys: Sequence[bytes] = ()
 
 
 @dataclass(slots=True)

@@ -121,7 +121,8 @@ class ModelledEngine:
         capacity = self._info.kv_capacity_tokens
         if len(request.token_ids) > capacity:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
-        sequence = Sequence(request, limits, page_keys(request.token_ids, self._info.page_size_tokens))
+        keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys)
+        sequence = Sequence(request, limits, keys)
         self._kv.begin(request.session_id, sequence.keys)
         self._alive.add(sequence)
         self._waiting.append(sequence)

@@ -333,7 +333,7 @@ class _Session:
 
     async def __aenter__(self) -> _Session:
         request, kv = self._request, self._engine.kv
-        self._keys = page_keys(request.token_ids, self._engine.info.page_size_tokens)
+        self._keys = page_keys(request.token_ids, self._engine.info.page_size_tokens, request.known_keys)
         held = kv.held_now(request.session_id)
         self._engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), held)
         if request.session_id:

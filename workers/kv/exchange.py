@@ -45,9 +45,19 @@ class KvExchange(Protocol):
         ...
 
     async def fetch(
-        self, rid: str, session_id: str, token_ids: Sequence[int], source_worker_id: str, timeout_s: float
+        self,
+        rid: str,
+        session_id: str,
+        token_ids: Sequence[int],
+        source_worker_id: str,
+        timeout_s: float,
+        known_keys: Sequence[bytes] = (),
     ) -> KvFetch:
-        """Read the pages of `token_ids` that are missing here from a peer into staging, for request `rid`."""
+        """Read the pages of `token_ids` that are missing here from a peer into staging, for request `rid`.
+
+        Args:
+            known_keys: keys of the first pages, so that they need not be hashed again.
+        """
         ...
 
     async def discard(self, rid: str) -> None:

@@ -80,9 +80,10 @@ class ModelledExchange:
         token_ids: Sequence[int],
         source_worker_id: str,
         timeout_s: float,
+        known_keys: Sequence[bytes] = (),
     ) -> KvFetch:
         """Lease the missing pages at the peer, sleep for their transfer, stage them for `rid`."""
-        keys = page_keys(token_ids, self.page_size)
+        keys = page_keys(token_ids, self.page_size, known_keys)
         missing = keys[self._directory.match(keys) :]
         if not missing:
             return KvFetch()

@@ -166,13 +166,21 @@ class NixlExchange:
     # -- fetching
 
     async def fetch(
-        self, rid: str, session_id: str, token_ids: Sequence[int], source_worker_id: str, timeout_s: float
+        self,
+        rid: str,
+        session_id: str,
+        token_ids: Sequence[int],
+        source_worker_id: str,
+        timeout_s: float,
+        known_keys: Sequence[bytes] = (),
     ) -> KvFetch:
         started_s = time.monotonic()
         await self._drop_expired(rid)
+        # The engine always computes the last token of a prompt itself.
+        keys = page_keys(token_ids[: len(token_ids) - 1], self.layout.page_size, known_keys)
         try:
             tokens, size, error = await asyncio.wait_for(
-                self._fetch(rid, session_id, token_ids, source_worker_id, started_s + timeout_s), timeout_s
+                self._fetch(rid, session_id, keys, source_worker_id, started_s + timeout_s), timeout_s
             )
         except TimeoutError:
             tokens, size, error = 0, 0, f"no KV from {source_worker_id} within {timeout_s:g} s"
@@ -181,13 +189,10 @@ class NixlExchange:
         return KvFetch(tokens, size, time.monotonic() - started_s, error)
 
     async def _fetch(
-        self, rid: str, session_id: str, token_ids: Sequence[int], source: str, deadline_s: float
+        self, rid: str, session_id: str, keys: list[bytes], source: str, deadline_s: float
     ) -> tuple[int, int, str | None]:
         if self._peers is None:
             raise RuntimeError("the exchange is not connected")
-        page_size = self.layout.page_size
-        # The engine always computes the last token of a prompt itself.
-        keys = page_keys(token_ids[: len(token_ids) - 1], page_size)
         have = (await self._control.call({"op": "have", "session": session_id}, keys))["pages"]
         missing = keys[have:]
         if not missing:
@@ -210,7 +215,7 @@ class NixlExchange:
         await self._stage(rid, missing[: len(pages)], pages)
         short = len(pages) < len(reply["pages"])
         error = f"staging memory took {len(pages)} of {len(reply['pages'])} pages" if short else None
-        return len(pages) * page_size, size, error
+        return len(pages) * self.layout.page_size, size, error
 
     async def _transfer(self, source: str, reply: KvReply, deadline_s: float) -> tuple[list[int], int]:
         """Read leased pages; returns the staging pages that hold them, and bytes."""
