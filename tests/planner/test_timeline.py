@@ -1,10 +1,17 @@
 """The timeline by itself: bars of a thread never cross, and arrows join the bars they belong to."""
 
+import gzip
+import json
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampd.cli.main import main
 from planner.simulator.outcome import SimulationRun, Span
 from planner.timeline import trace_events
 
@@ -48,3 +55,46 @@ def test_an_arrow_ends_at_the_bar_of_its_own_read() -> None:
             bars[session][key] for key in ("pid", "tid", "ts")
         ]
     assert bars["s1"]["tid"] != bars["s2"]["tid"]
+
+
+BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
+
+
+def test_the_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "timeline.json", tmp_path / "timeline.json.gz"
+    assert (
+        main([*BASE, "--rate", "4", "--routing", "always-remote", "--slicing", "whole", "--timeline", str(plain)]) == 0
+    )
+    assert (
+        main([*BASE, "--rate", "4", "--routing", "always-remote", "--slicing", "whole", "--timeline", str(packed)]) == 0
+    )
+    trace: dict[str, Any] = json.loads(plain.read_text())
+    assert json.loads(gzip.decompress(packed.read_bytes())) == trace
+    events = trace["traceEvents"]
+    kinds = Counter(event["ph"] for event in events)
+    assert set(kinds) == {"M", "X", "C", "s", "f"}
+    assert kinds["s"] == kinds["f"] > 0
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(names.values()) == ["decode-0", "prefill-0"]
+    threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    for event in events:
+        assert event["pid"] in names
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            assert (event["pid"], event["tid"]) in threads
+    prefills = [event for event in events if event["name"] == "prefill" and names[event["pid"]] == "prefill-0"]
+    assert len(prefills) == 105, "one for every round"
+    starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    assert all(event["ts"] >= starts[event["id"]] for event in events if event["ph"] == "f")
+
+
+@pytest.mark.parametrize("flag", ["--report", "--timeline"])
+def test_a_file_that_cannot_be_written_is_one_line(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, flag, str(tmp_path / "none" / "x.html")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "", "refused before anything is simulated"
+    assert "cannot be written" in err
+    assert len(err.splitlines()) == 1

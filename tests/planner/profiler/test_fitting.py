@@ -1,14 +1,18 @@
 """From points to a profile: the error is that on points which the fit has not seen."""
 
+import asyncio
 import datetime
+from typing import Any
 
 import pytest
 
 from ampd.errors import RunError
+from ampd.perf.piecewise import load_performance_model
 from ampd.perf.profile import PerformanceProfile, Provenance
+from ampd.types import Parallelism
 from planner.profiler.fitting import fit_profile
-from planner.profiler.grid import split
-from planner.profiler.measure import Points
+from planner.profiler.grid import Density, Limits, grid_of, split
+from planner.profiler.measure import Points, measure
 
 PROVENANCE = Provenance(
     kind="measured", source="a test", model="none", gpu="none", date=datetime.date(2026, 1, 1), method="invented"
@@ -69,3 +73,83 @@ def test_too_few_points_are_an_error_that_names_them(curve: str) -> None:
     setattr(points, curve, getattr(points, curve)[:2])
     with pytest.raises(RunError, match=f"only 2 {curve} points"):
         fitted(points)
+
+
+TP1 = Parallelism(1)
+
+
+TRUE = load_performance_model("qwen3-32b-h20")
+
+
+INVENTED = Provenance.model_validate(
+    {"kind": "rough", "source": "a test", "model": "-", "gpu": "-", "date": "2026-01-01", "method": "invented"}
+)
+
+
+class ModelledProbe:
+    """Says what a model says; every third answer is wild, and some points never come about."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.counts: dict[tuple[Any, ...], int] = {}
+
+    def answer(self, seconds: float, *point: Any) -> float | None:
+        self.calls.append(point)
+        self.counts[point] = self.counts.get(point, 0) + 1
+        if point == ("prefill", 512, 16):
+            return None
+        return 10 * seconds if self.counts[point] == 2 else seconds
+
+    async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
+        return self.answer(TRUE.prefill_s(hist_tokens, incr_tokens, TP1), "prefill", hist_tokens, incr_tokens)
+
+    async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
+        return self.answer(TRUE.decode_step_s(batch, batch * context_tokens, TP1), "decode", batch, context_tokens)
+
+    async def transfer_s(self, tokens: int) -> float | None:
+        return self.answer(TRUE.kv_transfer_s(tokens, TP1, TP1), "transfer", tokens)
+
+
+def test_medians_of_the_repeats_without_the_warm_up() -> None:
+    probe, done = ModelledProbe(), []
+    grid = grid_of(Density.QUICK, Limits(4096, 100_000, 16))
+    points = asyncio.run(measure(probe, grid, 3, 0, lambda: done.append(1)))
+    assert len(done) == len(probe.calls) == 4 * len(grid)
+    assert points.discarded == 3
+    assert ("prefill", 512, 16) in probe.counts
+    assert all((hist, incr) != (512, 16) for hist, incr, _ in points.prefill)
+    for hist, incr, seconds in points.prefill:
+        assert seconds == TRUE.prefill_s(hist, incr, TP1), "one wild answer of three does not move the median"
+    for batch, context, seconds in points.decode:
+        assert seconds == TRUE.decode_step_s(batch, context, TP1)
+    rounds = [probe.calls[start : start + len(grid)] for start in range(0, len(probe.calls), len(grid))]
+    assert all(sorted(map(str, one)) == sorted(map(str, rounds[0])) for one in rounds), "every point once a round"
+    assert rounds[1] != rounds[2], "in another order each time"
+
+
+def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not_seen() -> None:
+    grid = grid_of(Density.NORMAL, Limits(40_000, 400_000, 16))
+    points = Points(
+        [(h, i, TRUE.prefill_s(h, i, TP1)) for h, i in grid.prefill],
+        [(b, b * c, TRUE.decode_step_s(b, b * c, TP1)) for b, c in grid.decode],
+        [(n, TRUE.kv_transfer_s(n, TP1, TP1)) for n in grid.transfer],
+    )
+    profile = fit_profile(points, INVENTED, 1, 0.2, 0, kv_capacity_tokens=7)
+    errors = profile.provenance.fit_error
+    assert set(errors) == {
+        f"{curve}_{what}" for curve in ("prefill", "decode", "kv_transfer") for what in ("mean", "max")
+    }
+    assert errors["prefill_mean"] < 0.03
+    assert errors["decode_mean"] < 0.03
+    assert profile.workers[0].kv_capacity_tokens == 7
+    broken = Points(points.prefill, points.decode, [(n, s * (10 if n == 1024 else 1)) for n, s in points.transfer])
+    held = [point for point in split(broken.transfer, 0.2, 3)[1] if point[0] == 1024]
+    seeds = [seed for seed in range(20) if any(n == 1024 for n, _ in split(broken.transfer, 0.2, seed)[1])]
+    assert seeds, held
+    assert fit_profile(broken, INVENTED, 1, 0.2, seeds[0]).provenance.fit_error["kv_transfer_max"] > 0.5
+
+
+def test_too_few_points_are_an_error() -> None:
+    points = Points([(0, 16, 0.1)] * 4, [(1, 100, 0.1)] * 4, [(16, 0.1), (32, 0.1)])
+    with pytest.raises(RunError, match="only 2 transfer points"):
+        fit_profile(points, INVENTED, 1, 0.2, 0)

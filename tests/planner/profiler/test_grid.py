@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from planner.profiler.grid import Density, Limits, grid_of, split
+from planner.profiler.grid import Density, Grid, Limits, grid_of, split
 
 LARGE = Limits(max_context_tokens=131_072, kv_capacity_tokens=1_000_000, page_tokens=16)
 
@@ -61,3 +61,24 @@ def test_a_split_parts_the_points_and_keeps_the_ends_for_the_fit(count: int, sha
 
 def test_another_seed_holds_out_other_points() -> None:
     assert len({tuple(split(range(40), 0.2, seed)[1]) for seed in range(5)}) > 1
+
+
+def test_the_grid_keeps_within_the_engine() -> None:
+    limits = Limits(max_context_tokens=1000, kv_capacity_tokens=4000, page_tokens=16)
+    grid = grid_of(Density.FULL, limits)
+    assert isinstance(grid, Grid)
+    assert all(hist + incr < 1000 and hist % 16 == 0 for hist, incr in grid.prefill)
+    assert all(batch * context <= 2000 for batch, context in grid.decode)
+    assert all(tokens < 1000 for tokens in grid.transfer)
+    assert max(hist + incr for hist, incr in grid_of(Density.FULL, limits, 300).prefill) <= 300
+    with pytest.raises(UserError, match="the grid is empty"):
+        grid_of(Density.NORMAL, Limits(20, 40, 16))
+
+
+def test_held_out_points_are_inner_ones_and_never_fitted() -> None:
+    fitted, held = split(list(range(50)), 0.2, 4)
+    assert len(held) == 10
+    assert sorted([*fitted, *held]) == list(range(50))
+    assert 0 not in held
+    assert 49 not in held
+    assert split(list(range(50)), 0.2, 5)[1] != held

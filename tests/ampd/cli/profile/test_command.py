@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ampd.cli.main import main
+from ampd.perf.piecewise import load_performance_model
 from ampd.perf.profile import read_profile
 from ampd.tiny_model import TinyModel, make_tiny_model
+from ampd.types import Parallelism
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,83 @@ def test_points_that_lack_one_word_about_the_engine_are_refused(
         wrong.write_text(json.dumps({**row, "engine": engine}))
         assert main(["profile", "--refit", str(wrong), "--output", str(tmp_path / "perf.json")]) == 2, key
         assert "not a file of measured points" in capsys.readouterr().err
+
+
+TP1 = Parallelism(1)
+
+
+@pytest.mark.slow
+def test_a_modelled_engine_is_profiled_and_refitted_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, points, again = tmp_path / "profile.json", tmp_path / "points.json", tmp_path / "again.json"
+    argv = ["profile", "--engine", "modelled", "--grid", "quick", "--repeats", "1", "--json"]
+    assert main([*argv, "--output", str(file), "--points", str(points)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["points"] == {"prefill": 8, "decode": 6, "transfer": 3}
+    assert result["discarded"] == 0
+    true, fitted = load_performance_model("tiny-cpu"), load_performance_model(file)
+    assert fitted.provenance.kind == "measured"
+    assert fitted.kv_capacity_tokens(TP1) == 262_144
+    for hist, incr in ((0, 256), (512, 768)):
+        # Time can only be lost on a busy machine.
+        assert 0.8 < fitted.prefill_s(hist, incr, TP1) / true.prefill_s(hist, incr, TP1) < 3
+    assert main(["profile", "--refit", str(points), "--output", str(again)]) == 0
+    assert read_profile(again) == read_profile(file)
+
+
+@pytest.mark.slow
+def test_real_engines_are_profiled(tmp_path: Path) -> None:
+    pytest.importorskip("sglang")
+    file = tmp_path / "profile.json"
+    # A process of its own: SGLang's imports warn, and here warnings are errors.
+    argv = [sys.executable, "-m", "ampd", "profile", "--engine", "sglang", "--grid", "quick", "--repeats", "1"]
+    argv += ["--output", str(file), "--worker-args=--max-total-tokens 16384", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert result["points"]["prefill"] >= 7
+    assert result["points"]["decode"] == 6
+    assert result["points"]["transfer"] == 3
+    model = load_performance_model(file)
+    assert 0 < model.prefill_s(0, 64, TP1) < model.prefill_s(0, 768, TP1)
+    assert 0 < model.decode_step_s(1, 128, TP1) < model.decode_step_s(4, 2048, TP1)
+    assert model.kv_transfer_s(1024, TP1, TP1) > 0
+    assert model.profile.kv_bytes_per_token == 2048
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--grid", "huge"], "--grid: known are quick, normal, full"),
+        (["--model", "/nowhere"], "no folder at /nowhere"),
+        (["--output", "/nowhere/x.json"], "its folder must exist"),
+        (["--refit", "/nowhere.json"], "cannot be read"),
+        (["--repeats", "0"], "--repeats"),
+        (["--engine", "other"], "--engine"),
+        (["--worker-args=--no-such-flag"], "--no-such-flag"),
+        (["--refit", "points.json", "--points", "x.json"], "leave one out"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["profile", "--engine", "modelled", "--output", str(tmp_path / "x.json")]
+    assert main([*argv, *flags]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"points": 3}',
+        '{"points": {"prefill": [[0, 16, 0.0]], "decode": [], "transfer": [], "discarded": 0}, "engine": {}}',
+    ],
+)
+def test_a_file_of_other_points_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = tmp_path / "points.json"
+    points.write_text(text)
+    assert main(["profile", "--refit", str(points), "--output", str(tmp_path / "x.json")]) == 2
+    assert "not a file of measured points" in capsys.readouterr().err

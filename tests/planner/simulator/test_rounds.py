@@ -1,71 +1,18 @@
 """Links, KV memory under pressure, refusals, cluster texts, and that simulator and workers queue by one object."""
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
-from ampd.errors import UserError
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
+from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.events import EventLoop
-from planner.simulator.links import Links, Transfer
 from planner.simulator.options import SimulationOptions
 from planner.simulator.worker import SimulatedWorker
 from workers.prefill_queue import AsyncPrefillQueue
 
-from .lab import LOCAL, MODEL, REMOTE, SLO, RouteBy, run, session, single
+from .lab import LOCAL, MODEL, REMOTE, RouteBy, run, session, single
 
 untimed = settings(deadline=None)
-
-
-def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
-    """When moves of (source, target, start, seconds) end."""
-    loop = EventLoop()
-    links, ends = Links(loop), [0.0] * len(moves)
-
-    def begin(number: int) -> None:
-        source, target, _, seconds = moves[number]
-
-        def done(_: Transfer) -> None:
-            ends[number] = loop.now_s
-
-        links.start(source, target, seconds, done)
-
-    for number, move in enumerate(moves):
-        loop.at(move[2], begin, number)
-    loop.run()
-    return ends
-
-
-def test_a_lone_transfer_takes_its_time() -> None:
-    assert transfers(("a", "b", 1.0, 0.5)) == [1.5]
-
-
-@untimed
-@given(st.integers(1, 6))
-def test_equal_transfers_over_one_link_share_it(count: int) -> None:
-    outgoing = transfers(*(("a", f"t{number}", 0.0, 1.0) for number in range(count)))
-    incoming = transfers(*((f"s{number}", "b", 0.0, 1.0) for number in range(count)))
-    assert outgoing == incoming == pytest.approx([float(count)] * count)
-
-
-def test_other_pairs_and_the_other_direction_do_not_matter() -> None:
-    assert transfers(("a", "b", 0.0, 1.0), ("c", "d", 0.0, 1.0), ("b", "a", 0.0, 1.0)) == [1.0, 1.0, 1.0]
-
-
-def test_a_transfer_slows_down_while_another_one_shares_its_link() -> None:
-    assert transfers(("a", "b", 0.0, 2.0), ("a", "c", 1.0, 0.25)) == pytest.approx([2.25, 1.5])
-
-
-@untimed
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.01, 2)), min_size=1, max_size=8))
-def test_a_link_is_never_idle_while_it_has_work(moves: list[tuple[float, float]]) -> None:
-    ends = transfers(*(("a", "b", start_s, seconds) for start_s, seconds in moves))
-    busy_until_s = 0.0
-    for start_s, seconds in sorted(moves):
-        busy_until_s = max(busy_until_s, start_s) + seconds
-    assert max(ends) == pytest.approx(busy_until_s)
 
 
 # -- memory
@@ -168,26 +115,3 @@ def test_workers_and_simulator_queue_by_one_object() -> None:
         "w", Role.PREFILL, group, MODEL, REMOTE.ordering, EventLoop(), SimulationOptions(), [], None
     )
     assert type(worker.queue) is PrefillQueue
-
-
-@pytest.mark.parametrize("text", ["2xTP4", "2x4", " 2xtp4 "])
-def test_groups_are_read(text: str) -> None:
-    assert parse_groups(text, "--prefill") == ((2, Parallelism(4)),)
-
-
-@pytest.mark.parametrize("text", ["TP4", "2xTP", "0xTP4", "2xTP0", "2xTP4;1xTP8", "-1xTP4"])
-def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="--prefill: give replicas"):
-        parse_groups(text, "--prefill")
-
-
-def test_a_colocated_cluster_keeps_all_gpus() -> None:
-    cluster = Cluster(
-        decode=(ReplicaGroup(1, Parallelism(8), 10),),
-        prefill=(ReplicaGroup(2, Parallelism(4), 10), ReplicaGroup(1, Parallelism(8), 10)),
-    )
-    together = cluster.colocated()
-    assert together.gpus == cluster.gpus == 24
-    assert together.is_colocated
-    assert str(together) == "co-located 2xTP4+2xTP8"
-    assert SLO.ttft_s > 0

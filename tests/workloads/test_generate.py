@@ -1,18 +1,14 @@
-"""Generators match the paper's table; new arrivals are a seeded Poisson process."""
+"""Generators match the means of the paper's table."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.errors import UserError
 from workloads.generate import WORKLOADS, Lengths, generate
-from workloads.retime import retime
-from workloads.trace import Round, Session
 
 PAPER = {
     "toolbench": (3.96, 703.79, 50.39),
@@ -46,34 +42,3 @@ def test_the_seed_decides(name: str, seed: int, lengths: Lengths) -> None:
 
 def test_no_tool_time_on_request() -> None:
     assert all(r.tool_s == 0 for s in generate("gaia", 20, 1.0, 0, Lengths.PER_SESSION, 0.0) for r in s.rounds)
-
-
-def _trace(count: int) -> list[Session]:
-    only = (Round(incr_tokens=3, output_tokens=1),)
-    return [Session(session_id=f"s{n}", arrival_s=100.0 + n, rounds=only) for n in range(count)]
-
-
-@given(st.integers(1, 7), st.floats(0.01, 50), st.integers(0, 99), st.none() | st.integers(1, 30))
-def test_retiming_repeats_sessions_under_new_names(count: int, rate: float, seed: int, limit: int | None) -> None:
-    timed = retime(_trace(count), rate, seed, limit)
-    assert len(timed) == (limit or count)
-    assert len({session.session_id for session in timed}) == len(timed)
-    assert [session.session_id.partition("#")[0] for session in timed] == [f"s{n % count}" for n in range(len(timed))]
-    assert timed[0].arrival_s == 0
-    assert all(right.arrival_s >= left.arrival_s for left, right in pairwise(timed))
-    assert timed == retime(_trace(count), rate, seed, limit)
-
-
-def test_retimed_rate_is_the_wanted_one() -> None:
-    timed = retime(_trace(3), 4.0, 7, 5000)
-    assert 5000 / timed[-1].arrival_s == pytest.approx(4.0, rel=0.05)
-
-
-def test_without_a_rate_arrivals_only_shift() -> None:
-    assert [s.arrival_s for s in retime(_trace(5), None, 0, 3)] == [0.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize(("rate", "limit"), [(0.0, None), (-1.0, None), (float("nan"), None), (None, 0)])
-def test_senseless_rates_and_limits_are_refused(rate: float | None, limit: int | None) -> None:
-    with pytest.raises(UserError):
-        retime(_trace(2), rate, 0, limit)
