@@ -10,7 +10,7 @@ import pytest
 from ampd.cli.main import main
 from ampd.errors import UserError
 from ampd.policies.rivals.ppd.table_file import parse_table, read_table
-from benchmarks.routing_table import parse_scales, run
+from benchmarks.routing_table.__main__ import parse_scales, run
 
 BASE = ["tau-bench-airline", "--perf", "qwen3-32b-h20", "--prefill", "1xTP4", "--decode", "1xTP4"]
 LIGHT = ["--rate", "2,4", "--ttft", "0.35", "--itl", "0.04", "--limit", "10", "--steps", "5", "--jobs", "1"]
