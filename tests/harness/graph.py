@@ -49,9 +49,9 @@ PRELOADED = (
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: float) -> Path:
-    """A performance model: prompts of 1000 tokens and more take `long_prefill_s` longer."""
-    document = {
+def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float) -> dict[str, Any]:
+    """A performance model: prompts of 1000 tokens and more take `long_prefill_s`, shorter ones `prefill_s`."""
+    return {
         "format": "ampd-performance-model/1",
         "provenance": {
             "kind": "rough",
@@ -90,6 +90,11 @@ def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: fl
             }
         ],
     }
+
+
+def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: float) -> Path:
+    """The file of a performance model."""
+    document = performance_model(prefill_s=prefill_s, long_prefill_s=long_prefill_s, step_s=step_s)
     path = folder / f"profile-{prefill_s}-{long_prefill_s}-{step_s}.json"
     path.write_text(json.dumps(document))
     return path
@@ -138,7 +143,7 @@ class Graph:
         self.supervisor.start(ProcessSpec(name, python_module(module, flags), self.environment))
         return name
 
-    def start_worker(self, role: str, perf: Path, *flags: str) -> str:
+    def start_worker(self, role: str, perf: Path, *flags: str, module: str = "tests.harness.scripted_worker") -> str:
         shared = [
             "--dyn-namespace",
             self.namespace,
@@ -152,7 +157,7 @@ class Graph:
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
         # Whole: a slice of a prompt that hangs would be too short to hang.
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
-        return self._start(role, "tests.harness.scripted_worker", *engine, *shared, *whole, *flags)
+        return self._start(role, module, *engine, *shared, *whole, *flags)
 
     async def new_worker(self, role: str, perf: Path, *flags: str) -> str:
         """Start a worker and wait for it; returns its id, by which `processes` knows its process."""
@@ -189,9 +194,14 @@ class Graph:
     async def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Signal a process and wait until it has gone."""
         os.kill(self.pid(name), number)
-        async with asyncio.timeout(20):
-            while name not in self.supervisor.ended():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await self.until_ended(name)
+
+    async def until_ended(self, name: str) -> str:
+        """Wait until a process has ended; returns the supervisor's line about it."""
+        async with asyncio.timeout(30):
+            while name not in (ended := self.supervisor.ended()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return ended[name]
 
     async def store(self) -> StateStore:
         return await open_store(self.redis_url, self.namespace)

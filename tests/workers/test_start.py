@@ -1,32 +1,51 @@
 """Starts that cannot be: one line, and the exit code that fits."""
 
-import subprocess
+import os
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ampd.cli.serve.graph import dynamo_environment
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
-from tests.workers.live_lab import dynamo_environment
+from tests.harness.fork_server import ForkServer
 from workers.engines import create_engine
 from workers.settings import WorkerSettings
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, EmbeddedRedis() as redis:
-        for name, value in dynamo_environment(tmp_path_factory.mktemp("discovery")).items():
-            patch.setenv(name, value)
-        yield redis.url
+class Ended(NamedTuple):
+    """How a process ended: its exit code and what it wrote."""
+
+    code: int
+    output: str
 
 
-def run_worker(flags: list[str], program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(program or ["-m", "workers"]), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+@dataclass
+class Start:
+    """Starts `python -m workers` where Dynamo's discovery is a folder."""
+
+    server: ForkServer
+    folder: Path
+
+    @property
+    def discovery(self) -> Path:
+        return self.folder / "discovery"
+
+    def __call__(self, flags: list[str]) -> Ended:
+        log = self.folder / "worker.log"
+        environment = {**os.environ, **dynamo_environment(self.discovery), "DYN_LOG": "warn"}
+        code = self.server.start([sys.executable, "-m", "workers", *flags], environment, log).wait(60)
+        return Ended(code, log.read_text())
+
+
+@pytest.fixture
+def start(fork_server: ForkServer, tmp_path: Path) -> Start:
+    return Start(fork_server, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +68,19 @@ def run_worker(flags: list[str], program: list[str] | None = None) -> subprocess
     ],
 )
 def test_a_start_that_cannot_be_says_so_in_one_line(
-    redis_url: str, model_folder: Path, tmp_path: Path, flags: list[str], code: int, words: str
+    start: Start,
+    redis_server: EmbeddedRedis,
+    model_folder: Path,
+    tmp_path: Path,
+    flags: list[str],
+    code: int,
+    words: str,
 ) -> None:
     given = [flag.format(empty=tmp_path) for flag in flags]
-    base = ["--engine", "modelled", "--model", str(model_folder), "--state-url", redis_url]
-    done = run_worker([*base, *given])
-    lines = done.stderr.strip().splitlines()
-    assert (done.returncode, len(lines)) == (code, 1), done.stderr
+    base = ["--engine", "modelled", "--model", str(model_folder), "--state-url", redis_server.url]
+    ended = start([*base, *given])
+    lines = ended.output.strip().splitlines()
+    assert (ended.code, len(lines)) == (code, 1), ended.output
     assert words in lines[0]
 
 
@@ -69,22 +94,18 @@ def test_a_start_that_cannot_be_says_so_in_one_line(
     ],
 )
 def test_the_model_and_the_degree_come_before_discovery_and_redis(
-    model_folder: Path, tmp_path: Path, flags: list[str], words: str
+    start: Start, model_folder: Path, tmp_path: Path, flags: list[str], words: str
 ) -> None:
     no_weights = tmp_path / "no-weights"
     no_weights.mkdir()
     for file in model_folder.iterdir():
         if file.suffix != ".safetensors":
             (no_weights / file.name).symlink_to(file)
-    discovery = tmp_path / "discovery"
     given = [flag.format(empty=tmp_path, no_weights=no_weights, model=tiny_model_path()) for flag in flags]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in dynamo_environment(discovery).items():
-            patch.setenv(name, value)
-        done = run_worker(["--role", "prefill", "--state-url", "unix:///nowhere/redis.sock", *given])
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
-    assert words in done.stderr
-    assert not discovery.exists()
+    ended = start(["--role", "prefill", "--state-url", "unix:///nowhere/redis.sock", *given])
+    assert (ended.code, len(ended.output.strip().splitlines())) == (2, 1), ended.output
+    assert words in ended.output
+    assert not start.discovery.exists()
 
 
 def test_wrong_settings_object_is_refused(model_folder: Path) -> None:
@@ -94,9 +115,9 @@ def test_wrong_settings_object_is_refused(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["modelled", "sglang"])
-def test_help_describes_every_flag(engine: str) -> None:
-    done = run_worker(["--engine", engine, "--help"])
-    assert done.returncode == 0, done.stderr
-    assert "--kv-timeout-s" in done.stdout
-    assert "--page-size" in done.stdout
-    assert ("--time-scale" in done.stdout) == (engine == "modelled")
+def test_help_describes_every_flag(start: Start, engine: str) -> None:
+    ended = start(["--engine", engine, "--help"])
+    assert ended.code == 0, ended.output
+    for flag in ("--kv-timeout-s", "--page-size"):
+        assert flag in ended.output
+    assert ("--time-scale" in ended.output) == (engine == "modelled")

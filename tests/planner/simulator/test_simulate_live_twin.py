@@ -22,10 +22,10 @@ from ampd.types import Parallelism, PrefillTask, Role
 from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import SimulatedRound
+from tests.harness.driver import message
 from tests.memory_store import MemoryStore
 from tests.virtual_time import run_virtually
 from tests.workers.engines.modelled_lab import LocalPeers
-from tests.workers.live_lab import message
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import ModelFacts
 from workers.parts import WorkerParts

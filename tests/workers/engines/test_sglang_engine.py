@@ -26,14 +26,14 @@ from workers.engines.base import EngineError, EngineOutput, EngineRequest
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.workers.engines.sglang_pair import eventually, rid, run, text
+from tests.harness.sglang_pair import eventually, rid, run, text
 from workers.engines.sglang import SglangEngine, SglangSettings
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
 ]
 
 CONTEXT_TOKENS = 2048
@@ -50,8 +50,8 @@ def settings_of(model: Path, **changes: Any) -> SglangSettings:
     return SglangSettings(**{"model": model, "dtype": "float32", "device": "cpu", "max_total_tokens": 8000, **changes})
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(model: Path) -> AsyncIterator[SglangEngine]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(model: Path, forked: None) -> AsyncIterator[SglangEngine]:  # noqa: ARG001
     engine = SglangEngine(settings_of(model))
     try:
         await engine.start()

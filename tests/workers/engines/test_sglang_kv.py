@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from ampd.page_keys import page_keys
-from ampd.tiny_model import make_tiny_model
 from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineError, EngineRequest
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.workers.engines.sglang_pair import (
+from tests.harness.sglang_pair import (
     GREEDY,
     PAGE,
+    POOL_TOKENS,
+    STAGING_TOKENS,
     LocalPeers,
     Pair,
     Round,
     Script,
     SwitchedReader,
+    empty,
     eventually,
     local_round,
     play,
@@ -37,34 +36,14 @@ from tests.workers.engines.sglang_pair import (
     run,
     text,
 )
-from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang import SglangEngine
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
 ]
-
-POOL_TOKENS = 24_000
-STAGING_TOKENS = 8192
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    model: Path = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    settings = SglangSettings(
-        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, staging_tokens=STAGING_TOKENS
-    )
-    pair = Pair(SglangEngine(settings, SwitchedReader), SglangEngine(settings, SwitchedReader), LocalPeers())
-    try:
-        await pair.prefill.start()
-        await pair.decode.start()
-        pair.connect()
-        yield pair
-    finally:
-        await pair.prefill.stop()
-        await pair.decode.stop()
 
 
 async def one_engine(pair: Pair, script: Script) -> list[list[int]]:
@@ -72,17 +51,8 @@ async def one_engine(pair: Pair, script: Script) -> list[list[int]]:
     tokens, rounds = await play(script, lambda _: partial(local_round, pair, f"alone-{script.seed}"))
     assert rounds[0].decode.cached_tokens == 0
     await pair.decode.kv.release_session(f"alone-{script.seed}")
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
     return tokens
-
-
-async def empty(pair: Pair) -> None:
-    """Leave both engines without pins and without cache."""
-    for engine in (pair.prefill, pair.decode):
-        for session in (await engine.kv.stats())["sessions"]:
-            await engine.kv.release_session(session)
-        manager: Any = engine._engine.tokenizer_manager
-        assert (await manager.flush_cache()).success
 
 
 def route(pair: Pair, kind: str, session: str, number: int) -> Any:
@@ -97,7 +67,7 @@ async def test_every_route_gives_the_tokens_of_one_engine(pair: Pair, kind: str)
     tokens, rounds = await play(script, lambda number: route(pair, kind, kind, number))
     assert tokens == alone
     check_nothing_computed_twice(script, rounds)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 def check_nothing_computed_twice(script: Script, rounds: list[Round]) -> None:
@@ -128,14 +98,14 @@ async def test_pages_that_were_not_moved_change_the_tokens(pair: Pair, monkeypat
     assert tokens != alone
     # The engines did take those pages for the history: what failed is the content, not the books.
     assert rounds[1].decode.prompt_tokens - rounds[1].decode.cached_tokens <= PAGE + 1
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_a_rewritten_context_keeps_its_valid_prefix(pair: Pair) -> None:
     first = text(31, 600)
     rewritten = first[:400] + text(32, 300)
     alone = await run(pair.decode, "alone", rewritten, 12)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
     one = await remote_round(pair, "s", first, 12)
     assert one.decode.cached_tokens >= len(first) - PAGE
     two = await remote_round(pair, "s", rewritten, 12)
@@ -143,7 +113,7 @@ async def test_a_rewritten_context_keeps_its_valid_prefix(pair: Pair) -> None:
     assert two.prefill is not None
     assert 400 - PAGE < two.prefill.cached_tokens <= 400
     assert await pair.decode.kv.held_tokens("s") == (len(rewritten) + 11) // PAGE * PAGE
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def failing(kind: str, worker_id: str, request: KvRequest) -> None:
@@ -159,7 +129,7 @@ async def failing(kind: str, worker_id: str, request: KvRequest) -> None:
 async def test_a_failed_read_is_recomputed(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     prompt = text(41, 500)
     alone = await run(pair.decode, "alone", prompt, 12)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
     await run(pair.decode, "s", prompt, 1)
     monkeypatch.setattr(pair.peers, "before", partial(failing, kind))
     request_id = rid()
@@ -171,7 +141,7 @@ async def test_a_failed_read_is_recomputed(pair: Pair, monkeypatch: pytest.Monke
     assert output.cached_tokens == 0
     monkeypatch.undo()
     await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +153,7 @@ async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.M
     assert fetched.error is not None
     assert "fingerprint differs" in fetched.error
     assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_what_does_not_fit_into_staging_is_recomputed(pair: Pair) -> None:
@@ -200,7 +170,7 @@ async def test_what_does_not_fit_into_staging_is_recomputed(pair: Pair) -> None:
     output = await run(pair.prefill, "s", prompt, 4, request_id)
     assert output.cached_tokens == STAGING_TOKENS
     await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_unused_pages_leave_staging(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +185,7 @@ async def test_unused_pages_leave_staging(pair: Pair, monkeypatch: pytest.Monkey
     assert pair.prefill.kv.staging_free_tokens < STAGING_TOKENS
     assert (await pair.prefill.kv.fetch(rid(), "t", [1, 2], "D", 5.0)).tokens == 0
     assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_releasing_sessions_empties_pins_and_pool(pair: Pair) -> None:
@@ -232,17 +202,17 @@ async def test_releasing_sessions_empties_pins_and_pool(pair: Pair) -> None:
     assert (await pair.decode.kv.stats())["tokens"] == 0
     assert pair.decode.load().kv_used_tokens == 0
     # The pool itself is free again: a flush is refused while anything is locked, and all of it can be used.
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
     whole = text(89, POOL_TOKENS - 200)
     assert len((await run(pair.decode, "", whole, 2)).token_ids) == 2
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_a_release_unlocks_the_released_pages_and_no_others(pair: Pair) -> None:
     kept, gone = text(95, 640), text(96, 640)
     script = kept + text(97, 60)
     alone = await run(pair.decode, "alone", script, 12)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
     await run(pair.decode, "kept", kept, 1)
     await run(pair.decode, "gone", gone, 1)
     assert await pair.decode.kv.release_session("gone") == 640
@@ -252,7 +222,7 @@ async def test_a_release_unlocks_the_released_pages_and_no_others(pair: Pair) ->
     assert one.to_prefill is not None
     assert one.to_prefill.tokens == 640
     assert one.tokens == alone.token_ids
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> None:
@@ -263,7 +233,7 @@ async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> Non
     prompt = shared + text(93, 100) + text(94, 50)
     fetched = await pair.prefill.kv.fetch(rid(), "second", prompt, "D", 5.0)
     assert fetched.tokens == 420 // PAGE * PAGE
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_the_budget_holds_under_many_sessions(pair: Pair) -> None:
@@ -276,12 +246,12 @@ async def test_the_budget_holds_under_many_sessions(pair: Pair) -> None:
     assert list(sessions) == [f"s{number:02}" for number in range(24 - len(sessions), 24)]
     assert len(sessions) == budget // (1003 // PAGE * PAGE)
     await eventually(lambda: pair.held["D"]["s00"] == 0)
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
     prompt = text(131, 400)
-    stream: Any = pair.decode.generate(EngineRequest(rid(), "s", prompt, 20_000, GREEDY))
+    stream: Any = pair.decode.generate(EngineRequest(rid(), "s", prompt, 5000, GREEDY))
     for _ in range(3):
         await anext(stream)
     assert pair.decode.load().running_requests == 1
@@ -294,7 +264,7 @@ async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
     await pair.decode.kv.release_session("s")
     await eventually(lambda: emptied(pair.decode))
     assert time.monotonic() - started_s < 10.0
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def emptied(engine: SglangEngine) -> bool:
@@ -308,14 +278,26 @@ async def test_parallel_sessions_on_both_routes(pair: Pair) -> None:
         *(play(script, partial(route, pair, "alternating", f"s{script.seed}")) for script in scripts)
     )
     assert [tokens for tokens, _ in played] == alone
-    await empty(pair)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_a_killed_peer_means_recompute(pair: Pair) -> None:
-    """Last of the module: the prefill engine does not survive it."""
     prompt = text(151, 800)
     alone = await run(pair.decode, "alone", prompt, 12)
-    await empty(pair)
+    await empty(pair.decode)
+    with_victim = Pair(SglangEngine(pair.prefill._settings), pair.decode, LocalPeers())
+    victim = with_victim.prefill
+    try:
+        await victim.start()
+        with_victim.connect()
+        await a_peer_is_killed(with_victim, prompt, alone.token_ids)
+    finally:
+        await victim.stop()
+        pair.connect()
+    await empty(pair.decode)
+
+
+async def a_peer_is_killed(pair: Pair, prompt: list[int], expected: list[int]) -> None:
     await run(pair.prefill, "s", prompt, 1)
     lease = await pair.peers.call("P", KvRequest(op="lease", keys=page_keys(prompt, PAGE), ttl_s=30.0), 5.0)
     for process in pair.prefill._processes:
@@ -333,6 +315,6 @@ async def test_a_killed_peer_means_recompute(pair: Pair) -> None:
     assert fetched.tokens == 0
     assert fetched.error
     output = await run(pair.decode, "s", prompt, 12, request_id)
-    assert output.token_ids == alone.token_ids
+    assert output.token_ids == expected
     with pytest.raises(EngineError, match="ended"):
         await run(pair.prefill, "s", prompt, 1)

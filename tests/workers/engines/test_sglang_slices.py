@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +13,21 @@ import pytest_asyncio
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Slice, SlicingPolicy
 from ampd.policies.registry import create
-from ampd.tiny_model import make_tiny_model
 from ampd.types import PrefillTask, RunningRound
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.workers.engines.sglang_pair import GREEDY, LocalPeers, eventually, text
+from tests.harness.sglang_pair import GREEDY, LocalPeers, Pair, empty, eventually, idle, text
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Script, message, out, script
-from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang import SglangEngine
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
 ]
 
 MODEL = load_performance_model("tiny-cpu")
@@ -37,15 +35,12 @@ PROMPT = text(5, 700)
 OUTPUT_TOKENS = 24
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangEngine]:
-    model: Path = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    engine = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=24_000))
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.stop()
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(pair: Pair) -> AsyncIterator[SglangEngine]:
+    """The pair's decode engine, which tests connect to peers of their own."""
+    yield pair.decode
+    await empty(pair.decode)
+    pair.connect()
 
 
 class TokenBetween(Script):
@@ -86,13 +81,6 @@ class Worker:
         async with aclosing(self.rounds.generate(request)) as chunks:
             async for chunk in chunks:
                 self.other += chunk["token_ids"]
-
-
-async def empty(engine: SglangEngine) -> None:
-    for session in (await engine.kv.stats())["sessions"]:
-        await engine.kv.release_session(session)
-    manager: Any = engine._engine.tokenizer_manager
-    assert (await manager.flush_cache()).success
 
 
 async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(engine: SglangEngine) -> None:
@@ -143,9 +131,3 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(engine: SglangEn
     assert await engine.kv.release_session("leaver") == 240
     await eventually(lambda: idle(engine))
     await empty(engine)
-
-
-async def idle(engine: SglangEngine) -> bool:
-    """Nothing runs in SGLang any more, so that its cache can be emptied."""
-    manager: Any = engine._engine.tokenizer_manager
-    return bool((await manager.flush_cache()).success)

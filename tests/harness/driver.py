@@ -1,119 +1,70 @@
-"""Worker processes on real Dynamo and real Redis, and a driver that plays the coordinator."""
+"""A driver that plays the coordinator: it calls the workers of a graph by Dynamo, and reads the shared state."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
+import pytest
 from dynamo.runtime import Client, Context, DistributedRuntime
 
-from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, GenerateRequest, PrefillRequest
-
-SLOW = {
-    "workers": [
-        {
-            "tp": 1,
-            "prefill": {
-                "history_s_per_token": 0,
-                "segments": [
-                    {"from_incr_tokens": 0, "alpha_s": 0.01, "beta_s_per_token": 0.0, "gamma_s_per_token2": 0},
-                    {"from_incr_tokens": 1000, "alpha_s": 60.0, "beta_s_per_token": 0.0, "gamma_s_per_token2": 0},
-                ],
-            },
-            "decode": {
-                "context_s_per_token": 0,
-                "segments": [{"from_batch": 0, "alpha_s": 0.01, "beta_s_per_sequence": 0}],
-            },
-        }
-    ],
-    "kv_transfers": [
-        {
-            "tp_source": 1,
-            "tp_target": 1,
-            "segments": [
-                {"from_tokens": 0, "alpha_s": 0.001, "beta_s_per_token": 0},
-                {"from_tokens": 1000, "alpha_s": 60.0, "beta_s_per_token": 0},
-            ],
-        }
-    ],
-}
-"""Times that hang: whatever has 1000 tokens or more takes a minute; everything else is quick."""
+from tests.harness.graph import Graph, performance_model
 
 
-def dynamo_environment(folder: Path) -> dict[str, str]:
-    return {
-        "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(folder),
-        "DYN_REQUEST_PLANE": "tcp",
-        "DYN_EVENT_PLANE": "zmq",
-        "DYN_LOG": "warn",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-@contextmanager
-def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Whatever is put in the list ends with the block."""
-    started: list[subprocess.Popen[str]] = []
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.communicate()
+def slow_model(folder: Path) -> Path:
+    """Times that hang: whatever has 1000 tokens or more takes a minute; everything else is quick."""
+    document = performance_model(prefill_s=0.01, long_prefill_s=60.0, step_s=0.01)
+    transfers = [{"from_tokens": start, "alpha_s": s, "beta_s_per_token": 0} for start, s in ((0, 0.001), (1000, 60.0))]
+    document["kv_transfers"][0]["segments"] = transfers
+    path = folder / "slow.json"
+    path.write_text(json.dumps(document))
+    return path
 
 
 @dataclass
-class Graph:
-    """The driver: starts workers, calls them, reads the shared state.
+class Driver:
+    """Starts workers, calls them, reads the shared state.
 
     Attributes:
         runtime: Dynamo in this process.
-        flags: what every worker is started with.
+        perf: the performance model of every worker.
     """
 
+    graph: Graph
     runtime: DistributedRuntime
     store: StateStore
-    namespace: str
-    flags: Sequence[str]
-    started: list[subprocess.Popen[str]]
+    perf: Path
     clients: dict[str, Client] = field(default_factory=dict)
 
-    async def start(self, role: Role, *flags: str) -> tuple[str, subprocess.Popen[str]]:
+    async def start(self, role: Role, *flags: str, module: str = "workers") -> str:
         """Start one worker; returns its id when it is in the shared state and can be called."""
         before = {view.worker_id for view in await self.store.snapshot()}
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "workers", "--role", role.value, *self.flags, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=dict(os.environ),
-        )
-        self.started.append(process)
+        name = self.graph.start_worker(role, self.perf, *flags, module=module)
         (worker_id,) = await self.until(lambda views: {view.worker_id for view in views} - before)
+        self.graph.processes[worker_id] = name
+        await self.until_called(worker_id)
+        return str(worker_id)
+
+    async def until_called(self, worker_id: str) -> None:
+        """Wait until a worker can be called."""
         for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT):
             client = await self.client(name)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 while int(worker_id, 16) not in client.instance_ids():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        return worker_id, process
 
     async def client(self, endpoint: str) -> Client:
         if endpoint not in self.clients:
-            path = f"{self.namespace}.{COMPONENT}.{endpoint}"
+            path = f"{self.graph.namespace}.{COMPONENT}.{endpoint}"
             self.clients[endpoint] = await self.runtime.endpoint(path).client()
         return self.clients[endpoint]
 
@@ -167,19 +118,23 @@ def tokens(chunks: list[dict[str, Any]]) -> list[int]:
     return [token for chunk in chunks for token in chunk["token_ids"]]
 
 
+@contextmanager
+def dynamo_environment(graph: Graph) -> Iterator[None]:
+    """The graph's environment for Dynamo in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in graph.environment.items():
+            patch.setenv(name, value)
+        yield
+
+
 @asynccontextmanager
-async def graph(folder: Path, state_url: str, flags: Sequence[str]) -> AsyncIterator[Graph]:
-    """A driver with Dynamo's file discovery under `folder`; its environment must be set already."""
-    assert os.environ["DYN_FILE_KV"] == str(folder)
-    namespace = f"t{uuid4().hex[:8]}"
-    runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
-    store = await open_store(state_url, namespace)
-    with processes() as started:
+async def driving(graph: Graph) -> AsyncIterator[Driver]:
+    """A driver in the graph, with Dynamo in this process."""
+    with dynamo_environment(graph):
+        runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
+        store = await graph.store()
         try:
-            every = ["--dyn-namespace", namespace, "--state-url", state_url, *flags]
-            yield Graph(runtime, store, namespace, every, started)
+            yield Driver(graph, runtime, store, slow_model(graph.folder))
         finally:
-            for process in started:
-                process.send_signal(signal.SIGKILL)
             await store.close()
             runtime.shutdown()

@@ -8,18 +8,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineOutput, EngineRequest
-from workers.engines.sglang import SglangEngine
+from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.kv.exchange import KvFetch
 from workers.kv.layout import Descriptor
 from workers.kv.nixl_transport import NixlReader
 
 PAGE = 16
+POOL_TOKENS = 8000
+STAGING_TOKENS = 2048
 TIMEOUT_S = 10.0
+
+
+def pair_settings(model: Path) -> SglangSettings:
+    """What each engine of the pair runs."""
+    return SglangSettings(
+        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, staging_tokens=STAGING_TOKENS
+    )
 
 
 class SwitchedReader(NixlReader):
@@ -74,6 +84,20 @@ class Round:
     prefill: EngineOutput | None = None
     to_prefill: KvFetch | None = None
     to_decode: KvFetch | None = None
+
+
+async def empty(*engines: SglangEngine) -> None:
+    """Leave the engines without pins and without cache."""
+    for engine in engines:
+        for session in (await engine.kv.stats())["sessions"]:
+            await engine.kv.release_session(session)
+        await eventually(lambda engine=engine: idle(engine))
+
+
+async def idle(engine: SglangEngine) -> bool:
+    """Nothing runs in SGLang any more, so that its cache can be emptied; it is empty then."""
+    manager: Any = engine._engine.tokenizer_manager
+    return bool((await manager.flush_cache()).success)
 
 
 def rid() -> str:

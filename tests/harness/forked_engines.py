@@ -1,0 +1,64 @@
+"""SGLang engines that start in seconds: a server imports SGLang once and forks their processes.
+
+SGLang spawns its scheduler and its detokenizer, and each of them imports SGLang again, which takes most of a minute.
+While `forked_engines` is open, Python's own fork server starts them instead. There is no CUDA in these tests, so a fork
+after the imports is safe.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, popen_forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from workers.engines.sglang_plugin import ENGINE_FLAG
+
+_PRELOADED = (
+    "tests.harness.forked_engines",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "workers.kv.linker",
+    "workers.kv.nixl_transport",
+)
+
+
+@contextmanager
+def forked_engines() -> Iterator[None]:
+    """Start the server and let it fork what SGLang spawns; the server ends with the test process."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The server reads both at its imports, as an engine would that imports SGLang itself.
+        patch.setenv(ENGINE_FLAG, "1")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        multiprocessing.set_forkserver_preload(list(_PRELOADED))
+        # A scheduler that fails to start sends SIGQUIT to its parent, which is the server now.
+        before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGQUIT, before)
+        patch.setattr(multiprocessing.Process, "_Popen", staticmethod(_fork))
+        # SGLang asks for "spawn" before each start.
+        patch.setattr(multiprocessing, "set_start_method", lambda *_args, **_options: None)
+        yield
+
+
+def _fork(process: BaseProcess) -> popen_forkserver.Popen:
+    started: Any = process
+    started._target, started._args = _with_environment, (dict(os.environ), started._target, *started._args)
+    return popen_forkserver.Popen(process)
+
+
+def _with_environment(environment: dict[str, str], target: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Run in the forked process, which has the environment of the server."""
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    target(*args, **options)

@@ -1,0 +1,41 @@
+"""One pair of SGLang engines per session, started by forking."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from ampd.tiny_model import make_tiny_model
+from tests.harness.forked_engines import forked_engines
+
+if TYPE_CHECKING:
+    from tests.harness.sglang_pair import Pair
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[None]:
+    """SGLang's processes are forked from a server that has imported it."""
+    with forked_engines():
+        yield
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pair(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncIterator[Pair]:  # noqa: ARG001
+    """A prefill and a decode worker's engine for all tests that leave them whole."""
+    # Not at the top: NIXL and SGLang may be absent.
+    from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedReader, pair_settings
+    from workers.engines.sglang import SglangEngine
+
+    settings = pair_settings(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    pair = Pair(SglangEngine(settings, SwitchedReader), SglangEngine(settings, SwitchedReader), LocalPeers())
+    try:
+        await pair.prefill.start()
+        await pair.decode.start()
+        pair.connect()
+        yield pair
+    finally:
+        await pair.prefill.stop()
+        await pair.decode.stop()
