@@ -1,4 +1,4 @@
-"""The model folder that every process reads: what it must hold."""
+"""Checks the model folder that every process reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.jso
 
 
 def check_model_folder(folder: Path, prog: str) -> Path:
-    """The folder made absolute, if it is a model in Hugging Face layout with its tokenizer; weights are not looked for.
+    """The absolute path of a model folder in Hugging Face layout with its tokenizer. Weights are not checked.
 
     Raises:
-        UserError: it is not; the line starts with `prog` and says how to mend it.
+        UserError: it is not such a folder; the line starts with `prog` and tells how to fix it.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():

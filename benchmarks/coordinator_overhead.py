@@ -28,7 +28,7 @@ import httpx
 from ampd.cli.serve.checks import claim_port
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.cli.serve.ready import wait_until_ready
+from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
@@ -95,7 +95,9 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[s
     store = await open_store(redis_url, "with")
     for name, url in urls.items():
         expected, coordinators = ({Role.DECODE: 1}, 1) if name == "with" else ({}, 0)
-        await wait_until_ready(store, url, _MODEL, expected, supervisor.ended, _START_S, lambda _: None, coordinators)
+        await wait_until_ready(
+            store, Expected(url, _MODEL, expected, coordinators), supervisor.ended, _START_S, lambda _: None
+        )
     await store.close()
     return urls
 

@@ -1,4 +1,4 @@
-"""What a coordinator publishes of itself."""
+"""The published state of a coordinator."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ampd.types import Slo
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorView:
-    """What a coordinator says of itself, for those who look on; no decision reads it.
+    """The state that a coordinator publishes for viewers such as `ampd top`. No decision reads it.
 
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.
-        slo: the targets of rounds that bring none of their own.
+        slo: the targets of rounds without their own.
         routing, binding, pools: the policies by which it decides.
         rounds_in_progress: rounds that it serves now.
-        is_leading: it assigns the workers' roles (with pools that never change, nobody does).
-        is_state_heard: the events of the shared state arrive here; otherwise it decides by its last view.
+        is_leading: it assigns the workers' roles (with static pools no coordinator does).
+        is_state_heard: it is connected to the shared state; otherwise it decides by its last view.
         state_losses: times that it lost the shared state since it started.
-        window: the rounds that ended there lately.
+        window: the rounds that ended there in the last minute.
     """
 
     coordinator_id: str

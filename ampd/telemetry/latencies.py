@@ -1,4 +1,4 @@
-"""Many latencies in little room: counts in buckets that grow by a fixed factor, so that several processes' add up."""
+"""Compact latency histograms: buckets grow by a fixed factor, so histograms of several processes can be added."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 ERROR = 0.01
-"""A quantile is off by at most this share of itself (buckets as in DDSketch, Masson et al., VLDB 2019)."""
+"""Largest relative error of a quantile (buckets as in DDSketch, Masson et al., VLDB 2019)."""
 
 _GROWTH = (1 + ERROR) / (1 - ERROR)
 _LOG_GROWTH = math.log(_GROWTH)
@@ -15,7 +15,7 @@ _LEAST_S, _MOST_S = 1e-6, 1e6
 
 
 def bucket_of(value_s: float) -> int:
-    """The bucket that a latency falls into; anything below a microsecond counts as one."""
+    """The bucket of a latency. Latencies below one microsecond count as one microsecond."""
     return math.ceil(math.log(min(max(value_s, _LEAST_S), _MOST_S)) / _LOG_GROWTH)
 
 
@@ -25,7 +25,7 @@ class Latencies:
 
     Attributes:
         total_s: their exact sum in seconds.
-        buckets: bucket -> how many fell into it.
+        buckets: bucket -> number of latencies in it.
     """
 
     total_s: float = 0.0
@@ -33,7 +33,7 @@ class Latencies:
 
     @classmethod
     def of(cls, values_s: Iterable[float]) -> Latencies:
-        """These latencies, in seconds."""
+        """The histogram of these latencies."""
         total_s, buckets = 0.0, dict[int, int]()
         for value_s in values_s:
             total_s += value_s
@@ -43,7 +43,7 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of latencies."""
         return sum(self.buckets.values())
 
     @property

@@ -1,4 +1,4 @@
-"""What became of the rounds of the last seconds, in a form that several coordinators' words add up in."""
+"""Results of the rounds of the last seconds, in a form in which those of several coordinators can be added."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ampd.telemetry.latencies import Latencies
 
 @dataclass(frozen=True, slots=True)
 class ServedWindow:
-    """The rounds that ended within a window, however they ended.
+    """The rounds that ended within a window, with any outcome.
 
     Attributes:
         length_s: of the window.
-        span_s: how much of the window there was anybody to count; rates divide by it.
+        span_s: the part of the window during which a coordinator was running; rates divide by it.
         rounds: all that ended after they were placed at least once.
-        abandoned: of these, left by their client before anything could be said of them.
-        failed: of these, ended by an error.
-        met, met_ttft, met_itl: of these, with both targets met, with the one, with the other.
-        output_tokens: of the first choice of each.
+        abandoned: rounds that their client left before they could meet or miss a target.
+        failed: rounds that ended with an error.
+        met, met_ttft, met_itl: rounds that met both targets, the TTFT target, the ITL target.
+        output_tokens: sum over the first choice of each round.
         sessions_bound: sessions that were bound to a decode worker.
-        sessions_repinned: sessions that were moved to another one, because theirs was lost.
+        sessions_repinned: sessions that were moved to another worker because theirs was lost.
         routes: (route, reason) -> rounds.
         ttft_initial, ttft_incremental: TTFTs of rounds that bound their session, and of the others.
-        itl: mean gaps between a round's tokens, one for each round.
+        itl: mean gap between tokens, one value per round.
     """
 
     length_s: float = 0.0
@@ -47,12 +47,12 @@ class ServedWindow:
 
     @property
     def judged(self) -> int:
-        """Rounds that met or missed their targets: what attainment is a share of."""
+        """Rounds that met or missed their targets: the denominator of attainment."""
         return self.rounds - self.abandoned
 
 
 def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
-    """All rounds of the windows, as if one process had counted them; lengths and spans are the longest ones'."""
+    """The sum of the windows, with the longest length and span."""
     parts = tuple(windows)
     routes: Counter[tuple[str, str]] = Counter()
     for part in parts:

@@ -1,4 +1,4 @@
-"""Checks of `ampd serve` before anything is started: each failure is one line that says how to mend it."""
+"""Checks of `ampd serve` before anything is started. Each failure is one line with the way to fix it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ampd.types import Parallelism
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY = "anon_inode:inotify"
 _WATCHES_PER_PROCESS = 7
-"""Counted: 6 a worker, 8 a coordinator, 5 the frontend."""
+"""Measured: 6 per worker, 8 per coordinator, 5 for the frontend."""
 
 
 def check_policies(settings: ServeSettings) -> None:
-    """Refuse names of policies that do not exist, naming those that do."""
+    """Refuse unknown names of policies; the error lists the known ones."""
     for kind in ("binding", "routing", "ordering", "slicing", "pools"):
         registry.create_named(kind, getattr(settings, kind))
 
 
 def check_perf(name_or_path: str, tp: int) -> None:
-    """Refuse a performance model that is not there, does not read, or does not know the workers' parallelism."""
+    """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
     theta = Parallelism(tp)
     load_performance_model(name_or_path).require([theta], [theta])
 
@@ -43,9 +43,9 @@ def check_engine(engine: EngineName) -> None:
 
 
 def check_watches(processes: int) -> None:
-    """Refuse a graph with more processes than the kernel has file watches left for: Dynamo's file discovery needs them.
+    """Refuse a graph that needs more inotify instances for Dynamo's file discovery than the kernel has left.
 
-    A process without a watch sees nobody, and ends or waits without a word that says why.
+    A process without one finds no other process. It ends or waits without an error message.
     """
     try:
         limit = int(_WATCH_LIMIT.read_text())
@@ -61,7 +61,7 @@ def check_watches(processes: int) -> None:
 
 
 def _used_watches() -> int:
-    """Inotify instances of the processes that we may look into: our own user's."""
+    """Inotify instances of this user's processes."""
     return sum(_is_watch(entry) for folder in Path("/proc").glob("[0-9]*/fd") for entry in _entries(folder))
 
 

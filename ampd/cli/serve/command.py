@@ -1,4 +1,4 @@
-"""The body of `ampd serve`: checks, Redis, processes, the line that says it is ready, and the end of it all."""
+"""The body of `ampd serve`: checks the call, starts Redis and the processes, and stops them at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ampd.cli.serve.graph import FRONTEND, GraphSite, graph_processes
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, write_targets
 from ampd.cli.serve.processes import Supervisor
-from ampd.cli.serve.ready import wait_until_ready
+from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, STATIC_POOLS, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
@@ -71,7 +71,7 @@ def _state_url(settings: ServeSettings) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _log_dir(settings: ServeSettings) -> Iterator[Path]:
-    """The folder for logs; a temporary one is kept when the graph failed, for the error names a file in it."""
+    """The folder for logs. A temporary folder is kept after a failure because the error names a file in it."""
     chosen = Path(settings.log_dir) if settings.log_dir else Path(tempfile.mkdtemp(prefix="ampd-logs-"))
     chosen.mkdir(parents=True, exist_ok=True)
     yield chosen
@@ -91,7 +91,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
     url = f"http://{settings.host}:{site.port}"
     if settings.state_url == EMBEDDED:
         register(
-            LocalGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_anywhere(settings.perf))
+            LocalGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_absolute(settings.perf))
         )
     try:
         specs = graph_processes(settings, site)
@@ -100,18 +100,10 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         for spec in specs:
             supervisor.start(spec)
-        expected = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
+        workers = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
+        expected = Expected(url, site.model_name, workers, settings.coordinators)
         ready = asyncio.create_task(
-            wait_until_ready(
-                store,
-                url,
-                site.model_name,
-                expected,
-                supervisor.ended,
-                settings.start_timeout_s,
-                _progress,
-                settings.coordinators,
-            )
+            wait_until_ready(store, expected, supervisor.ended, settings.start_timeout_s, _progress)
         )
         interrupted = asyncio.create_task(stopped.wait())
         await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,8 +120,8 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         await store.close()
 
 
-def _anywhere(name_or_path: str) -> str:
-    """A performance model's name, or its path so that it holds in any folder."""
+def _absolute(name_or_path: str) -> str:
+    """The name of a performance model, or the absolute path of its file."""
     return str(Path(name_or_path).resolve()) if Path(name_or_path).is_file() else name_or_path
 
 
@@ -143,7 +135,7 @@ def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Pat
 
 
 async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: asyncio.Event) -> None:
-    """Return when asked to stop; report processes that end, and fail when the graph can no longer serve."""
+    """Report processes that end. Return at a stop signal, and fail when the graph can no longer serve."""
     reported: set[str] = set()
     while not stopped.is_set():
         ended = supervisor.ended()
@@ -157,6 +149,7 @@ async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: async
 
 
 def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
+    """The part of the graph without which it cannot serve and of which no process is left."""
     counts = Counter(name.split("-")[0] for name in ended)
     if counts["frontend"]:
         return "frontend"

@@ -27,19 +27,19 @@ class DemoSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What one engine's demo starts and replays, and how to take its figures."""
+    """The demo of one engine: flags of `ampd serve` and `ampd replay`, and a note on the figures."""
 
     serve: tuple[str, ...]
     replay: tuple[str, ...]
-    meaning: str
+    note: str
 
 
 SCENES = {
     EngineName.SGLANG: _Scene(
         serve=("--prefill", "1", "--decode", "1", "--ttft", "1.5", "--itl", "0.2"),
         replay=("--limit", "12", "--ttft", "1.5", "--itl", "0.2", "--time-scale", "0.2"),
-        meaning="real engines on a tiny random model: the figures show that the graph works and how long this machine "
-        "takes; on a CPU that others use, too, targets are missed",
+        note="real engines on a tiny random model: the figures show that the graph works and how long this machine "
+        "takes; on a busy CPU targets are missed",
     ),
     EngineName.MODELLED: _Scene(
         serve=(
@@ -47,8 +47,8 @@ SCENES = {
             *("--ttft", "0.5", "--itl", "0.05"),
         ),
         replay=("--rate", "2", "--limit", "40", "--ttft", "0.5", "--itl", "0.05"),
-        meaning="the engines slept as long as the performance model says of Qwen3-32B on H20, four GPUs a worker; "
-        "all else is real",
+        note="the engines slept as long as the performance model says of Qwen3-32B on H20, four GPUs per "
+        "worker; everything else is real",
     ),
 }
 TRACE = "tau-bench-airline"
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
         replay = [TRACE, "--url", url, "--report", str(report), "--json", str(result), *scene.replay]
         print(f"$ ampd replay {' '.join(replay)}", flush=True)
         code = subprocess.run([*ampd_command("replay"), *replay], check=False).returncode
-    print(f"note: {scene.meaning}\nreport: {report}\nresult: {result}")
+    print(f"note: {scene.note}\nreport: {report}\nresult: {result}")
     return code
 
 

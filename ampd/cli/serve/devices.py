@@ -1,4 +1,4 @@
-"""Which GPUs, or how many CPU threads, each worker of a local graph gets."""
+"""Divides the GPUs or the CPU cores of this machine among the workers of a local graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker_environments(workers: int, tp: int, gpus: list[str], cpus: int) -> li
     """The environment that gives each of `workers` processes its devices.
 
     With GPUs each worker gets `tp` of them, in order; a single GPU may be shared by all workers of degree 1. Without
-    GPUs the CPU's cores are split evenly, so that engines do not fight for them.
+    GPUs the CPU's cores are split evenly, so that engines do not compete for them.
 
     Raises:
         UserError: fewer GPUs than `workers * tp`.

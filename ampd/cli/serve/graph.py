@@ -1,4 +1,4 @@
-"""What `ampd serve` starts: the graph's processes with their command lines, as a pure function of the settings."""
+"""The processes of a graph with their command lines and environments, computed from the settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRONTEND = "frontend"
 
 @dataclass(frozen=True, slots=True)
 class GraphSite:
-    """What is only known once the machine has been looked at.
+    """Facts about this machine that the command lines need.
 
     Attributes:
         model_path: the model folder.
@@ -26,7 +26,7 @@ class GraphSite:
         port: the frontend's port.
         discovery_dir: folder of Dynamo's file discovery.
         worker_env: device environment per worker, prefill workers first.
-        system_ports: for the metrics of workers and coordinators, in this order; empty: they have none.
+        system_ports: for the metrics of workers and coordinators, in this order; empty: no metrics.
     """
 
     model_path: Path
@@ -99,6 +99,6 @@ def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     flags = ["--http-host", settings.host, "--http-port", str(site.port), "--router-mode", "round-robin"]
     flags += ["--namespace", settings.namespace]
     if settings.coordinators > 1:
-        # A replica remembers its sessions' contexts; any replica can serve any round, this only saves a question.
+        # A replica remembers its sessions' contexts. Any replica can serve any round; affinity only saves a KV query.
         flags += ["--router-session-affinity-ttl-secs", str(int(settings.session_ttl_s))]
     return python_module("dynamo.frontend", flags)

@@ -1,4 +1,4 @@
-"""Where the metrics of a local graph are: a port for each process, and a file that names them for Prometheus."""
+"""Metrics of a local graph: a port per process, and a file that lists the ports for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ampd.telemetry.metrics.system import HIGHEST_PORT, HOST_VARIABLE, OFF, PORT
 _LOWEST_PORT = 20000
 _TRIES = 1000
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a process on this machine finds one that listens on all addresses."""
+"""Loopback address for a server that listens on all addresses."""
 TARGETS_FILE = "metrics.json"
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Distinct ports that are free now, of those that Dynamo can open.
+    """Distinct ports that are free now and that Dynamo can open.
 
     Raises:
-        RunError: there are none.
+        RunError: there are not enough.
     """
     ports: list[int] = []
     with ExitStack() as stack:
@@ -41,17 +41,17 @@ def free_ports(host: str, count: int) -> tuple[int, ...]:
 
 
 def system_environment(host: str, port: int | None) -> dict[str, str]:
-    """What makes Dynamo open one process's system port; None: it opens none, whatever our own environment says."""
+    """Environment that opens the system port of a process; None: no port, even if our own environment has one."""
     if port is None:
         return {PORT_VARIABLE: str(OFF)}
     return {PORT_VARIABLE: str(port), HOST_VARIABLE: host}
 
 
 def write_targets(folder: Path, host: str, specs: Iterable[ProcessSpec], http_ports: Mapping[str, int]) -> Path:
-    """Write the file for Prometheus's `file_sd_configs`: one target a process, named in the label `process`.
+    """Write the file for Prometheus's `file_sd_configs`: one target per process, with its name in the label `process`.
 
     Args:
-        http_ports: processes whose metrics are at another port than the system port.
+        http_ports: name -> port of the processes whose metrics are not at the system port.
     """
     ports = {spec.name: http_ports.get(spec.name) or spec.env[PORT_VARIABLE] for spec in specs}
     host = _ANY.get(host, host)

@@ -1,4 +1,4 @@
-"""A small supervisor: starts the graph's processes, notices the first that dies, and leaves none behind."""
+"""A small supervisor: starts the graph's processes, reports those that end, and stops all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ampd.child_process import tied_to_parent
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process of the graph: a name for people, its command line and what it adds to the environment."""
+    """One process of the graph: its name in logs, its command line and its additional environment variables."""
 
     name: str
     argv: tuple[str, ...]
@@ -34,7 +34,7 @@ class _Child:
 class Supervisor:
     """Runs processes, each in its own process group and with its own log file.
 
-    A child gets SIGTERM when this process dies, however it dies; `stop` ends every group and waits for it.
+    A child gets SIGTERM when this process dies for any reason. `stop` ends every process group and waits for it.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -56,7 +56,7 @@ class Supervisor:
         self._children.append(_Child(spec, process, log))
 
     def ended(self) -> dict[str, str]:
-        """Name -> one line about every process that has ended by itself."""
+        """Name -> one line for each process that has ended by itself."""
         lines = {}
         for child in self._children:
             code = child.process.poll()
@@ -70,7 +70,7 @@ class Supervisor:
         return {child.spec.name: child.process.pid for child in self._children}
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """Ask every process to end, newest first, and kill what has not ended after `grace_s` seconds."""
+        """Send SIGTERM to every process, newest first, and kill the remaining ones after `grace_s` seconds."""
         for child in reversed(self._children):
             _signal_group(child.process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s

@@ -1,11 +1,12 @@
-"""Waiting until a local graph can serve: workers have their leases, the frontend the model and its coordinators."""
+"""Waits until a local graph can serve: workers have leases, and the frontend knows the model and its coordinators."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import httpx
 
@@ -18,48 +19,59 @@ _POLL_S = 0.2
 _REMIND_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The graph that should become ready; `url`: its frontend."""
+
+    url: str
+    model_name: str
+    workers: Mapping[Role, int]
+    coordinators: int = 1
+
+
 async def wait_until_ready(
     store: StateStore,
-    url: str,
-    model_name: str,
-    expected: dict[Role, int],
+    expected: Expected,
     ended: Callable[[], dict[str, str]],
     timeout_s: float,
     progress: Callable[[str], None],
-    coordinators: int = 1,
 ) -> None:
-    """Return when `expected` workers hold leases and the frontend at `url` has `model_name` and its `coordinators`.
+    """Return when the expected graph can serve.
+
+    Args:
+        ended: name -> one line for each process that has ended.
+        progress: gets a line about the missing parts when they change, and every 30 s.
 
     Raises:
-        RunError: a process died, or `timeout_s` passed; the line says what was still missing.
+        RunError: a process ended, or `timeout_s` passed; the line names the missing parts.
     """
-    begin_s = said_s = time.monotonic()
-    said = ""
-    async with httpx.AsyncClient(base_url=url, timeout=2.0) as client:
-        while missing := await _missing(store, client, model_name, expected, coordinators):
+    start_s = reported_s = time.monotonic()
+    reported = ""
+    async with httpx.AsyncClient(base_url=expected.url, timeout=2.0) as client:
+        while missing := await _missing(store, client, expected):
             for line in ended().values():
                 raise RunError(f"ampd serve: {line}")
             now_s = time.monotonic()
-            if now_s > begin_s + timeout_s:
+            if now_s > start_s + timeout_s:
                 raise RunError(f"ampd serve: not ready after {timeout_s:.0f} s; still missing: {missing}")
-            if missing != said or now_s > said_s + _REMIND_S:
-                progress(f"waiting for {missing}" + (f" ({now_s - begin_s:.0f} s)" if missing == said else ""))
-                said, said_s = missing, now_s
+            if missing != reported or now_s > reported_s + _REMIND_S:
+                progress(f"waiting for {missing}" + (f" ({now_s - start_s:.0f} s)" if missing == reported else ""))
+                reported, reported_s = missing, now_s
             await asyncio.sleep(_POLL_S)
 
 
-async def _missing(
-    store: StateStore, client: httpx.AsyncClient, model_name: str, expected: dict[Role, int], coordinators: int
-) -> str:
+async def _missing(store: StateStore, client: httpx.AsyncClient, expected: Expected) -> str:
     live = Counter(view.role for view in await store.snapshot())
     parts = []
-    if live.total() < sum(expected.values()):
-        # All of them may be there and have other roles by now.
-        parts = [f"{count - live[role]} {role} worker(s)" for role, count in expected.items() if live[role] < count]
-    if not await _lists_model(client, model_name):
+    if live.total() < sum(expected.workers.values()):
+        # With all workers alive, a pools policy may already have changed their roles.
+        parts = [
+            f"{count - live[role]} {role} worker(s)" for role, count in expected.workers.items() if live[role] < count
+        ]
+    if not await _lists_model(client, expected.model_name):
         parts.append("the model at the frontend")
-    elif (absent := coordinators - await _coordinators(client)) > 0:
-        # They enter discovery when they see a decode worker.
+    elif (absent := expected.coordinators - await _coordinators(client)) > 0:
+        # Coordinators enter discovery when a decode worker is alive.
         parts.append(f"{absent} coordinator(s) at the frontend")
     return ", ".join(parts)
 
@@ -73,9 +85,9 @@ async def _lists_model(client: httpx.AsyncClient, model_name: str) -> bool:
 
 
 async def _coordinators(client: httpx.AsyncClient) -> int:
-    """How many the frontend knows of (its /health lists the instances that it has discovered)."""
+    """Number of coordinators that the frontend has discovered (its /health lists the instances)."""
     try:
         instances = (await client.get("/health")).json()["instances"]
-        return sum(one["component"] == COORDINATOR_COMPONENT for one in instances)
+        return sum(instance["component"] == COORDINATOR_COMPONENT for instance in instances)
     except (httpx.HTTPError, ValueError, KeyError):
         return 0

@@ -1,4 +1,4 @@
-"""A graph as a child process: started with `ampd serve`, stopped at the end of the block."""
+"""Runs a graph as a child process: starts it with `ampd serve`, and stops it at the end of the block."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def ampd_command(command: str) -> list[str]:
 
 @contextmanager
 def running_graph(
-    flags: Sequence[str], say: Callable[[str], None], env: Mapping[str, str] | None = None
+    flags: Sequence[str], on_line: Callable[[str], None], env: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run `ampd serve` with these flags while the block runs; gives the frontend's URL.
 
-    `say` gets every line that the graph prints; `env`: its whole environment, default: ours.
+    `on_line` gets every line that the graph prints; `env`: its whole environment, default: ours.
 
     Raises:
-        RunError: it does not become ready.
+        RunError: the graph does not become ready.
     """
     graph = subprocess.Popen([*ampd_command("serve"), *flags], stdout=subprocess.PIPE, text=True, env=env)
     try:
-        yield _ready_url(graph, say)
+        yield _ready_url(graph, on_line)
     finally:
         _stop(graph)
         if graph.stdout is not None:
             graph.stdout.close()
 
 
-def _ready_url(graph: subprocess.Popen[str], say: Callable[[str], None]) -> str:
+def _ready_url(graph: subprocess.Popen[str], on_line: Callable[[str], None]) -> str:
     assert graph.stdout is not None
     for line in graph.stdout:
-        say(line.rstrip())
+        on_line(line.rstrip())
         if line.startswith("ready: "):
             return line.split()[1]
     raise RunError(f"the graph did not start (exit code {graph.wait()}); its last lines are above")

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them in a narrow column."""
+"""Short text for numbers in narrow columns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A number a second, with a digit after the point where that says something."""
+    """A number per second, with one decimal below 100."""
     return f"{value:.1f}" if value is not None and value < 99.95 else count(value)
 
 
@@ -65,5 +65,5 @@ def bar(share: float, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Words that came from clients or from the state, with everything replaced that could move a terminal's cursor."""
+    """Text from clients or from the state, without control characters that could move a terminal's cursor."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -190,7 +190,7 @@ LEASES_EXPIRED = Metric(
 LEADING = Metric(
     "ampd_leading",
     Kind.GAUGE,
-    "1 if this coordinator leads: it assigns the workers' roles. With pools that never change, nobody leads.",
+    "1 if this coordinator leads: it assigns the workers' roles. With pools that never change, no coordinator leads.",
     _COORDINATOR,
 )
 ROLE_ASSIGNMENTS = Metric(
