@@ -2,7 +2,9 @@
 #
 #   make demo                  the whole graph on this machine, a real trace replayed against it, a report
 #   make demo ENGINE=modelled  the same graph without engines (2 prefill, 4 decode workers)
-#   make test                  all tests; `make lint` and `make types` are the other two checks
+#   make test                  the tests of a working day; `make lint` and `make types` are the other two checks
+#   make test-fast             without engines and graphs
+#   make test-all              all tests, also those that take minutes
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,16 +16,19 @@ UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.
 DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 
-.PHONY: demo test test-fast lint types format constraints clean
+.PHONY: demo test test-fast test-all lint types format constraints clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
 	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

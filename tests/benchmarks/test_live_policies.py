@@ -78,6 +78,7 @@ def test_every_kind_of_policy_of_a_graph_is_switched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_contestants_alternate_on_a_live_graph_of_modelled_engines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from benchmarks.metrics_agreement import compared, later_than_measured, replayed
 from workloads.retime import retime
 from workloads.trace import load_trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 SLO = Slo(1.0, 5.0)
 """An ITL that no round misses: who attains is then a matter of the TTFT alone, where the clocks have an order."""

@@ -112,6 +112,7 @@ def _wait_gone(pids: list[int], seconds: float = 15.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ampd.cli.serve.demo", "--engine", "modelled", "--out", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
@@ -152,6 +153,7 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not() 
         _wait_gone(graph.tree)
 
 
+@pytest.mark.long
 def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path) -> None:
     with serving("--engine", "sglang", "--routing", "always-remote") as graph:
         result = replay(graph.url, tmp_path, "--limit", "2", "--time-scale", "0", "--ttft", "60", "--itl", "60")

@@ -260,6 +260,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 async def test_engine_processes_end_with_a_killed_worker(model: Path, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)

@@ -136,6 +136,8 @@ def test_a_modelled_engine_is_profiled_and_refitted_from_the_command_line(
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_real_engines_are_profiled(tmp_path: Path) -> None:
     pytest.importorskip("sglang")
     file = tmp_path / "profile.json"
