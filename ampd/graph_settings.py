@@ -1,4 +1,4 @@
-"""Settings that every process of a graph shares, so that coordinator and workers agree."""
+"""Settings that all processes of a graph share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampd.types import Slo
 
 
 class GraphSettings(Settings):
-    """What coordinator and workers of one graph must agree on."""
+    """Settings that coordinators and workers of a graph must agree on."""
 
     namespace: str = Field(
         "ampd",
@@ -44,5 +44,5 @@ class GraphSettings(Settings):
 
     @property
     def slo(self) -> Slo:
-        """The default targets of a round."""
+        """The targets of rounds that bring none of their own."""
         return Slo(ttft_s=self.ttft, itl_s=self.itl)

@@ -1,4 +1,4 @@
-"""Settings of every command: pydantic models whose fields are flags, environment variables and docs at once."""
+"""Settings of the commands: pydantic models whose fields define flags, environment variables and documentation."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OldFlag:
 class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
-    A field declared with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. One with
-    another alias has it as its flag and, behind `AMPD_`, as its variable. `old_flags` lists the flags of the previous
+    A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
+    alias uses the alias as its flag and, after `AMPD_`, as its variable. `old_flags` lists the flags of the previous
     version, by name as in `--name`. Each takes one value.
     """
 
@@ -70,13 +70,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What was given, then our part of the environment; nothing else is read."""
+        """The arguments, then the variables of this project; no other source."""
         del env_settings, dotenv_settings, file_secret_settings
         return init_settings, _OwnVariables(settings_cls)
 
 
 class _OwnVariables(EnvSettingsSource):
-    """The environment's `AMPD_*` and `DYN_*`: pydantic looks for aliases without a prefix, and `JSON` is not ours."""
+    """The variables `AMPD_*` and `DYN_*`. By itself pydantic reads aliases without a prefix, for example `JSON`."""
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         super().__init__(settings_cls)
@@ -131,7 +131,7 @@ def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) ->
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with its errors as one line for the dispatcher, not a usage page and an exit."""
+    """An argparse parser that raises its errors as one line instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")

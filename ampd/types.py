@@ -1,4 +1,4 @@
-"""The vocabulary shared by every room: tasks, worker views and decisions, all immutable and free of I/O."""
+"""The vocabulary of all packages: tasks, worker views and decisions. All are immutable and free of I/O."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PrefillTask:
         arrival_s: when the round was handed to the system, on the clock of the `now_s` that the policy is called with.
         slo: the round's targets.
         postponements: how often a later task of the same queue was run before this one.
-        session_missed: an earlier round of the session has missed a target, so that the session has.
+        session_missed: an earlier round of the session has missed a target, and with it the whole session.
     """
 
     task_id: str
@@ -86,11 +86,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RunningRound:
-    """One round of a decode batch, as its own worker knows it.
+    """One round of a decode batch, as its worker knows it.
 
     Attributes:
-        tokens: output tokens so far, the first one included.
-        elapsed_s: since the first token came out.
+        tokens: output tokens so far, including the first.
+        elapsed_s: seconds since the first token.
         itl_slo_s: the round's ITL target.
         context_tokens: its prompt and output so far.
     """
@@ -103,18 +103,18 @@ class RunningRound:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What a decision may know of one worker, as last heard.
+    """The knowledge about a worker that decisions may use, as of its last event.
 
     Attributes:
         worker_id: the Dynamo instance id, in hexadecimal.
-        role: what new work it is for; work of its old role may still be running after a change of roles.
-        lane: the part of its role's pool that it belongs to, where a pools policy divides it ("": no parts).
-        queue: prefills that wait there or run there, in queue order.
+        role: the kind of new work that it gets. After a change of roles, work of its old role may still run.
+        lane: the part of its role's pool that it belongs to, where a pools policy divides it; "" without parts.
+        queue: prefills that wait or run there, in queue order.
         ttft: windowed TTFT of the prefills that ran there.
         itl: windowed ITL of the decode batch (decode workers).
         decode_batch: sessions decoding now; `decode_context_tokens` is their total context.
         kv_used_tokens, kv_capacity_tokens: KV memory in tokens.
-        held_tokens: session id -> tokens of its context whose KV this worker holds.
+        held_tokens: session id -> tokens of the session's context whose KV this worker holds.
     """
 
     worker_id: str
@@ -146,12 +146,12 @@ class RouteEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """Where a round goes and why.
+    """The worker that prefills a round, and the reason.
 
     Attributes:
         worker_id: the worker that prefills: the decode worker itself if the route is local.
-        reason: a short stable word, for metrics and for people (`ttft-slack`, `itl-slack`, `cheapest`, ...).
-        estimates: what was compared, where the policy compared routes.
+        reason: a short stable word for metrics and logs (`ttft-slack`, `itl-slack`, `cheapest`, ...).
+        estimates: the compared routes, if the policy compared any.
     """
 
     route: Route

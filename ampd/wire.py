@@ -1,7 +1,7 @@
-"""Messages between coordinator and workers, as they travel through Dynamo (msgpack maps).
+"""Messages between coordinator and workers, which Dynamo sends as msgpack maps.
 
-Plain typed dictionaries: a prompt of 100,000 token ids must not be validated element by element on every hop.
-`request` fields hold the parts of Dynamo's preprocessed request that an engine needs, untouched.
+They are plain typed dictionaries, because validating each of 100,000 token ids on every hop would take too long. The
+fields called `request` hold the unchanged parts of Dynamo's preprocessed request that an engine needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ampd.types import PrefillTask, Slo
 Decoded = TypeVar("Decoded")
 
 COMPONENT = "worker"
-"""Dynamo component of all workers, whatever their role (a role can change at run time)."""
+"""Dynamo component of all workers of both roles, because a role can change at run time."""
 
 PREFILL_ENDPOINT = "prefill"
 GENERATE_ENDPOINT = "generate"
@@ -81,7 +81,7 @@ def from_fields(kind: type[Decoded], fields: Mapping[str, Any], **computed: Any)
 
 
 class PrefillRequest(TypedDict):
-    """To a prefill worker: prefill `token_ids`, of which `source_worker_id` holds the history."""
+    """To a prefill worker: prefill `token_ids`. The worker `source_worker_id` holds the KV of their history."""
 
     task: TaskMessage
     token_ids: list[int]
@@ -92,9 +92,9 @@ class PrefillRequest(TypedDict):
 class GenerateRequest(TypedDict):
     """To a decode worker: run the round.
 
-    With `source_worker_id` the increment's KV is at that prefill worker, `token_ids` ends with the first output token
-    and the worker fetches the pages before it admits the round. Without it the prefill is local and queues here.
-    `stop_conditions.max_tokens == 0` only takes the KV over, without decoding.
+    With a `source_worker_id`, that prefill worker holds the increment's KV and `token_ids` ends with the first output
+    token; the decode worker reads the pages before it admits the round. Without it, the prefill is local and queues
+    here. `stop_conditions.max_tokens == 0` only takes over the KV, without decoding.
     """
 
     task: TaskMessage
@@ -110,8 +110,9 @@ REPORT_KEY = "ampd"
 class RoundReport(TypedDict):
     """Measurements of a worker's part of a round; they travel in the last chunk under `REPORT_KEY`.
 
-    `slices`: calls of the engine that the prefill was cut into; left out if it ran whole. `decode_batch`,
-    `decode_context_tokens`: the rounds that still decode on this worker.
+    Attributes:
+        slices: calls of the engine for the prefill; left out if there was only one.
+        decode_batch, decode_context_tokens: the rounds that still decode on this worker.
     """
 
     held_tokens: int
@@ -140,9 +141,12 @@ class KvRequest(TypedDict):
 class KvReply(TypedDict):
     """Answer of a worker's KV endpoint.
 
-    `pages`: for `lease`, the positions of the longest prefix of `keys` that is held (its length is the answer of
-    `match` in `matched`). `descriptor`: what a transport needs to read those pages. `released_tokens`: answer of
-    `release_session`.
+    Attributes:
+        pages: for `lease`, the positions of the longest prefix of `keys` that the worker holds.
+        matched: for `match` and `lease`, the length of that prefix in pages.
+        descriptor: data with which a transport can read the leased pages.
+        released_tokens: for `release_session`, the tokens whose KV was released.
+        error: why the operation failed.
     """
 
     pages: NotRequired[list[int]]
@@ -158,18 +162,18 @@ _ENVELOPE = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def error_text(status: int, message: str) -> str:
-    """What a worker puts in the exception that it raises: Dynamo carries the text to the caller, not the class."""
+    """The text of an exception that a worker raises: Dynamo passes on the text of an exception, but not its class."""
     return f"ampd-error {status}: {message}"
 
 
 def parse_error(text: str) -> tuple[int, str] | None:
-    """The HTTP status and the message in the text of a failed call; None if no worker of ours wrote it."""
+    """The HTTP status and the message in the text of a failed call; None if the text is not one of `error_text`."""
     found = _ERROR.search(_unwrapped(text))
     return (int(found[1]), found[2].strip()) if found else None
 
 
 def _unwrapped(text: str) -> str:
-    """Dynamo hands an HttpError on as `Backend<Kind>: {"message": ..., "code": ...}`; anything else stays as it is."""
+    """The message of an HttpError, which Dynamo sends as `Backend<Kind>: {"message": ..., "code": ...}`, or `text`."""
     envelope = _ENVELOPE.search(text)
     try:
         fields = json.loads(envelope[0]) if envelope else None
