@@ -1,6 +1,6 @@
-"""A tiny random Llama with a tokenizer and a chat template: real engines run on it, and nothing is downloaded.
+"""A tiny random Llama with a tokenizer and a chat template, for real engines without a download.
 
-`python -m ampd.tiny_model --output FOLDER` makes one, for a pod or a script that wants it at a place of its own.
+`python -m ampd.tiny_model --output FOLDER` makes it in a folder of your choice.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class TinyModel:
 
 
 class TinyModelSettings(Settings):
-    """Make the tiny model: a small random Llama that any engine can serve. It is the same wherever it is made."""
+    """Make the tiny model: a small random Llama that any engine can serve. It is identical on every machine."""
 
-    output: Path = Field(description="Folder to make; left alone if a complete model is there.")
+    output: Path = Field(description="Folder to make; unchanged if it already holds a complete model.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,14 +127,14 @@ def tiny_model_path(sizes: TinyModel | None = None) -> Path:
 
 
 def make_tiny_model(directory: Path, sizes: TinyModel | None = None) -> Path:
-    """Write a model in Hugging Face's layout: config, weights, tokenizer, chat template; the same bytes for same sizes.
+    """Write a model in Hugging Face's layout: config, weights, tokenizer, chat template. Same sizes give the same bytes.
 
     The chat template takes tools in the Hermes / Qwen style (`<tool_call>` with JSON inside). Greedy output is
-    printable ASCII and never ends by itself: the output rows of all other tokens are zero.
+    printable ASCII and never ends by itself, because the output rows of all other tokens are zero.
 
     Args:
-        directory: made if it is missing; left alone if a complete model is there. Several processes may make the same
-            one at once: it appears as a whole.
+        directory: made if it is missing; unchanged if it holds a complete model. Several processes may make it at the
+            same time, because it appears as a whole.
 
     Returns:
         The directory.
@@ -150,7 +150,7 @@ def make_tiny_model(directory: Path, sizes: TinyModel | None = None) -> Path:
         save_file(_weights(sizes, tokenizer), draft / "model.safetensors", metadata={"format": "pt"})
         for name, content in _configs(sizes, tokenizer).items():
             (draft / name).write_text(json.dumps(content, indent=2) + "\n")
-        # Temporary folders and safetensors' files are for their maker only; a model may be served by another user.
+        # Temporary folders and safetensors' files are private to this user; another user may serve the model.
         draft.chmod(0o755)
         for file in draft.iterdir():
             file.chmod(0o644)
@@ -194,7 +194,7 @@ def _weights(sizes: TinyModel, tokenizer: Tokenizer) -> dict[str, np.ndarray[Any
     weights = {"model.embed_tokens.weight": matrix(sizes.vocab_size, hidden, hidden**0.5), "model.norm.weight": ones}
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}"
-        # Attention is made sharp and strong, so that a wrong page of the history changes the tokens that come out.
+        # Sharp and strong attention, so that a wrong page of the history changes the output tokens.
         weights[f"{prefix}.self_attn.q_proj.weight"] = matrix(queries, hidden, 2.0)
         weights[f"{prefix}.self_attn.k_proj.weight"] = matrix(keys, hidden, 2.0)
         weights[f"{prefix}.self_attn.v_proj.weight"] = matrix(keys, hidden)

@@ -43,5 +43,5 @@ def test_the_example_is_one_round_with_all_its_ids() -> None:
     ids = [{name: line.get(name) for name in Trace("r", "t", "x", "s").fields()} for line in lines]
     assert len(lines) > 8
     assert all(ids[0].values())
-    assert all(one == ids[0] for one in ids)
+    assert all(line_ids == ids[0] for line_ids in ids)
     assert ids[0]["trace_id"] in section("Reading").split("\n    {")[0]

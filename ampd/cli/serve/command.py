@@ -20,9 +20,10 @@ from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, write_targets
 from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.ready import Expected, wait_until_ready
-from ampd.cli.serve.settings import EMBEDDED, STATIC_POOLS, TINY, EngineName, ServeSettings
+from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
+from ampd.policies import defaults
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -155,7 +156,7 @@ def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
         return "frontend"
     if counts["coordinator"] == settings.coordinators:
         return "coordinator"
-    if settings.pools != STATIC_POOLS:
+    if settings.pools != defaults.POOLS:
         # Any worker may become a decode worker.
         return "worker" if counts["decode"] + counts["prefill"] == settings.decode + settings.prefill else None
     return "decode worker" if counts["decode"] == settings.decode else None

@@ -11,7 +11,6 @@ from ampd.policies import defaults
 
 EMBEDDED = "embedded"
 TINY = "tiny"
-STATIC_POOLS = "static"
 
 
 class EngineName(StrEnum):
@@ -31,7 +30,7 @@ class ServeSettings(GraphSettings):
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
     )
     model: str = Field(
-        TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is made locally."
+        TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is created locally."
     )
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
@@ -40,12 +39,12 @@ class ServeSettings(GraphSettings):
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
     slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
-    pools: str = Field(STATIC_POOLS, description="Policy that changes the workers' roles while they serve.")
+    pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field("127.0.0.1", description="Address that the frontend listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
     state_url: str = Field(
         EMBEDDED,
-        description="Shared state: `embedded` starts a Redis of its own; otherwise redis://, rediss:// or unix://.",
+        description="Shared state: `embedded` starts a separate Redis; otherwise redis://, rediss:// or unix://.",
     )
     tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
     dyn_tool_call_parser: str | None = Field(

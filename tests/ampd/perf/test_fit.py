@@ -82,14 +82,14 @@ def refitted(true: PiecewiseModel, noise: float = 0.0, seed: int = 0) -> Piecewi
     )
 
 
-def assert_alike(one: PiecewiseModel, other: PiecewiseModel, rel: float) -> None:
+def assert_alike(first: PiecewiseModel, other: PiecewiseModel, rel: float) -> None:
     for hist in (0, 1000, 20_000):
         for incr in (12, 100, 700, 3000):
-            assert one.prefill_s(hist, incr, TP1) == pytest.approx(other.prefill_s(hist, incr, TP1), rel=rel)
+            assert first.prefill_s(hist, incr, TP1) == pytest.approx(other.prefill_s(hist, incr, TP1), rel=rel)
     for batch in (1, 6, 24, 50):
-        assert one.decode_step_s(batch, 5000, TP1) == pytest.approx(other.decode_step_s(batch, 5000, TP1), rel=rel)
+        assert first.decode_step_s(batch, 5000, TP1) == pytest.approx(other.decode_step_s(batch, 5000, TP1), rel=rel)
     for tokens in (10, 900, 20_000):
-        assert one.kv_transfer_s(tokens, TP1, TP1) == pytest.approx(other.kv_transfer_s(tokens, TP1, TP1), rel=rel)
+        assert first.kv_transfer_s(tokens, TP1, TP1) == pytest.approx(other.kv_transfer_s(tokens, TP1, TP1), rel=rel)
 
 
 @settings(deadline=None, max_examples=40)
@@ -118,4 +118,4 @@ def test_costs_are_never_negative() -> None:
 
 def test_given_starts_are_kept() -> None:
     points = [(n, 1e-3 + 1e-6 * n) for n in range(100, 4000, 100)]
-    assert [one.from_tokens for one in fit_transfer(points, 2, 4, starts=(0, 64, 777)).segments] == [0, 64, 777]
+    assert [segment.from_tokens for segment in fit_transfer(points, 2, 4, starts=(0, 64, 777)).segments] == [0, 64, 777]

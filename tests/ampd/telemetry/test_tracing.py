@@ -98,8 +98,8 @@ async def test_every_step_of_a_generator_is_made_for_its_round() -> None:
         finally:
             noted.append(seen())
 
-    one, other = Trace("one"), Trace("other")
-    steps = one.follow(source()), other.follow(source())
+    first, other = Trace("one"), Trace("other")
+    steps = first.follow(source()), other.follow(source())
     for number in range(3):
         for step in steps:
             assert await in_new_task(step.__anext__) == number

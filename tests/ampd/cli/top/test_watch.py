@@ -84,9 +84,9 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def terminal(redis: EmbeddedRedis) -> Iterator[Terminal]:
-    one = Terminal(redis)
-    yield one
-    one.close()
+    started = Terminal(redis)
+    yield started
+    started.close()
 
 
 def last_page(shown: bytes) -> bytes:

@@ -23,8 +23,12 @@ def scrape(collector: ProcessCollector) -> str:
 
 @pytest.mark.parametrize("process", Process)
 def test_every_metric_of_a_process_is_named_in_every_scrape(process: Process) -> None:
-    families = {one.name: one for one in text_string_to_metric_families(scrape(ProcessCollector(process, [], tuple)))}
-    expected = {one.family: one for one in METRICS if process in one.processes and one.kind != "histogram"}
+    families = {
+        family.name: family for family in text_string_to_metric_families(scrape(ProcessCollector(process, [], tuple)))
+    }
+    expected = {
+        metric.family: metric for metric in METRICS if process in metric.processes and metric.kind != "histogram"
+    }
     assert expected.keys() <= families.keys()
     for name, metric in expected.items():
         assert families[name].documentation == metric.help

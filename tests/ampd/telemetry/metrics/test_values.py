@@ -25,7 +25,7 @@ seconds = st.sampled_from([0.0, 0.001, 0.0011, 0.01, 0.5, 0.50001, 2.0, 99.0]) |
 def exposed(*recorded: Counter | Histogram) -> list[str]:
     registry = CollectorRegistry()
     registry.register(ProcessCollector(Process.WORKER, recorded, lambda: ()))
-    ours = {one.metric.family for one in recorded}
+    ours = {values.metric.family for values in recorded}
     lines = generate_latest(registry).decode().splitlines()
     return sorted(line for line in lines if any(family in line for family in ours))
 

@@ -10,7 +10,7 @@ from ampd.cli.top.render import as_text
 from ampd.cli.top.settings import TopSettings
 from tests.ampd.cli.top.test_render import healthy
 
-PAGE = (Path(__file__).parents[4] / "docs" / "top.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "top.md").read_text("utf-8")
 KEYS = PAGE[PAGE.index("## JSON") :]
 
 
