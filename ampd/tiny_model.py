@@ -127,7 +127,7 @@ def tiny_model_path(sizes: TinyModel | None = None) -> Path:
 
 
 def make_tiny_model(directory: Path, sizes: TinyModel | None = None) -> Path:
-    """Write a model in Hugging Face's layout: config, weights, tokenizer, chat template. Same sizes give the same bytes.
+    """Write a model in Hugging Face's layout: config, weights, tokenizer, chat template. Same sizes, same bytes.
 
     The chat template takes tools in the Hermes / Qwen style (`<tool_call>` with JSON inside). Greedy output is
     printable ASCII and never ends by itself, because the output rows of all other tokens are zero.
