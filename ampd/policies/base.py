@@ -1,4 +1,8 @@
-"""What a policy is: a pure function of (task, views, model, now, rng), with no clock, I/O or globals."""
+"""What a policy is: a pure function of one situation, with no clock, I/O or globals.
+
+There are five kinds. Each has its own `Situation`: everything that a decision may depend on, by name. A new input becomes
+a new field, so that policies written before it stay valid. Policies read a situation and never change it.
+"""
 
 from __future__ import annotations
 
@@ -10,90 +14,149 @@ from typing import Protocol
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 
+# Not frozen: a situation is made for every decision, and a frozen dataclass takes twice as long to make.
+
+
+@dataclass(slots=True, kw_only=True)
+class Situation:
+    """What all kinds of decisions may depend on.
+
+    Attributes:
+        model: predicts the times of prefills, decode steps and KV transfers.
+        now_s: the time, on the clock of the tasks' `arrival_s`.
+    """
+
+    model: PerformanceModel
+    now_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class BindingSituation(Situation):
+    """A new session needs a decode worker.
+
+    Attributes:
+        task: the prefill of its first round.
+        decode: the decode workers to choose from; never empty.
+        rng: the only source of chance.
+    """
+
+    task: PrefillTask
+    decode: Sequence[WorkerView]
+    rng: random.Random
+
 
 class BindingPolicy(Protocol):
     """Chooses the decode worker that a new session is bound to."""
 
-    def bind(
-        self, task: PrefillTask, decode: Sequence[WorkerView], model: PerformanceModel, now_s: float, rng: random.Random
-    ) -> str:
-        """The chosen worker's id. `decode` is never empty."""
+    def bind(self, situation: BindingSituation) -> str:
+        """The id of the chosen worker."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RoutingSituation(Situation):
+    """A round has to be prefilled somewhere.
+
+    Attributes:
+        decode: the worker that its session is bound to.
+        prefill: the prefill workers that are alive; may be empty.
+        rng: the only source of chance.
+    """
+
+    task: PrefillTask
+    decode: WorkerView
+    prefill: Sequence[WorkerView]
+    rng: random.Random
 
 
 class RoutingPolicy(Protocol):
     """Chooses where a round's increment is prefilled."""
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> RouteDecision:
-        """Decide for a session bound to `decode`. With no prefill worker alive the answer is local."""
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        """The route of one round. With no prefill worker alive it is local."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """The next task of a queue, and the tasks that were postponed by choosing it.
+@dataclass(slots=True, kw_only=True)
+class OrderingSituation(Situation):
+    """A worker has room for another prefill.
 
     Attributes:
-        index: position in the queue of the task to run.
-        postponed: positions of the tasks that it overtakes.
-        together: positions of further tasks that are computed in the same pass.
-        wait_s: greater than 0: nothing runs yet; ask again after so many seconds, or when the queue changes.
+        queue: the waiting prefills in order of arrival; never empty.
+        parallelism: of the worker.
+        rng: the only source of chance.
+    """
+
+    queue: Sequence[PrefillTask]
+    parallelism: Parallelism
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a prefill of the queue now.
+
+    Attributes:
+        index: its position in the queue.
+        postponed: positions of the prefills that it overtakes.
+        together: positions of further prefills to compute in the same pass.
     """
 
     index: int
     postponed: tuple[int, ...] = ()
     together: tuple[int, ...] = ()
-    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing yet; ask again after `wait_s` seconds (greater than 0), or earlier when something changes."""
+
+    wait_s: float
+
+
+Pick = Run | Wait
+"""An ordering's answer."""
 
 
 class OrderingPolicy(Protocol):
     """Chooses which waiting prefill of a queue runs next."""
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        """Choose from `queue`, which is in order of arrival and never empty."""
+    def pick(self, situation: OrderingSituation) -> Pick:
+        """The prefill to run next, or how long to wait for a better choice."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """How a local prefill goes on.
+@dataclass(slots=True, kw_only=True)
+class SlicingSituation(Situation):
+    """A prefill is about to be computed on a worker that may have a decode batch.
 
     Attributes:
-        tokens: what to compute next, at least 1 and at most what is left, unless `wait_s` is greater than 0.
-        wait_s: greater than 0: leave the worker to its decode batch for so many seconds, then ask again.
+        task: what is left of the prefill. Slices that are done count as history.
+        running: the rounds that decode on the worker; may be empty.
+        parallelism: of the worker.
     """
 
+    task: PrefillTask
+    running: Sequence[RunningRound]
+    parallelism: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute the next `tokens` of a prefill: at least 1, at most what is left."""
+
     tokens: int
-    wait_s: float = 0.0
+
+
+Slice = Compute | Wait
+"""A slicing's answer. Where nothing decodes there is nothing to wait for, and `Wait` means all that is left."""
 
 
 class SlicingPolicy(Protocol):
-    """Chooses how a prefill on a decode worker shares the worker with the batch that decodes there."""
+    """Chooses how a prefill shares its worker with the batch that decodes there."""
 
-    def slice(
-        self,
-        task: PrefillTask,
-        running: Sequence[RunningRound],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-    ) -> Slice:
-        """The next slice of what is left of a prefill: slices that are done are history. `running` may be empty."""
+    def slice(self, situation: SlicingSituation) -> Slice:
+        """What to compute next, or how long to leave the worker to its decode batch."""
         ...
 
 
@@ -107,17 +170,33 @@ class RoleChange:
     lane: str = ""
 
 
-class PoolsPolicy(Protocol):
-    """Chooses the roles of the workers, again and again. A worker finishes what it has after a change."""
+@dataclass(slots=True, kw_only=True)
+class PoolsSituation(Situation):
+    """The roles of the workers are under review, as they are several times per second.
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],
-        slo: Slo,
-        model: PerformanceModel,
-        now_s: float,
-        changed_s: float,
-        rng: random.Random,
-    ) -> Sequence[RoleChange]:
-        """The changes that are due. `changed_s`: time of the latest change, minus infinity if there was none."""
+    Attributes:
+        workers: all workers that are alive.
+        slo: the default targets of a round.
+        changed_s: time of the latest change of a role; minus infinity if there was none.
+        rng: the only source of chance.
+    """
+
+    workers: Sequence[WorkerView]
+    slo: Slo
+    changed_s: float
+    rng: random.Random
+
+
+class PoolsPolicy(Protocol):
+    """Chooses the roles of the workers. A worker finishes what it has after a change.
+
+    Attributes:
+        is_idle: the policy never changes a role, so that it does not have to be asked.
+    """
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        """The changes that are due."""
         ...
