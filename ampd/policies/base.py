@@ -153,7 +153,14 @@ Slice = Compute | Wait
 
 
 class SlicingPolicy(Protocol):
-    """Chooses how a prefill shares its worker with the batch that decodes there."""
+    """Chooses how a prefill shares its worker with the batch that decodes there.
+
+    Attributes:
+        is_whole: the policy computes every prefill in one slice, so that it does not have to be asked.
+    """
+
+    @property
+    def is_whole(self) -> bool: ...
 
     def slice(self, situation: SlicingSituation) -> Slice:
         """What to compute next, or how long to leave the worker to its decode batch."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -65,9 +65,17 @@ _BUILT_IN = (
 
 
 class Policy(BaseModel):
-    """Base of all policies: its fields, each with a description, are the policy's parameters."""
+    """Base of all policies: its fields, each with a description, are the policy's parameters.
+
+    Attributes:
+        is_idle: a pools policy that never changes a role.
+        is_whole: a slicing policy that computes every prefill in one slice.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    is_idle: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

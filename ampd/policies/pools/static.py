@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoleChange
@@ -21,6 +22,8 @@ class StaticPools(Policy):
 
     Example: `--pools static`
     """
+
+    is_idle: ClassVar[bool] = True
 
     def change(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import Slice
@@ -20,6 +21,8 @@ class WholeSlicing(Policy):
 
     Example: `--slicing whole`
     """
+
+    is_whole: ClassVar[bool] = True
 
     def slice(
         self,
