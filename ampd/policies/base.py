@@ -1,7 +1,7 @@
 """What a policy is: a pure function of one situation, with no clock, I/O or globals.
 
-There are five kinds. Each has its own `Situation`: everything that a decision may depend on, by name. A new input becomes
-a new field, so that policies written before it stay valid. Policies read a situation and never change it.
+There are five kinds. Each has its own `Situation`: everything that a decision may depend on, by name. A new input
+becomes a new field, so that policies written before it stay valid. Policies read a situation and never change it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policies that decide where nobody says otherwise: ours, in the roles that the cluster was planned with."""
+"""The policies that decide where the user names no others: ours, in the roles that the cluster was planned with."""
 
 BINDING = "least-kv"
 ROUTING = "predictive"

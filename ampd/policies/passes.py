@@ -1,4 +1,4 @@
-"""Passes of the engine: what the shortest costs, and several prefills in one."""
+"""Passes of the engine: the time of the shortest one, and several prefills in one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from ampd.types import Parallelism, PrefillTask
 _PAGE_TOKENS = 16
 
 
-def merged_prefill(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(history, increment) of one prefill that takes as long as a pass over these (history, increment) parts.
-
-    Their increments together, behind the mean history of a new token.
-    """
-    incr_tokens = sum(incr for _, incr in parts)
-    return sum(hist * incr for hist, incr in parts) // max(incr_tokens, 1), incr_tokens
-
-
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
-    """The first task, as long as a pass over all of them."""
-    hist_tokens, incr_tokens = merged_prefill([(task.hist_tokens, task.incr_tokens) for task in tasks])
+    """The first task with the tokens of all: the sum of their increments behind the mean history of a new token."""
+    hist_tokens, incr_tokens = joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks])
     return replace(tasks[0], hist_tokens=hist_tokens, incr_tokens=incr_tokens)
 
 
+def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(history, increment) of a pass over several parts: all new tokens behind the mean history of a new token."""
+    incr_tokens = sum([incr for _, incr in parts])
+    return sum([hist * incr for hist, incr in parts]) // max(incr_tokens, 1), incr_tokens
+
+
 def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
-    """Seconds of a pass for a page of tokens: nearly all reading of weights, of all experts where there are some."""
+    """Seconds of a pass for one page of tokens: nearly all of it reads weights, of all experts where there are some."""
     return model.prefill_s(hist_tokens, _PAGE_TOKENS, parallelism)

@@ -1,4 +1,4 @@
-"""The one place where policies are found by name: registration, creation, and what a person may know of each.
+"""Policies by name: registration, creation, and their documentation.
 
 A policy is a frozen pydantic model whose fields are its parameters, registered by a decorator:
 
@@ -6,62 +6,40 @@ A policy is a frozen pydantic model whose fields are its parameters, registered 
     class AlwaysLocal(Policy):
         \"\"\"Prefill every round on the session's decode worker.\"\"\"
 
-        def route(self, task, decode, prefill, model, now_s, rng): ...
+        def route(self, situation: RoutingSituation) -> RouteDecision: ...
 
-Modules outside of this package take part if the environment variable `AMPD_POLICY_MODULES` names them
-(`my_policies,others.routing`): every process of a graph imports them beside the built-in ones.
+Modules of other packages take part in two ways. An entry point of the group `ampd.policies` names a module of an
+installed package. The environment variable `AMPD_POLICY_MODULES` names modules (`my_policies,others.routing`). Every
+process of a graph imports them beside the built-in ones.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from importlib import import_module, metadata
+from pkgutil import walk_packages
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+import ampd.policies
 from ampd.errors import UserError
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.naming import parse_named
 
 Kind = Literal["binding", "routing", "ordering", "slicing", "pools"]
 
-KINDS: tuple[Kind, ...] = ("binding", "routing", "ordering", "slicing", "pools")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MODULES_VARIABLE = "AMPD_POLICY_MODULES"
-"""Environment variable: modules with policies of one's own, comma-separated."""
+"""Environment variable: the user's own modules with policies, comma-separated."""
 
-_BUILT_IN = (
-    "ampd.policies.binding.least_kv",
-    "ampd.policies.rivals.arrow.binding",
-    "ampd.policies.binding.predictive",
-    "ampd.policies.routing.ampd",
-    "ampd.policies.rivals.arrow.routing",
-    "ampd.policies.rivals.deflection",
-    "ampd.policies.rivals.first_remote",
-    "ampd.policies.routing.always",
-    "ampd.policies.rivals.laps.routing",
-    "ampd.policies.routing.predictive",
-    "ampd.policies.rivals.ppd.routing",
-    "ampd.policies.rivals.threshold",
-    "ampd.policies.ordering.fcfs",
-    "ampd.policies.ordering.ampd",
-    "ampd.policies.rivals.laps.ordering",
-    "ampd.policies.ordering.on_time",
-    "ampd.policies.rivals.ranked",
-    "ampd.policies.rivals.continuum",
-    "ampd.policies.slicing.whole",
-    "ampd.policies.rivals.itl_chunks",
-    "ampd.policies.slicing.slack",
-    "ampd.policies.pools.static",
-    "ampd.policies.rivals.arrow.pools",
-    "ampd.policies.rivals.laps.pools",
-    "ampd.policies.pools.predictive",
-)
+ENTRY_POINTS = "ampd.policies"
+"""Group of the entry points that name modules with policies."""
 
 
 class Policy(BaseModel):
@@ -79,8 +57,7 @@ class Policy(BaseModel):
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-
-_POLICIES: dict[Kind, dict[str, type[Policy]]] = {kind: {} for kind in KINDS}
+InterfaceT = TypeVar("InterfaceT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +72,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A registered policy as a person should see it. `text` is its docstring: what it reads, limits, an example."""
+    """A registered policy for its users. `text` is its docstring: the fields that it reads, its limits, an example."""
 
     kind: Kind
     name: str
@@ -103,118 +80,144 @@ class Description:
     parameters: tuple[Parameter, ...]
 
 
+@dataclass(frozen=True)
+class Registry(Generic[InterfaceT]):
+    """The policies of one kind. `InterfaceT` is the interface that all of them have."""
+
+    kind: Kind
+    _policies: dict[str, type[Policy]] = field(default_factory=dict)
+
+    def create(self, name: str, /, **parameters: Any) -> InterfaceT:
+        """Make a policy from its name and parameters, as in `ROUTING.create("ampd", alpha=0.8)`.
+
+        Raises:
+            UserError: an unknown name or parameter (the known ones are listed), or a value that does not fit.
+        """
+        policy = self._known(name)
+        unknown = sorted(parameters.keys() - policy.model_fields.keys())
+        if unknown:
+            known = ", ".join(policy.model_fields) or "none, it takes no parameters"
+            raise UserError(f"{self.kind} policy {name} has no parameter {unknown[0]!r}; known: {known}")
+        try:
+            made: Any = policy(**parameters)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            path = ".".join(str(part) for part in detail["loc"])
+            raise UserError(
+                f"{self.kind} policy {name}: {path}: {detail['msg']} (given: {detail['input']!r})"
+            ) from None
+        return made  # type: ignore[no-any-return]
+
+    def create_named(self, text: str) -> InterfaceT:
+        """Make a policy from the user's text: `ampd`, or `ampd(alpha=0.8)`.
+
+        Raises:
+            UserError: as `create`, or the text has another form.
+        """
+        name, parameters = parse_named(text)
+        return self.create(name, **parameters)
+
+    def names(self) -> tuple[str, ...]:
+        """The known names, sorted."""
+        _import_policies()
+        return tuple(sorted(self._policies))
+
+    def describe(self, name: str) -> Description:
+        """The documentation of one policy.
+
+        Raises:
+            UserError: the name is unknown.
+        """
+        policy = self._known(name)
+        parameters = tuple(
+            Parameter(key, inspect.formatannotation(known.annotation), known.default, known.description or "")
+            for key, known in policy.model_fields.items()
+        )
+        return Description(self.kind, name, inspect.getdoc(policy) or "", parameters)
+
+    def add(self, name: str, policy: type[Policy]) -> None:
+        """Make a policy known under a name.
+
+        Raises:
+            ValueError: another policy has the name.
+        """
+        known = self._policies.setdefault(name, policy)
+        if (known.__module__, known.__qualname__) != (policy.__module__, policy.__qualname__):
+            raise ValueError(f"{self.kind} policy {name!r} is registered twice: {known} and {policy}")
+
+    def _known(self, name: str) -> type[Policy]:
+        names = self.names()
+        if name not in names:
+            raise UserError(f"unknown {self.kind} policy {name!r}; known: {', '.join(names)}")
+        return self._policies[name]
+
+
+BINDING = Registry[BindingPolicy]("binding")
+ROUTING = Registry[RoutingPolicy]("routing")
+ORDERING = Registry[OrderingPolicy]("ordering")
+SLICING = Registry[SlicingPolicy]("slicing")
+POOLS = Registry[PoolsPolicy]("pools")
+
+_REGISTRIES: dict[str, Registry[Any]] = {
+    registry.kind: registry for registry in (BINDING, ROUTING, ORDERING, SLICING, POOLS)
+}
+
+
 def register(kind: Kind, name: str) -> Callable[[type[PolicyT]], type[PolicyT]]:
     """Class decorator that makes a policy known under `name`.
 
     Raises:
+        UserError: the kind is unknown.
         ValueError: another policy of this kind has the name.
     """
 
     def add(policy: type[PolicyT]) -> type[PolicyT]:
-        known = _POLICIES[kind].setdefault(name, policy)
-        if (known.__module__, known.__qualname__) != (policy.__module__, policy.__qualname__):
-            raise ValueError(f"{kind} policy {name!r} is registered twice: {known} and {policy}")
+        of_kind(kind).add(name, policy)
         return policy
 
     return add
 
 
-@overload
-def create(kind: Literal["binding"], name: str, /, **parameters: Any) -> BindingPolicy: ...
-@overload
-def create(kind: Literal["routing"], name: str, /, **parameters: Any) -> RoutingPolicy: ...
-@overload
-def create(kind: Literal["ordering"], name: str, /, **parameters: Any) -> OrderingPolicy: ...
-@overload
-def create(kind: Literal["slicing"], name: str, /, **parameters: Any) -> SlicingPolicy: ...
-@overload
-def create(kind: Literal["pools"], name: str, /, **parameters: Any) -> PoolsPolicy: ...
-@overload
-def create(kind: str, name: str, /, **parameters: Any) -> Policy: ...
+def of_kind(kind: str) -> Registry[Any]:
+    """The registry of a kind whose name is only known at run time.
+
+    Raises:
+        UserError: the kind is unknown.
+    """
+    if kind not in _REGISTRIES:
+        raise UserError(f"unknown kind of policy {kind!r}; known: {', '.join(KINDS)}")
+    return _REGISTRIES[kind]
+
+
 def create(kind: str, name: str, /, **parameters: Any) -> Any:
-    """Make a policy from its name and parameters, as in `create("routing", "ampd", alpha=0.8)`.
-
-    Raises:
-        UserError: an unknown kind, name or parameter (the known ones are listed), or a value that does not fit.
-    """
-    policies = _of_kind(kind)
-    if name not in policies:
-        raise UserError(f"unknown {kind} policy {name!r}; known: {', '.join(sorted(policies))}")
-    policy = policies[name]
-    unknown = sorted(parameters.keys() - policy.model_fields.keys())
-    if unknown:
-        known = ", ".join(policy.model_fields) or "none, it takes no parameters"
-        raise UserError(f"{kind} policy {name} has no parameter {unknown[0]!r}; known: {known}")
-    try:
-        return policy(**parameters)
-    except ValidationError as error:
-        detail = error.errors()[0]
-        field = ".".join(str(part) for part in detail["loc"])
-        raise UserError(f"{kind} policy {name}: {field}: {detail['msg']} (given: {detail['input']!r})") from None
+    """Make a policy of any kind, as `Registry.create` does."""
+    return of_kind(kind).create(name, **parameters)
 
 
-@overload
-def create_named(kind: Literal["binding"], text: str, /, **parameters: Any) -> BindingPolicy: ...
-@overload
-def create_named(kind: Literal["routing"], text: str, /, **parameters: Any) -> RoutingPolicy: ...
-@overload
-def create_named(kind: Literal["ordering"], text: str, /, **parameters: Any) -> OrderingPolicy: ...
-@overload
-def create_named(kind: Literal["slicing"], text: str, /, **parameters: Any) -> SlicingPolicy: ...
-@overload
-def create_named(kind: Literal["pools"], text: str, /, **parameters: Any) -> PoolsPolicy: ...
-@overload
-def create_named(kind: str, text: str, /, **parameters: Any) -> Policy: ...
-def create_named(kind: str, text: str, /, **parameters: Any) -> Any:
-    """Make a policy from what a person wrote: `ampd`, or `ampd(alpha=0.8)`; further `parameters` come on top.
-
-    Raises:
-        UserError: as `create`, or the text has another form.
-    """
-    name, written = parse_named(text)
-    return create(kind, name, **{**written, **parameters})
-
-
-def names(kind: str) -> tuple[str, ...]:
-    """The known names of one kind, sorted."""
-    return tuple(sorted(_of_kind(kind)))
-
-
-def describe(kind: str, name: str) -> Description:
-    """What there is to know of one policy.
-
-    Raises:
-        UserError: the kind or the name is unknown.
-    """
-    policy = type(create(kind, name))
-    parameters = tuple(
-        Parameter(key, inspect.formatannotation(field.annotation), field.default, field.description or "")
-        for key, field in policy.model_fields.items()
-    )
-    return Description(_known_kind(kind), name, inspect.getdoc(policy) or "", parameters)
-
-
-def _of_kind(kind: str) -> dict[str, type[Policy]]:
-    _import_built_in()
-    return _POLICIES[_known_kind(kind)]
-
-
-def _known_kind(kind: str) -> Kind:
-    for known in KINDS:
-        if known == kind:
-            return known
-    raise UserError(f"unknown kind of policy {kind!r}; known: {', '.join(KINDS)}")
+def create_named(kind: str, text: str) -> Any:
+    """Make a policy of any kind from the user's text, as `Registry.create_named` does."""
+    return of_kind(kind).create_named(text)
 
 
 @cache
-def _import_built_in() -> None:
+def _import_policies() -> None:
     # Policies import this module for `register`, so they can only be imported once it is complete.
-    for module in _BUILT_IN:
-        import_module(module)
-    for module in filter(None, (name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(","))):
+    for module in walk_packages(ampd.policies.__path__, "ampd.policies."):
+        import_module(module.name)
+    for source, name in _own_modules():
         try:
-            import_module(module)
-        except Exception as error:  # whatever a module of the user's own raises
+            import_module(name)
+        except Exception as error:  # a user's module may raise anything
             kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
             line = str(error).partition("\n")[0]
-            raise UserError(f"{MODULES_VARIABLE}: cannot import {module!r}: {kind}{line}") from None
+            raise UserError(f"{source}: cannot import {name!r}: {kind}{line}") from None
+
+
+def _own_modules() -> Iterator[tuple[str, str]]:
+    """(where it is named, name) of each module with policies that is not part of this package."""
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        package = f" of {point.dist.name}" if point.dist else ""
+        yield f"entry point {point.name!r}{package}", point.value
+    for name in os.environ.get(MODULES_VARIABLE, "").split(","):
+        if name.strip():
+            yield MODULES_VARIABLE, name.strip()

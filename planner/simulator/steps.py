@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.passes import merged_prefill
+from ampd.policies.passes import joined_tokens
 from ampd.types import Parallelism
 
 
@@ -25,7 +25,7 @@ class EngineTimes:
 
     def prefill_pass_s(self, parts: Sequence[tuple[int, int]]) -> float:
         """Seconds of one pass over (history, increment) parts."""
-        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else merged_prefill(parts)
+        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
         return self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
 
     def chunk_pass_s(self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:

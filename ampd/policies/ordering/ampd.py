@@ -1,64 +1,52 @@
-"""Ordering policies: which waiting prefill of a queue runs next (Algorithm 2 of arXiv 2602.14516, and FCFS)."""
+"""The ordering of the AMPD paper (Algorithm 2 of arXiv 2602.14516)."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Pick
-from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
+from ampd.policies.base import OrderingSituation, Pick, Run
+from ampd.policies.moore_hodgson import first_of_best_ordering
 from ampd.policies.registry import Policy, register
-from ampd.types import Parallelism, PrefillTask
 
-_HEAD = Pick(0)
+_HEAD = Run(0)
 
 
 @register("ordering", "ampd")
 class AmpdOrdering(Policy):
-    """Run the first task of the ordering that lets the most of the next `window` tasks meet their TTFT target.
+    """Run the first task of the ordering in which the most of the next `window` tasks meet their TTFT target.
 
     Reads: history, increment, arrival, TTFT target and postponements of the first `window` tasks; prefill times of the
     performance model, one call for each of those tasks.
 
     Rule: over all orderings of the window, the k-th task completes after the sum of the modelled prefill times up to
-    it, and is on time if that plus the time it has waited is at most its TTFT target. Of the orderings with the most
-    tasks on time the one that stays closest to arrival order (the lexicographically first) counts, and its first task
-    runs, so a queue without pressure stays in order of arrival.
+    it. It is on time if that plus the time it has waited is at most its TTFT target. Of the orderings with the most
+    tasks on time, the one closest to arrival order (the lexicographically first) counts, and its first task runs. A
+    queue without pressure therefore stays in order of arrival.
 
     A task is postponed when a later task of the queue runs before it, and each pick counts once. A task that has been
-    postponed `window` times may not be overtaken any more. Whoever is overtaken is overtaken together with everybody
-    before it, so along a queue the counts never grow and the tasks at the limit are its first ones; where an input
-    breaks that, everything before a task at the limit counts as at the limit too. Either way: as soon as one task of
-    the window is at the limit, the head of the queue runs.
+    postponed `window` times may not be overtaken any more. A pick overtakes all tasks before it together, so along a
+    queue the counts never grow, and the tasks at the limit are its first ones. Where an input breaks that, everything
+    before a task at the limit counts as at the limit too. In both cases the head of the queue runs as soon as one task
+    of the window is at the limit.
 
-    Limits: exact for any window (Moore-Hodgson, not enumeration), up to the rounding of sums of floats; it does not
-    know of tasks behind the window, nor of those that will still arrive; a task that can no longer be on time is held
-    back by the limit alone.
+    Limits: exact for any window (Moore-Hodgson, not enumeration), up to the rounding of sums of floats. Tasks behind
+    the window and tasks that will still arrive do not count. Only the limit ends the wait of a task that can no longer
+    be on time.
 
     Example: `--ordering ampd`
     """
 
     window: int = Field(
-        3, ge=1, le=1024, description="Tasks looked at; also how often one task may be postponed (w in the paper)."
+        3, ge=1, le=1024, description="Tasks considered; also how often one task may be postponed (w in the paper)."
     )
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,  # noqa: ARG002
-    ) -> Pick:
+    def pick(self, situation: OrderingSituation) -> Pick:
         """The task to run and the positions that it overtakes."""
         limit = self.window
-        tasks = queue[:limit]
+        tasks = situation.queue[:limit]
         if len(tasks) < 2:
             return _HEAD
-        prefill_s = model.prefill_s
+        prefill_s, parallelism, now_s = situation.model.prefill_s, situation.parallelism, situation.now_s
         times_s: list[float] = []
         left_s: list[float] = []
         for task in tasks:
@@ -67,4 +55,4 @@ class AmpdOrdering(Policy):
             times_s.append(prefill_s(task.hist_tokens, task.incr_tokens, parallelism))
             left_s.append(task.slo.ttft_s - (now_s - task.arrival_s))
         index = first_of_best_ordering(times_s, left_s)
-        return Pick(index, tuple(range(index))) if index else _HEAD
+        return Run(index, tuple(range(index))) if index else _HEAD

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Pick
+from ampd.policies.base import OrderingSituation, Pick, Run
 from ampd.policies.registry import Policy, register
-from ampd.types import Parallelism, PrefillTask
 
-_HEAD = Pick(0)
+_HEAD = Run(0)
 
 
 @register("ordering", "fcfs")
@@ -24,13 +19,6 @@ class Fcfs(Policy):
     Example: `--ordering fcfs`
     """
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],  # noqa: ARG002
-        parallelism: Parallelism,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,  # noqa: ARG002
-    ) -> Pick:
+    def pick(self, situation: OrderingSituation) -> Pick:  # noqa: ARG002
         """The head of the queue."""
         return _HEAD

@@ -1,128 +1,117 @@
-"""Our ordering: the earliest due of the prefills that can still be on time, the hopeless ones in what is left over."""
+"""Our ordering: the earliest due prefill that can still be on time. The hopeless ones run when no other waits."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Pick
-from ampd.policies.ordering.weighted_moore_hodgson import Job, job_of, keep
-from ampd.policies.passes import shortest_pass_s
-from ampd.policies.registry import Policy, register
-from ampd.types import Parallelism, PrefillTask
+from ampd.policies.base import OrderingSituation, Pick, Run
+from ampd.policies.expectations import Expectations
+from ampd.policies.moore_hodgson import Job, keep
+from ampd.policies.passes import joined_tokens, shortest_pass_s
+from ampd.policies.registry import register
 
 
 @register("ordering", "on-time")
-class OnTimeOrdering(Policy):
-    """Run the earliest due of a largest set of prefills that can all be on time; what cannot waits for a quiet moment.
+class OnTimeOrdering(Expectations):
+    """Find the largest set of prefills that can all meet their targets and run its earliest. The others wait until the
+    queue is quiet.
 
-    Reads: arrival and TTFT target of the tasks; history, increment and `session_missed` of the first `window` that can
-    be on time; prefill times of the performance model, one call for each task whose target is not over.
+    Reads: arrival and TTFT target of the tasks; history, increment and `session_missed` of the first 128 that can be on
+    time; prefill times of the performance model, one call for each task whose target is not over.
 
     Rule:
 
-    1. A task that would be late even if it ran alone and at once is hopeless. The others are put in order of their
-       deadlines; whenever one would be late, the task that frees the most time for the least weight is given up for
-       now (Moore-Hodgson, exact for equal weights). Of what is kept, the earliest due runs. Looked at are the first
-       `window` that are not hopeless: those pile up at the head of a queue, and must not hide the others.
-    2. A task of a session that has missed a target before weighs `missed_weight`: a session counts only if all of its
-       rounds are on time, so misses are better put where one has happened already.
-    3. The tasks that are due next go along in the same pass as long as it takes no longer than `together_passes` of the
-       shortest and makes nobody late: a short pass spends most of its time on reading the model's weights, which then
-       happens once.
-    4. Hopeless tasks run when nothing else is there, the shortest of the first `window` before the others. So that they
-       end under a steady load too, one pick in `1 / late_share` takes the oldest of them.
+    1. A task that would be late even if it ran alone and at once is hopeless. The others are sorted by deadline.
+       Whenever a task would be late, the task that frees the most time for the least weight is given up for now
+       (Moore-Hodgson, exact for equal weights). Of the tasks that are kept, the earliest due runs. The first 128 that
+       are not hopeless count, because hopeless tasks pile up at the head of a queue and must not hide the others.
+    2. A task of a session that has missed a target before weighs `missed_weight`. A session counts only if all of its
+       rounds are on time, so a further miss costs least in a session that has missed one already.
+    3. The tasks that are due next go along in the same pass, as long as it takes no longer than `together_passes`
+       shortest passes and makes no task late. A short pass spends most of its time on reading the model's weights,
+       and tasks in one pass share that time.
+    4. Hopeless tasks run when no other task waits, the shortest of the first 128 before the others. So that they end
+       under a steady load too, one pick in `1 / late_share` takes the oldest of them.
 
-    Together with a slicing policy a prefill is asked about again after each slice, so a long one is overtaken by what
-    is urgent, and a hopeless one does not stand in anybody's way.
+    Together with a slicing policy, the ordering picks again after each slice. An urgent task therefore overtakes a long
+    one, and a hopeless one blocks no other.
 
-    Limits: in a lasting overload hopeless rounds wait long, `late_share` of the picks is all they get. Times are as
-    good as the model; `headroom` keeps a part of the target for its error. It does not know how much of a decode
-    worker's time the decode batch will take.
+    Limits: in a lasting overload hopeless rounds wait long, because they get only `late_share` of the picks. Times are
+    as good as the model; `headroom` keeps a part of the target for its error. The share of a decode worker's time that
+    the decode batch takes does not count.
 
     Example: `--ordering on-time`
     """
 
-    window: int = Field(128, ge=1, le=4096, description="Tasks looked at, of those that can be on time.")
-    headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
-    missed_weight: float = Field(
-        0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
-    )
     together_passes: float = Field(
         3.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
     )
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
+    WINDOW: ClassVar[int] = 128
+    """Tasks considered, of those that can be on time."""
+
+    def pick(self, situation: OrderingSituation) -> Pick:
         """The task to run and the positions that it overtakes."""
-        if len(queue) == 1:
-            return Pick(0)
-        jobs, hopeless = self._jobs(queue, parallelism, model, now_s)
+        if len(situation.queue) == 1:
+            return Run(0)
+        jobs, hopeless = self._jobs(situation)
         if not jobs:
-            index = self._shortest(queue, hopeless, parallelism, model)
-        elif hopeless and self.late_share and rng.random() < self.late_share:
+            index = self._shortest(situation, hopeless)
+        elif hopeless and self.late_share and situation.rng.random() < self.late_share:
             index = hopeless[0]
         else:
             kept, _ = keep(jobs)
-            kept.sort(key=lambda job: (job[0], job[3]))
-            return self._pass(queue, kept, parallelism, model)
-        return Pick(index, tuple(range(index)))
+            kept.sort(key=lambda job: (job.due_s, job.position))
+            return self._pass(situation, kept)
+        return Run(index, tuple(range(index)))
 
-    def _pass(
-        self, queue: Sequence[PrefillTask], kept: Sequence[Job], parallelism: Parallelism, model: PerformanceModel
-    ) -> Pick:
-        """The earliest due, and those after it that a short pass can take along."""
-        index = kept[0][3]
-        incr_tokens = queue[index].incr_tokens
-        weighted = queue[index].hist_tokens * incr_tokens
+    def _pass(self, situation: OrderingSituation, kept: Sequence[Job]) -> Run:
+        """The earliest due, and the next ones that a short pass can take along."""
+        queue, model, parallelism = situation.queue, situation.model, situation.parallelism
+        earliest = kept[0]
+        first = queue[earliest.position]
         # The first of the pass is due first, and its token comes with the pass.
-        limit_s = min(self.together_passes * shortest_pass_s(model, queue[index].hist_tokens, parallelism), kept[0][0])
+        limit_s = min(
+            self.together_passes * shortest_pass_s(model, first.hist_tokens, parallelism),
+            earliest.due_s,
+        )
+        parts = [(first.hist_tokens, first.incr_tokens)]
         together: list[int] = []
-        for _, _, _, position in kept[1:] if kept[0][1] < limit_s else ():
-            task = queue[position]
-            incr_tokens += task.incr_tokens
-            weighted += task.hist_tokens * task.incr_tokens
-            if model.prefill_s(weighted // incr_tokens, incr_tokens, parallelism) > limit_s:
+        for job in kept[1:] if earliest.time_s < limit_s else ():
+            task = queue[job.position]
+            parts.append((task.hist_tokens, task.incr_tokens))
+            if model.prefill_s(*joined_tokens(parts), parallelism) > limit_s:
                 break
-            together.append(position)
-        postponed = tuple(position for position in range(index) if position not in together)
-        return Pick(index, postponed, tuple(together))
+            together.append(job.position)
+        postponed = tuple(position for position in range(earliest.position) if position not in together)
+        return Run(earliest.position, postponed, tuple(together))
 
-    def _jobs(
-        self, queue: Sequence[PrefillTask], parallelism: Parallelism, model: PerformanceModel, now_s: float
-    ) -> tuple[list[Job], list[int]]:
+    def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
-        prefill_s, headroom = model.prefill_s, self.headroom
+        prefill_s, parallelism, now_s = situation.model.prefill_s, situation.parallelism, situation.now_s
         jobs: list[Job] = []
         hopeless: list[int] = []
-        for position, task in enumerate(queue):
-            if headroom * task.slo.ttft_s <= now_s - task.arrival_s:
+        for position, task in enumerate(situation.queue):
+            if self.left_s(task, now_s) <= 0.0:
                 hopeless.append(position)
                 continue
             time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-            job = job_of(task, position, time_s, now_s, headroom, self.missed_weight)
-            if time_s > job[0]:
+            job = self.job(task, position, time_s, now_s)
+            if time_s > job.due_s:
                 hopeless.append(position)
                 continue
             jobs.append(job)
-            if len(jobs) == self.window:
+            if len(jobs) == self.WINDOW:
                 break
         return jobs, hopeless
 
-    def _shortest(
-        self, queue: Sequence[PrefillTask], hopeless: Sequence[int], parallelism: Parallelism, model: PerformanceModel
-    ) -> int:
-        """Position of the hopeless task that takes the least time, of equals the first."""
-        first = [(position, queue[position]) for position in hopeless[: self.window]]
-        times_s = [model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for _, task in first]
-        return first[times_s.index(min(times_s))][0]
+    def _shortest(self, situation: OrderingSituation, hopeless: Sequence[int]) -> int:
+        """Position of the hopeless task that takes the least time, of equal ones the first."""
+        prefill_s, queue, parallelism = situation.model.prefill_s, situation.queue, situation.parallelism
+        first = hopeless[: self.WINDOW]
+        times_s = [prefill_s(queue[place].hist_tokens, queue[place].incr_tokens, parallelism) for place in first]
+        return first[times_s.index(min(times_s))]

@@ -1,15 +1,12 @@
-"""Pools policies: which role each worker has."""
+"""Roles that never change."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import RoleChange
+from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import Policy, register
-from ampd.types import Slo, WorkerView
 
 
 @register("pools", "static")
@@ -25,14 +22,6 @@ class StaticPools(Policy):
 
     is_idle: ClassVar[bool] = True
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],  # noqa: ARG002
-        slo: Slo,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        changed_s: float,  # noqa: ARG002
-        rng: random.Random,  # noqa: ARG002
-    ) -> Sequence[RoleChange]:
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:  # noqa: ARG002
         """Nothing."""
         return ()

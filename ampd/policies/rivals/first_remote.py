@@ -1,14 +1,12 @@
-"""The first round remote, the later ones local (ConServe, arXiv 2606.01839)."""
+"""ConServe: the first round remote, the later ones local (arXiv 2606.01839)."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
-from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
+from ampd.policies.base import RoutingSituation
+from ampd.policies.capacity import able
+from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
 from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask, RouteDecision, WorkerView
+from ampd.types import RouteDecision
 
 
 @register("routing", "first-remote")
@@ -19,28 +17,20 @@ class FirstRemote(Policy):
     of the performance model, for the queues.
 
     Rule: `later-round` with history: local. `first-round` without: the prefill worker with the least queued work, of
-    equals one at random; the estimates of all prefill workers are recorded. Without a prefill worker that can take the
-    prompt: local, `no-prefill-worker`.
+    equal ones one at random; the estimates of all prefill workers are recorded. Without a prefill worker that can take
+    the prompt: local, `no-prefill-worker`.
 
-    Limits: it knows neither load, targets nor the length of an increment. A session whose KV was evicted or whose
-    context was rewritten from the start counts as new.
+    Limits: load, targets and the length of an increment do not count. A session whose KV was evicted or whose context
+    was rewritten from the start counts as new.
 
     Example: `--routing first-remote`
     """
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> RouteDecision:
+    def route(self, situation: RoutingSituation) -> RouteDecision:
         """Decide one round."""
-        workers = able(task, prefill)
+        workers = able(situation.task, situation.prefill)
         if not workers:
-            return local(decode, NO_PREFILL_WORKER)
-        if task.hist_tokens:
-            return local(decode, "later-round")
-        return least_queued(task, decode, workers, model, rng, "first-round")
+            return local(situation.decode, NO_PREFILL_WORKER)
+        if situation.task.hist_tokens:
+            return local(situation.decode, "later-round")
+        return least_queued(situation, workers, "first-round")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
+from ampd.policies.base import RoutingSituation
+from ampd.policies.capacity import able
+from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
 from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask, RouteDecision, WorkerView
+from ampd.types import RouteDecision
 
 
 @register("routing", "threshold")
 class ThresholdRouting(Policy):
-    """Prefill locally what is short, both in tokens and as a part of its prompt; the rest remotely.
+    """Prefill a round locally if its increment is short, both in tokens and as a part of its prompt; else remotely.
 
     Reads: history and increment of the round; queue, held prefix and longest context of every prefill worker; prefill
     times of the performance model, for the queues.
@@ -24,34 +22,29 @@ class ThresholdRouting(Policy):
 
     1. `under-threshold`: local if the tokens that the session's decode worker lacks are fewer than `tokens`, and fewer
        than `share` of the prompt.
-    2. `over-threshold`: otherwise the prefill worker with the least queued work, of equals one at random; the estimates
-       of all prefill workers are recorded.
+    2. `over-threshold`: otherwise the prefill worker with the least queued work, of equal ones one at random; the
+       estimates of all prefill workers are recorded.
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`. The defaults are Dynamo's (1.6). A
     `share` above 1 leaves only the tokens to decide, which is llm-d's rule.
 
-    Limits: it knows neither load nor targets, so short rounds pile up on a decode worker that is already late. A prompt
+    Limits: load and targets do not count, so short rounds pile up on a decode worker that is already late. A prompt
     without history is always remote while `share` is at most 1.
 
     Example: `--routing threshold`, or `threshold(tokens=512)`
     """
 
-    tokens: int = Field(2048, ge=0, description="So many tokens or more to prefill are too many for the local route.")
-    share: float = Field(0.7, ge=0, description="So large a part of the prompt, or more, is too large for it.")
+    tokens: int = Field(2048, ge=0, description="Rounds with at least this many tokens to prefill are routed remotely.")
+    share: float = Field(
+        0.7, ge=0, description="Rounds with at least this part of their prompt to prefill are routed remotely."
+    )
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> RouteDecision:
+    def route(self, situation: RoutingSituation) -> RouteDecision:
         """Decide one round."""
-        workers = able(task, prefill)
+        task, decode = situation.task, situation.decode
+        workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         if task.incr_tokens < self.tokens and task.incr_tokens < self.share * task.context_tokens:
             return local(decode, "under-threshold")
-        return least_queued(task, decode, workers, model, rng, "over-threshold")
+        return least_queued(situation, workers, "over-threshold")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
+from ampd.policies.base import RoutingSituation
+from ampd.policies.capacity import able
 from ampd.policies.estimates import (
     NO_PREFILL_WORKER,
-    able,
     estimate_local,
     estimate_remote,
+    index_of_least,
     local,
-    one_of_least,
     towards,
 )
 from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask, RouteDecision, Window, WorkerView
+from ampd.types import RouteDecision, Window, WorkerView
 
 
 @register("routing", "ampd")
@@ -40,8 +39,8 @@ class AmpdRouting(Policy):
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
-    Limits: a window without samples counts as 0, so an idle or new worker counts as unloaded; step 1 does not look at
-    queues, so a burst shorter than the window can pile up on one worker; step 3 is as good as the model.
+    Limits: a window without samples counts as 0, so an idle or new worker counts as unloaded. Step 1 does not look at
+    queues, so a burst shorter than the window can pile up on one worker. Step 3 is as good as the model.
 
     Example: `--routing ampd`
     """
@@ -49,39 +48,26 @@ class AmpdRouting(Policy):
     alpha: float = Field(0.9, gt=0, description="Share of the TTFT target up to which a prefill worker has slack.")
     beta: float = Field(0.85, gt=0, description="Share of the ITL target up to which a decode worker has slack.")
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> RouteDecision:
+    def route(self, situation: RoutingSituation) -> RouteDecision:
         """Decide one round."""
-        workers = able(task, prefill)
+        task, decode = situation.task, situation.decode
+        workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         limit_s = self.alpha * task.slo.ttft_s
         with_slack = [worker for worker in workers if _mean_s(worker.ttft) <= limit_s]
         if with_slack:
-            # The first hit of a visit in random order is a uniform choice among the hits, for one draw.
-            return towards(rng.choice(with_slack), decode, "ttft-slack")
+            # The first hit of a visit in random order is a uniform choice among the hits, with one random number.
+            return towards(situation.rng.choice(with_slack), decode, "ttft-slack")
         if _mean_s(decode.itl) <= self.beta * task.slo.itl_s:
             return local(decode, "itl-slack")
-        return _cheapest(task, decode, workers, model, rng)
+        return _cheapest(situation, workers)
 
 
-def _cheapest(
-    task: PrefillTask,
-    decode: WorkerView,
-    workers: Sequence[WorkerView],
-    model: PerformanceModel,
-    rng: random.Random,
-) -> RouteDecision:
-    here = estimate_local(task, decode, model)
-    remote = [estimate_remote(task, decode, worker, model) for worker in workers]
-    there = remote[one_of_least([estimate.total_s for estimate in remote], rng)]
+def _cheapest(situation: RoutingSituation, workers: Sequence[WorkerView]) -> RouteDecision:
+    here = estimate_local(situation)
+    remote = [estimate_remote(situation, worker) for worker in workers]
+    there = remote[index_of_least([estimate.total_s for estimate in remote], situation.rng)]
     best = here if here.total_s <= there.total_s else there
     return RouteDecision(best.route, best.worker_id, "cheapest", (here, *remote))
 

@@ -1,24 +1,28 @@
-"""Our routing: where the round's own prefill ends first without making anybody else late, by prediction."""
+"""Our routing: where the round's prefill is predicted to end first without making another round late."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, local
-from ampd.policies.ordering.weighted_moore_hodgson import job_of, keep
+from ampd.policies import expectations
+from ampd.policies.base import RoutingSituation
+from ampd.policies.capacity import able
+from ampd.policies.estimates import NO_PREFILL_WORKER, local, queue_times_s
+from ampd.policies.expectations import Expectations
+from ampd.policies.moore_hodgson import keep
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
+from ampd.policies.registry import register
+from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
 
 
 @dataclass(slots=True)
 class Offer:
-    """What one worker would make of a round.
+    """The prediction for a round at one worker.
 
     Attributes:
         times_s: of the prefills in its queue, in order, without the batch's share.
@@ -42,163 +46,148 @@ class Offer:
 
 
 @register("routing", "predictive")
-class PredictiveRouting(Policy):
-    """Prefill where the round is predicted to end first, among the places where nobody becomes late by it.
+class PredictiveRouting(Expectations):
+    """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
     Reads: queue, held prefix and longest context of every prefill worker; queue, decode batch and its context, windowed
-    ITL of the session's decode worker; the round's SLO; all times of the performance model. No windowed TTFT: what has
-    completed says little in a burst, what is queued says it now.
+    ITL of the session's decode worker; the round's SLO; all times of the performance model. No windowed TTFT, because
+    in a burst completed rounds describe the past, and the queues describe the present.
 
     Rule:
 
-    1. Every prefill worker offers: work in its queue + reading the history that it lacks + the prefill. One that still
-       has a decode batch, from its time as a decode worker, takes longer as in 2.
-    2. The decode worker offers what its batch leaves over. A step that takes `step` of a target of `itl` leaves
-       `1 - step / (itl_share * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
-       What the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the measured
-       ITL: from `1 - fade` of the target on, the share shrinks in proportion, to nothing at the target. Below
+    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. One that
+       still has a decode batch, from its time as a decode worker, takes longer as in 2.
+    2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
+       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
+       Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the
+       measured ITL: from 30 % of the target on, the share shrinks in proportion, to nothing at the target. Below
        `least_share` the worker offers nothing.
-    3. For the `tries` earliest offers it is checked, by the rule of the ordering `on-time`, how many of the rounds
-       there that are still on time, this one included, would have to be given up. The earliest offer without a loss
-       takes the round (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in
-       time goes where it ends first (`hopeless`): there it is run in what time is left over.
+    3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
+       time there, this one included, would have to be given up. The earliest offer without a loss takes the round
+       (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
+       it ends first (`hopeless`), and runs there in the time that is left over.
 
     The record holds the best offer of each route. Without a prefill worker that can take the prompt: local,
     `no-prefill-worker`.
 
-    Limits: it is as good as the performance model and as the views are fresh; replicas with the same old view choose
+    Limits: it is as good as the performance model, and as the views are fresh. Replicas with the same old view choose
     the same worker, which `spread` softens. It counts on the slicing `slack` and the ordering `on-time`: with whole
     prefills a local route stalls the batch.
 
     Example: `--routing predictive`, with `--ordering on-time` and `--slicing slack`
     """
 
-    headroom: float = Field(0.95, gt=0, le=1, description="Share of the TTFT target that is planned with.")
-    itl_share: float = Field(0.92, ge=0.01, le=1, description="Share of the ITL target that local prefills may use up.")
     least_share: float = Field(
         0.25, gt=0, le=1, description="Least part of a decode worker's time that is worth a local prefill."
     )
-    fade: float = Field(
-        0.7, ge=0, le=1, description="Last part of the ITL target in which a measured ITL makes local prefills rarer."
-    )
-    missed_weight: float = Field(
-        0.5, gt=0, le=1, description="Weight of a round whose session has missed a target before."
-    )
-    tries: int = Field(8, ge=1, description="Offers that are checked for rounds that become late.")
     spread: float = Field(
         0.02, ge=0, description="Offers that differ by less than this share of the TTFT target count as equal."
     )
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> RouteDecision:
+    ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
+    FADE: ClassVar[float] = 0.7
+    """Last part of the ITL target in which a measured ITL makes local prefills rarer; 0: a measured ITL has no effect.
+    """
+    TRIES: ClassVar[int] = 8
+    """Offers that are checked for rounds that become late."""
+
+    def route(self, situation: RoutingSituation) -> RouteDecision:
         """Decide one round."""
-        workers = able(task, prefill)
+        task, decode = situation.task, situation.decode
+        workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         own_id = decode.worker_id
-        offers = [self._remote(task, decode, worker, model) for worker in workers if worker.worker_id != own_id]
-        here = self._local(task, decode, model)
+        offers = [self._remote(situation, worker) for worker in workers if worker.worker_id != own_id]
+        here = self._local(situation)
         if here is not None:
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
-        grain_s, dice = self.spread * task.slo.ttft_s, rng.random
+        grain_s, dice = self.spread * task.slo.ttft_s, situation.rng.random
 
         def rank(offer: Offer) -> tuple[float, float]:
             throw = dice()
             return offer.total_s + throw * grain_s, throw
 
         offers.sort(key=rank)
-        chosen, reason = self._choose(task, offers, now_s)
+        chosen, reason = self._choose(situation, offers)
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
-    def _local(self, task: PrefillTask, decode: WorkerView, model: PerformanceModel) -> Offer | None:
-        share = self._share(decode, task, model, joining=1)
+    def _local(self, situation: RoutingSituation) -> Offer | None:
+        task, decode, model = situation.task, situation.decode, situation.model
+        share = self._share(situation, decode, joining=1)
         if share < self.least_share:
             return None
         stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
-        times_s = _times_s(decode, model)
-        queue_s = _queue_s(times_s, decode, model) * stretch
+        times_s = queue_times_s(decode, model)
+        queue_s = _in_passes_s(times_s, decode, model) * stretch
         return Offer(decode, Route.LOCAL, times_s, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
 
-    def _remote(self, task: PrefillTask, decode: WorkerView, worker: WorkerView, model: PerformanceModel) -> Offer:
+    def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
+        task, model = situation.task, situation.model
         missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
-        source, target = decode.parallelism, worker.parallelism
+        source, target = situation.decode.parallelism, worker.parallelism
         transfer_s = model.kv_transfer_s(missing_tokens, source, target) if missing_tokens else 0.0
         # A worker that was a decode worker a moment ago still has its batch.
-        stretch = 1.0 / max(self._share(worker, task, model), self.least_share)
+        stretch = 1.0 / max(self._share(situation, worker), self.least_share)
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
-        times_s = _times_s(worker, model)
-        queue_s = _queue_s(times_s, worker, model) * stretch
+        times_s = queue_times_s(worker, model)
+        queue_s = _in_passes_s(times_s, worker, model) * stretch
         total_s = queue_s + transfer_s + prefill_s
         return Offer(worker, Route.REMOTE, times_s, total_s, prefill_s, queue_s, transfer_s, stretch)
 
-    def _share(self, worker: WorkerView, task: PrefillTask, model: PerformanceModel, joining: int = 0) -> float:
+    def _share(self, situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
         """Part of its time that a worker's decode batch leaves over, with the task's round in it if it is `joining`."""
         if not worker.decode_batch:
             return 1.0
+        task = situation.task
         context_tokens = worker.decode_context_tokens + joining * task.context_tokens
-        step_s = model.decode_step_s(worker.decode_batch + joining, context_tokens, worker.parallelism)
-        share = 1.0 - step_s / (self.itl_share * task.slo.itl_s)
+        step_s = situation.model.decode_step_s(worker.decode_batch + joining, context_tokens, worker.parallelism)
+        share = 1.0 - step_s / (self.ITL_SHARE * task.slo.itl_s)
         return share * self._unspent(worker, task.slo.itl_s)
 
     def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
         """1 while the measured ITL is far from its target, 0 at the target."""
-        if not self.fade or not decode.itl.count:
+        if not self.FADE or not decode.itl.count:
             return 1.0
-        return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.fade, 0.0), 1.0)
+        return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.FADE, 0.0), 1.0)
 
-    def _choose(self, task: PrefillTask, offers: Sequence[Offer], now_s: float) -> tuple[Offer, str]:
-        left_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
+    def _choose(self, situation: RoutingSituation, offers: Sequence[Offer]) -> tuple[Offer, str]:
+        left_s = self.left_s(situation.task, situation.now_s)
         best: Offer | None = None
         least = float("inf")
-        for offer in offers[: self.tries]:
+        for offer in offers[: self.TRIES]:
             if offer.prefill_s + offer.transfer_s > left_s:
                 continue
-            loss = self._loss(task, offer, now_s)
+            loss = self._loss(situation, offer)
             if not loss:
                 return offer, "on-time"
             if loss < least:
                 best, least = offer, loss
         return (best, "fewest-late") if best else (offers[0], "hopeless")
 
-    def _loss(self, task: PrefillTask, offer: Offer, now_s: float) -> float:
-        """Weight of the rounds on time at a worker that its taking this one would make late."""
+    def _loss(self, situation: RoutingSituation, offer: Offer) -> float:
+        """Weight of the rounds now on time at a worker that this round would make late there."""
+        now_s = situation.now_s
         jobs = []
         for position, (other, plain_s) in enumerate(zip(offer.worker.queue, offer.times_s, strict=True)):
-            time_s = plain_s * offer.stretch
-            job = job_of(other, position, time_s, now_s, self.headroom, self.missed_weight)
-            if time_s <= job[0]:
+            job = self.job(other, position, plain_s * offer.stretch, now_s)
+            if job.time_s <= job.due_s:
                 jobs.append(job)
         if not jobs:
             return 0.0
-        own = job_of(
-            task, len(offer.times_s), offer.prefill_s + offer.transfer_s, now_s, self.headroom, self.missed_weight
-        )
-        with_own = [*jobs, own]
-        _, after = keep(with_own)
+        own = self.job(situation.task, len(offer.times_s), offer.prefill_s + offer.transfer_s, now_s)
+        _, after = keep([*jobs, own])
         if not after:
             return 0.0
         _, before = keep(jobs)
         return max(after - before, 0.0)
 
 
-def _times_s(worker: WorkerView, model: PerformanceModel) -> list[float]:
-    """Prefill times of a worker's queue."""
-    prefill_s, parallelism = model.prefill_s, worker.parallelism
-    return [prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in worker.queue]
-
-
-def _queue_s(times_s: Sequence[float], worker: WorkerView, model: PerformanceModel) -> float:
-    """Work queued at a worker; short prefills share passes, so that only one of them pays a pass's fixed time."""
+def _in_passes_s(times_s: Sequence[float], worker: WorkerView, model: PerformanceModel) -> float:
+    """Time of the prefills at a worker. Short ones share passes, so that only the first pays a pass's fixed time."""
     if not times_s:
         return 0.0
     fixed_s = shortest_pass_s(model, 0, worker.parallelism)

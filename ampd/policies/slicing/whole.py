@@ -1,14 +1,11 @@
-"""Slicing policies: how a prefill on a decode worker shares the worker with the batch that decodes there."""
+"""Prefills that are not sliced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Slice
+from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import Policy, register
-from ampd.types import Parallelism, PrefillTask, RunningRound
 
 
 @register("slicing", "whole")
@@ -17,20 +14,13 @@ class WholeSlicing(Policy):
 
     Reads: nothing but the task.
 
-    Limits: a long prefill makes the ITL of everybody in the batch late.
+    Limits: a long prefill makes the ITL of every round in the batch late.
 
     Example: `--slicing whole`
     """
 
     is_whole: ClassVar[bool] = True
 
-    def slice(
-        self,
-        task: PrefillTask,
-        running: Sequence[RunningRound],  # noqa: ARG002
-        parallelism: Parallelism,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-    ) -> Slice:
+    def slice(self, situation: SlicingSituation) -> Slice:
         """All of it."""
-        return Slice(task.incr_tokens)
+        return Compute(situation.task.incr_tokens)

@@ -1,4 +1,4 @@
-"""The file of a routing table: a readable JSON document that says local or remote for every bucket of rounds.
+"""The file of a routing table: a readable JSON document with a route, local or remote, for every bucket of rounds.
 
 A bucket is a range of context, increment, expected output and load. `*_from` lists where the ranges of an axis begin:
 with `[0, 1, 1500]` they are 0, 1 to 1499, and 1500 or more. A row has the route of every range of load, in order.
@@ -32,7 +32,7 @@ class _Part(BaseModel):
 
 
 class FittedOn(_Part):
-    """What a table was fitted on, and what it attained there."""
+    """The data that a table was fitted on, and the rounds that it attained there."""
 
     trace: str = Field(min_length=1, description="Name or file name of the trace.")
     sessions: int = Field(ge=1, description="Sessions of one simulation.")
@@ -175,7 +175,7 @@ def parse_table(document: Any) -> RoutingTable:
 
 
 def write_table(table: RoutingTable, path: Path) -> None:
-    """Write a file that `read_table` reads back equal, a row a line; an existing one is replaced only as a whole.
+    """Write a file that `read_table` reads back equal, one row per line; an existing file is replaced only as a whole.
 
     Raises:
         UserError: the file cannot be written.
@@ -184,7 +184,7 @@ def write_table(table: RoutingTable, path: Path) -> None:
 
 
 def dump_table(table: RoutingTable) -> str:
-    """The table as readable JSON: axes and rows a line each."""
+    """The table as readable JSON: one line per axis and row."""
     document = table.model_dump(mode="json")
     rows = document.pop("rows")
     lines = [f" {json.dumps(key)}: {_block(value)}," for key, value in document.items()]
@@ -195,5 +195,5 @@ def dump_table(table: RoutingTable) -> str:
 def _block(value: Any) -> str:
     if not isinstance(value, dict):
         return json.dumps(value)
-    inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items())
+    inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
     return "{\n" + inner + "\n }"

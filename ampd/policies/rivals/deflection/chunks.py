@@ -17,7 +17,7 @@ def largest_chunk_tokens(
     model: PerformanceModel,
     guess_tokens: int = 0,
 ) -> int:
-    """The most of `left_tokens` whose prefill behind `hist_tokens` takes at most `limit_s`; 0 if not one does.
+    """The most of `left_tokens` whose prefill behind `hist_tokens` takes at most `limit_s`; 0 if one token exceeds it.
 
     A good guess (the chunk before it) saves most of the search.
     """

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
+from ampd.policies.base import RoutingSituation
+from ampd.policies.capacity import able
+from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
 from ampd.policies.registry import Policy, register
 from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
-from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
+from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate
 
 
 @register("routing", "table")
@@ -28,21 +28,21 @@ class TableRouting(Policy):
     - context: tokens of history that the decode worker holds (an initial prefill has 0);
     - increment: tokens to prefill;
     - output: `output_tokens`, or the table's own estimate, which is the mean over the rounds it was fitted on. It is
-      the same for every round: nobody knows how long this round's output will be;
+      the same for every round, because the length of this round's output is not known;
     - load: queued prefill time of the prefill worker with the least of it, over the round's TTFT target.
 
-    A remote round goes to the prefill worker with the least queued work, of equals one at random. Reasons `table-local`
-    and `table-remote`; the estimates of all prefill workers are recorded. Without a prefill worker that can take the
-    prompt: local, `no-prefill-worker`.
+    A remote round goes to the prefill worker with the least queued work, of equal ones one at random. Reasons
+    `table-local` and `table-remote`; the estimates of all prefill workers are recorded. Without a prefill worker that
+    can take the prompt: local, `no-prefill-worker`.
 
-    Tables are written by `python -m benchmarks.routing_table`, for one trace, layout, performance model and pair of
+    Tables are made by `python -m benchmarks.routing_table`, for one trace, layout, performance model and pair of
     targets. The default is a small one, fitted on the shipped performance model `qwen3-32b-h20` with one prefill and
-    one decode replica; what it was fitted on is in the file, `ampd/policies/rivals/ppd/tables/default.json`.
+    one decode replica. The file names the data of its fit: `ampd/policies/rivals/ppd/tables/default.json`.
 
-    Limits: a table is as good as what it was fitted on is like what it meets; it does not see how busy the decode
-    worker is. The rival's own table has the request rate as load, the true output length, a weighted sum of relative
-    TTFT and TPOT as its aim, and leaves initial prefills remote; ours has what a coordinator can see, and its aim is
-    the rounds that meet both targets.
+    Limits: a table is only good for loads like the one it was fitted on. The load of the decode worker does not count.
+    The rival's own table has the request rate as load, the true output length, a weighted sum of relative TTFT and TPOT
+    as its aim, and leaves initial prefills remote. Ours has the load that a coordinator can see, and its aim is the
+    rounds that meet both targets.
 
     Example: `--routing table`
     """
@@ -76,20 +76,13 @@ class TableRouting(Policy):
         output_tokens = table.expected_output_tokens if self.output_tokens is None else self.output_tokens
         return table.cell(task.hist_tokens, task.incr_tokens, output_tokens, load)
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> RouteDecision:
+    def route(self, situation: RoutingSituation) -> RouteDecision:
         """Decide one round."""
-        workers = able(task, prefill)
+        task, decode = situation.task, situation.decode
+        workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
-        remote = least_queued(task, decode, workers, model, rng, "table-remote")
+        remote = least_queued(situation, workers, "table-remote")
         if self._table.routes[self.cell(task, remote.estimates)] is Route.LOCAL:
             return local(decode, "table-local", remote.estimates)
         return remote

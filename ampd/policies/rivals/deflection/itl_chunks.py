@@ -1,21 +1,19 @@
-"""Slices that fit between two decode steps within the ITL target (the schedule of arXiv 2607.02043)."""
+"""Slices that fit between two decode steps within the ITL target: the schedule of the routing `deflection`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Slice
-from ampd.policies.chunks import largest_chunk_tokens
+from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import Policy, register
-from ampd.types import Parallelism, PrefillTask, RunningRound
+from ampd.policies.rivals.deflection.chunks import largest_chunk_tokens
 
 
 @register("slicing", "itl-chunks")
 class ItlChunks(Policy):
     """Cut a local prefill so that every pause of the decode batch, and the step after it, stay within the ITL target.
+
+    After arXiv 2607.02043.
 
     Reads: history, increment and progress of the prefill; size, context and ITL targets of the running batch; prefill
     and step times of the performance model.
@@ -25,26 +23,20 @@ class ItlChunks(Policy):
 
     Limits: strict step by step. ITL that a round has saved before is not spent, so a prefill takes longer than the
     batch's mean ITL would allow, and pays the fixed cost of a pass for every slice. Where the room is below
-    `floor_tokens`, ITL is late by the rest.
+    `floor_tokens`, ITL is late by the difference.
 
     Example: `--slicing itl-chunks`
     """
 
     floor_tokens: int = Field(16, ge=1, description="Computed between two steps even if that makes the step late.")
 
-    def slice(
-        self,
-        task: PrefillTask,
-        running: Sequence[RunningRound],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,  # noqa: ARG002
-    ) -> Slice:
-        """What fits between two steps."""
-        left_tokens = task.incr_tokens
+    def slice(self, situation: SlicingSituation) -> Slice:
+        """As much as fits between two steps."""
+        task, running, model, parallelism = situation.task, situation.running, situation.model, situation.parallelism
         if not running:
-            return Slice(left_tokens)
-        context_tokens = sum(one.context_tokens for one in running)
-        room_s = min(one.itl_slo_s for one in running) - model.decode_step_s(len(running), context_tokens, parallelism)
-        tokens = largest_chunk_tokens(task.hist_tokens, left_tokens, room_s, parallelism, model)
-        return Slice(min(max(tokens, self.floor_tokens), left_tokens))
+            return Compute(task.incr_tokens)
+        context_tokens = sum(round_.context_tokens for round_ in running)
+        step_s = model.decode_step_s(len(running), context_tokens, parallelism)
+        room_s = min(round_.itl_slo_s for round_ in running) - step_s
+        tokens = largest_chunk_tokens(task.hist_tokens, task.incr_tokens, room_s, parallelism, model)
+        return Compute(min(max(tokens, self.floor_tokens), task.incr_tokens))

@@ -1,0 +1,37 @@
+"""What the routing `predictive` expects of the ordering `on-time` and the slicing `slack`, defined once for all three.
+
+The routing predicts what the other two do. Its predictions are only right while all of them take the same values.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ampd.policies.moore_hodgson import Job
+from ampd.policies.registry import Policy
+from ampd.types import PrefillTask
+
+ITL_SHARE = 0.92
+"""Share of the ITL target that slices of prefills may use up."""
+
+
+class Expectations(Policy):
+    """Base of the policies that weigh prefills by their TTFT targets."""
+
+    headroom: float = Field(
+        0.95, gt=0, le=1, description="Share of the TTFT target to plan with; the same in routing and ordering."
+    )
+    missed_weight: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Weight of a round whose session has missed a target before; the same in routing and ordering.",
+    )
+
+    def left_s(self, task: PrefillTask, now_s: float) -> float:
+        """Seconds until `headroom` of a prefill's TTFT target is over."""
+        return self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
+
+    def job(self, task: PrefillTask, position: int, time_s: float, now_s: float) -> Job:
+        """A prefill that takes `time_s` seconds, as a job: a round whose session has missed a target weighs less."""
+        return Job(self.left_s(task, now_s), time_s, self.missed_weight if task.session_missed else 1.0, position)

@@ -1,0 +1,136 @@
+"""Which jobs of one machine to give up so that the others are on time (Moore-Hodgson).
+
+Jobs run by due time. Whenever a job would be late, the job that frees the most time for the least weight is given up
+(J. M. Moore, Management Science 15(1), 1968). With equal weights the fewest jobs are given up. With other weights this
+is the usual heuristic for a problem that is NP-hard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    """A prefill as a job of its worker. Jobs sort by due time.
+
+    Attributes:
+        due_s: seconds until it is due.
+        time_s: seconds that it takes.
+        weight: what giving it up costs.
+        position: in its queue.
+    """
+
+    due_s: float
+    time_s: float
+    weight: float
+    position: int
+
+
+def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
+    """(the jobs that are kept, the weight of those given up). Every job must fit alone."""
+    kept, given_up = _give_up(sorted(jobs))
+    return [job for _, job in kept], given_up
+
+
+def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) -> int:
+    """First job of the lexicographically first ordering among those with the most jobs on time.
+
+    The job at position i takes `times_s[i]` >= 0 seconds and is on time if it completes within `left_s[i]` seconds.
+    An ordering that starts with job i can be best exactly if "i first, the others by Moore-Hodgson" has as many jobs on
+    time as Moore-Hodgson alone, so the answer is the first i for which that holds. Job i is not compared at all if an
+    earlier j failed that takes no longer and is due no later: in any ordering that starts with i, the two can change
+    places, and no job gets late.
+
+    Returns:
+        A position; 0 whenever the given order is already a best one.
+    """
+    in_order = able = 0
+    now_s = 0.0
+    for time_s, due_s in zip(times_s, left_s, strict=True):
+        now_s += time_s
+        in_order += now_s <= due_s
+        able += time_s <= due_s
+    if in_order == able:
+        return 0
+    # The jobs left out are late in every ordering.
+    jobs = [
+        Job(due_s, time_s, 1.0, position)
+        for position, (time_s, due_s) in enumerate(zip(times_s, left_s, strict=True))
+        if time_s <= due_s
+    ]
+    jobs.sort()
+    room_s = _least_slack_before(jobs)
+    if room_s is not None:
+        return _first_that_fits(times_s, room_s)
+    _, given_up = _give_up(jobs)
+    if in_order == able - given_up:
+        return 0
+    return _first_that_costs_no_more(times_s, left_s, jobs, given_up)
+
+
+def _give_up(jobs: Iterable[Job], start_s: float = 0.0, allowed: float = inf) -> tuple[list[tuple[float, Job]], float]:
+    """(heap of the kept jobs, the weight of those given up); ends early once that weight exceeds `allowed`.
+
+    Args:
+        jobs: by due time.
+        start_s: when the first of them can begin. If it is 0, every job must fit alone.
+    """
+    kept: list[tuple[float, Job]] = []
+    now_s, given_up = start_s, 0.0
+    # A job that fits alone is kept whatever rounding has made of the sum.
+    fewest = 0 if start_s else 1
+    for job in jobs:
+        due_s, time_s, weight, _ = job
+        now_s += time_s
+        heappush(kept, (-time_s / weight, job))
+        while now_s > due_s and len(kept) > fewest:
+            _, (_, freed_s, lost, _) = heappop(kept)
+            now_s -= freed_s
+            given_up += lost
+            if given_up > allowed:
+                return kept, given_up
+    return kept, given_up
+
+
+def _least_slack_before(jobs: Sequence[Job]) -> dict[int, float] | None:
+    """If all jobs are on time by due time: for each, how much the jobs before it can be delayed; -1 is for all."""
+    room_s: dict[int, float] = {}
+    now_s, least_s = 0.0, inf
+    for due_s, time_s, _, position in jobs:
+        room_s[position] = least_s
+        now_s += time_s
+        slack_s = due_s - now_s
+        if slack_s < 0:
+            return None
+        if slack_s < least_s:
+            least_s = slack_s
+    room_s[-1] = least_s
+    return room_s
+
+
+def _first_that_fits(times_s: Sequence[float], room_s: dict[int, float]) -> int:
+    for_late_s = room_s[-1]
+    # The first job by due time delays no other job, so there is always one that fits.
+    return next(i for i, time_s in enumerate(times_s) if time_s <= room_s.get(i, for_late_s))
+
+
+def _first_that_costs_no_more(
+    times_s: Sequence[float], left_s: Sequence[float], jobs: Sequence[Job], allowed: float
+) -> int:
+    failed: list[tuple[float, float]] = []
+    for position, time_s in enumerate(times_s):
+        # A job that is late anyway only delays the others, as if it were due at infinity.
+        due_s = left_s[position] if time_s <= left_s[position] else inf
+        for failed_time_s, failed_due_s in failed:
+            if failed_time_s <= time_s and failed_due_s <= due_s:
+                break
+        else:
+            others = [job for job in jobs if job.position != position]
+            if _give_up(others, time_s, allowed)[1] <= allowed:
+                return position
+            failed.append((time_s, due_s))
+    # The first job of a best set passes, unless a due time is met to the last bit and its sum is rounded otherwise.
+    return 0

@@ -1,1 +1,0 @@
-"""Arrow (2025): stateless instances, elastic pools."""

@@ -1,1 +1,0 @@
-"""LAPS (arXiv 2601.11589): length-aware prefill."""
