@@ -28,7 +28,8 @@ from dataclasses import replace
 from typing import Any
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.registry import create, names
+from ampd.policies.base import RoutingSituation
+from ampd.policies.registry import ROUTING
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -74,7 +75,7 @@ def cases() -> list[tuple[str, str, Window, Window]]:
     """(label, policy, TTFT window of the prefill workers, ITL window of the decode worker)."""
     ways_out = {"ttft-slack": (FREE, FULL), "itl-slack": (FULL, Window(0.001, 20)), "cheapest": (FULL, FULL)}
     result = [(f"ampd/{reason}", "ampd", *windows) for reason, windows in ways_out.items()]
-    return result + [(name, name, FULL, FULL) for name in names("routing") if name != "ampd"]
+    return result + [(name, name, FULL, FULL) for name in ROUTING.names() if name != "ampd"]
 
 
 def measure(
@@ -83,7 +84,7 @@ def measure(
     """Figures of one case."""
     label, policy_name, ttft, itl = case
     is_way_out = "/" in label
-    rng, policy = random.Random(seed), create("routing", policy_name)
+    rng, policy = random.Random(seed), ROUTING.create(policy_name)
     decided_us: list[float] = []
     plain_us: list[float] = []
     reasons: Counter[str] = Counter()
@@ -97,7 +98,9 @@ def measure(
                 decode = under_load(rng, replace(decode, itl=Window()), queue, batch=100)
         task = make_task(rng)
         start = clock()
-        decision = policy.route(task, decode, workers, MODEL, 0.0, rng)
+        decision = policy.route(
+            RoutingSituation(task=task, decode=decode, prefill=workers, model=MODEL, now_s=0.0, rng=rng)
+        )
         decided = clock()
         min(workers, key=mean_s)
         plain_us.append((clock() - decided) / 1e3)

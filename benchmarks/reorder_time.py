@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.policies.base import OrderingSituation
 from ampd.policies.ordering.ampd import AmpdOrdering
 from ampd.types import Parallelism, PrefillTask, Slo
 
@@ -73,7 +74,7 @@ def measure(window: int, load: Load, queues: int, seed: int) -> dict[str, Any]:
     for _ in range(queues):
         queue = make_queue(rng, window, load, model)
         start = clock()
-        pick = policy.pick(queue, TP4, model, NOW_S, rng)
+        pick = policy.pick(OrderingSituation(queue=queue, parallelism=TP4, model=model, now_s=NOW_S, rng=rng))
         picked = clock()
         sorted(queue, key=lambda task: task.arrival_s + task.slo.ttft_s)
         sorts_us.append((clock() - picked) / 1e3)

@@ -9,28 +9,31 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import Field
 
-from ampd.perf.model import PerformanceModel
 from ampd.policies.base import (
     BindingPolicy,
+    BindingSituation,
     OrderingPolicy,
+    OrderingSituation,
     Pick,
     PoolsPolicy,
+    PoolsSituation,
     RoleChange,
     RoutingPolicy,
+    RoutingSituation,
     Slice,
     SlicingPolicy,
+    SlicingSituation,
 )
-from ampd.policies.pools.static import StaticPools
 from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
-from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
+from ampd.types import Role, RouteDecision, Slo, WorkerView
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -79,76 +82,45 @@ def _content(file: Path) -> dict[str, Any]:
 class SwitchedBinding(_Switched):
     """The binding that the file names."""
 
-    def bind(
-        self, task: PrefillTask, decode: Sequence[WorkerView], model: PerformanceModel, now_s: float, rng: random.Random
-    ) -> str:
-        """Ask it."""
-        return cast(BindingPolicy, self._now("binding")).bind(task, decode, model, now_s, rng)
+    def bind(self, situation: BindingSituation) -> str:
+        """Its choice."""
+        return cast(BindingPolicy, self._now("binding")).bind(situation)
 
 
 class SwitchedRouting(_Switched):
     """The routing that the file names."""
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> RouteDecision:
-        """Ask it."""
-        return cast(RoutingPolicy, self._now("routing")).route(task, decode, prefill, model, now_s, rng)
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        """Its decision."""
+        return cast(RoutingPolicy, self._now("routing")).route(situation)
 
 
 class SwitchedOrdering(_Switched):
     """The ordering that the file names."""
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        """Ask it."""
-        return cast(OrderingPolicy, self._now("ordering")).pick(queue, parallelism, model, now_s, rng)
+    def pick(self, situation: OrderingSituation) -> Pick:
+        """Its pick."""
+        return cast(OrderingPolicy, self._now("ordering")).pick(situation)
 
 
 class SwitchedSlicing(_Switched):
     """The slicing that the file names."""
 
-    def slice(
-        self,
-        task: PrefillTask,
-        running: Sequence[RunningRound],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-    ) -> Slice:
-        """Ask it."""
-        return cast(SlicingPolicy, self._now("slicing")).slice(task, running, parallelism, model, now_s)
+    def slice(self, situation: SlicingSituation) -> Slice:
+        """Its slice."""
+        return cast(SlicingPolicy, self._now("slicing")).slice(situation)
 
 
 class SwitchedPools(_Switched):
-    """The pools policy that the file names; `static` brings the workers back to the roles of the start."""
+    """The pools policy that the file names; an idle one brings the workers back to the roles of the start."""
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],
-        slo: Slo,  # noqa: ARG002 - the graph's own, from before the targets were known
-        model: PerformanceModel,
-        now_s: float,
-        changed_s: float,
-        rng: random.Random,
-    ) -> Sequence[RoleChange]:
-        """Ask it, or the changes back."""
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        """Its changes, or the changes back."""
         policy, content = cast(PoolsPolicy, self._now("pools")), _content(self.file)
-        if isinstance(policy, StaticPools):
-            return _back(workers, content["prefill"])
-        return policy.change(workers, Slo(*content["slo"]), model, now_s, changed_s, rng)
+        if policy.is_idle:
+            return _back(situation.workers, content["prefill"])
+        # The graph's own targets are from before those of the contest were known.
+        return policy.change(replace(situation, slo=Slo(*content["slo"])))
 
 
 def _back(workers: Sequence[WorkerView], prefill: int) -> list[RoleChange]:

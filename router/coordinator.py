@@ -13,7 +13,6 @@ from typing import Any
 
 from dynamo.llm import HttpError
 
-from ampd.policies.pools.static import StaticPools
 from ampd.state.store import StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
@@ -184,7 +183,7 @@ def _pools_keeper(
     clock: Callable[[], float],
 ) -> PoolsKeeper | None:
     policy = policies.pools
-    if policy is None or isinstance(policy, StaticPools):
+    if policy is None or policy.is_idle:
         return None
     return PoolsKeeper(
         view, store, policy, policies.model, settings.slo, settings.pools_interval_s, settings.lease_s, rng, clock

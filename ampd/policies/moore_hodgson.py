@@ -8,8 +8,9 @@ is the usual heuristic for a problem that is NP-hard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 from math import inf
+from sys import maxsize
 from typing import NamedTuple
 
 
@@ -31,7 +32,17 @@ class Job(NamedTuple):
 
 def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
     """(the jobs that are kept, the weight of those given up). Every job must fit alone."""
-    kept, given_up = _give_up(sorted(jobs))
+    kept: list[tuple[float, Job]] = []
+    now_s, given_up = 0.0, 0.0
+    for job in sorted(jobs):
+        due_s, time_s, weight, _ = job
+        now_s += time_s
+        heappush(kept, (-time_s / weight, job))
+        # The last job fits alone, whatever rounding has made of the sum.
+        while now_s > due_s and len(kept) > 1:
+            _, (_, freed_s, lost, _) = heappop(kept)
+            now_s -= freed_s
+            given_up += lost
     return [job for _, job in kept], given_up
 
 
@@ -65,34 +76,36 @@ def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) ->
     room_s = _least_slack_before(jobs)
     if room_s is not None:
         return _first_that_fits(times_s, room_s)
-    _, given_up = _give_up(jobs)
-    if in_order == able - given_up:
+    late = _late(jobs)
+    if in_order == able - late:
         return 0
-    return _first_that_costs_no_more(times_s, left_s, jobs, given_up)
+    return _first_that_makes_no_more_late(times_s, left_s, jobs, late)
 
 
-def _give_up(jobs: Iterable[Job], start_s: float = 0.0, allowed: float = inf) -> tuple[list[tuple[float, Job]], float]:
-    """(heap of the kept jobs, the weight of those given up); ends early once that weight exceeds `allowed`.
+def _late(jobs: Iterable[Job], start_s: float = 0.0, skipped: int = -1, allowed: int = maxsize) -> int:
+    """How many jobs of equal weight are late in a best ordering; stops once they are more than `allowed`.
+
+    `keep` without weights: a heap of times is enough, and one job at a time is given up, so it takes half the time.
 
     Args:
         jobs: by due time.
-        start_s: when the first of them can begin. If it is 0, every job must fit alone.
+        start_s: when the first of them can begin.
+        skipped: position of a job that is left out.
     """
-    kept: list[tuple[float, Job]] = []
-    now_s, given_up = start_s, 0.0
-    # A job that fits alone is kept whatever rounding has made of the sum.
-    fewest = 0 if start_s else 1
-    for job in jobs:
-        due_s, time_s, weight, _ = job
+    kept: list[float] = []  # negated times: the longest on top
+    now_s, late = start_s, 0
+    for due_s, time_s, _, position in jobs:
+        if position == skipped:
+            continue
         now_s += time_s
-        heappush(kept, (-time_s / weight, job))
-        while now_s > due_s and len(kept) > fewest:
-            _, (_, freed_s, lost, _) = heappop(kept)
-            now_s -= freed_s
-            given_up += lost
-            if given_up > allowed:
-                return kept, given_up
-    return kept, given_up
+        if now_s > due_s:
+            late += 1
+            if late > allowed:
+                break
+            now_s += heappushpop(kept, -time_s)
+        else:
+            heappush(kept, -time_s)
+    return late
 
 
 def _least_slack_before(jobs: Sequence[Job]) -> dict[int, float] | None:
@@ -117,8 +130,8 @@ def _first_that_fits(times_s: Sequence[float], room_s: dict[int, float]) -> int:
     return next(i for i, time_s in enumerate(times_s) if time_s <= room_s.get(i, for_late_s))
 
 
-def _first_that_costs_no_more(
-    times_s: Sequence[float], left_s: Sequence[float], jobs: Sequence[Job], allowed: float
+def _first_that_makes_no_more_late(
+    times_s: Sequence[float], left_s: Sequence[float], jobs: Sequence[Job], allowed: int
 ) -> int:
     failed: list[tuple[float, float]] = []
     for position, time_s in enumerate(times_s):
@@ -128,8 +141,7 @@ def _first_that_costs_no_more(
             if failed_time_s <= time_s and failed_due_s <= due_s:
                 break
         else:
-            others = [job for job in jobs if job.position != position]
-            if _give_up(others, time_s, allowed)[1] <= allowed:
+            if _late(jobs, time_s, position, allowed) <= allowed:
                 return position
             failed.append((time_s, due_s))
     # The first job of a best set passes, unless a due time is met to the last bit and its sum is rounded otherwise.

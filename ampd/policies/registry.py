@@ -108,14 +108,14 @@ class Registry(Generic[InterfaceT]):
             ) from None
         return made  # type: ignore[no-any-return]
 
-    def create_named(self, text: str) -> InterfaceT:
-        """Make a policy from the user's text: `ampd`, or `ampd(alpha=0.8)`.
+    def create_named(self, text: str, /, **parameters: Any) -> InterfaceT:
+        """Make a policy from the user's text: `ampd`, or `ampd(alpha=0.8)`. Further `parameters` override the text's.
 
         Raises:
             UserError: as `create`, or the text has another form.
         """
-        name, parameters = parse_named(text)
-        return self.create(name, **parameters)
+        name, written = parse_named(text)
+        return self.create(name, **{**written, **parameters})
 
     def names(self) -> tuple[str, ...]:
         """The known names, sorted."""
@@ -194,9 +194,9 @@ def create(kind: str, name: str, /, **parameters: Any) -> Any:
     return of_kind(kind).create(name, **parameters)
 
 
-def create_named(kind: str, text: str) -> Any:
+def create_named(kind: str, text: str, /, **parameters: Any) -> Any:
     """Make a policy of any kind from the user's text, as `Registry.create_named` does."""
-    return of_kind(kind).create_named(text)
+    return of_kind(kind).create_named(text, **parameters)
 
 
 @cache

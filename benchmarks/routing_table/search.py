@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import combinations, product
 
 from ampd.policies.registry import create
-from ampd.policies.rivals.ppd.routing import TableRouting
+from ampd.policies.rivals.ppd.table import TableRouting
 from ampd.policies.rivals.ppd.table_file import RoutingTable
 from ampd.types import Route
 from benchmarks.routing_table.case import FitCase, blank_table

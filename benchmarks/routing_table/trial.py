@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import RoutingPolicy
+from ampd.policies.base import RoutingPolicy, RoutingSituation
 from ampd.policies.registry import create_named
-from ampd.policies.rivals.ppd.routing import TableRouting
-from ampd.types import PrefillTask, RouteDecision, WorkerView
+from ampd.policies.rivals.ppd.table import TableRouting
+from ampd.types import RouteDecision
 from benchmarks.routing_table.case import FitCase
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
@@ -33,18 +31,10 @@ class _Watched:
     policy: TableRouting
     cells: set[int] = field(default_factory=set)
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> RouteDecision:
-        decision = self.policy.route(task, decode, prefill, model, now_s, rng)
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        decision = self.policy.route(situation)
         if decision.estimates:
-            self.cells.add(self.policy.cell(task, decision.estimates))
+            self.cells.add(self.policy.cell(situation.task, decision.estimates))
         return decision
 
 

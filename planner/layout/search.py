@@ -29,9 +29,8 @@ from planner.simulator.simulate import simulate
 from workloads.retime import retime
 from workloads.trace import Session
 
-BINDING = defaults.BINDING
-POOLS = defaults.POOLS
-"""Binding and pools of the check, which a plan does not choose: the defaults, with which roles stay as planned."""
+BINDING, POOLS = defaults.BINDING, defaults.POOLS
+"""Binding and pools of the check, which a plan does not choose. With the default pools the roles stay as planned."""
 
 _CURVE_SESSIONS = 300
 """Most sessions of the trace in the simulation of a curve. Of a longer trace they are an even choice."""

@@ -23,7 +23,7 @@ from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
-from ampd.policies import defaults
+from ampd.policies.registry import POOLS
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -156,7 +156,7 @@ def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
         return "frontend"
     if counts["coordinator"] == settings.coordinators:
         return "coordinator"
-    if settings.pools != defaults.POOLS:
+    if not POOLS.create_named(settings.pools).is_idle:
         # Any worker may become a decode worker.
         return "worker" if counts["decode"] + counts["prefill"] == settings.decode + settings.prefill else None
     return "decode worker" if counts["decode"] == settings.decode else None

@@ -7,7 +7,7 @@ import pytest
 from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
-from ampd.policies.rivals.ppd.routing import TableRouting
+from ampd.policies.rivals.ppd.table import TableRouting
 from ampd.types import Parallelism, Route, Slo
 from benchmarks.routing_table.case import FitCase, blank_table, scaled
 from benchmarks.routing_table.search import fit_table
