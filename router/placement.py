@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import time
@@ -13,9 +12,10 @@ from dataclasses import dataclass
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, RoutingPolicy
+from ampd.serving.placement import PlacementPolicies, deterministic_choice, exceeded_limit, fits, local, prefill_task
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, Route, RouteDecision, Slo, WorkerView
+from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
 from router.round_errors import RoundRefusedError
 from router.session_counts import SessionCounts
 
@@ -84,12 +84,9 @@ class Placer:
         self.view = view
         self.store = store
         self.counters = SessionCounts()
-        self._binding = binding
-        self._routing = routing
-        self._model = model
+        self._policies = PlacementPolicies(binding, routing, model, rng)
         self._session_ttl_s = session_ttl_s
         self._suspect_s = suspect_s
-        self._rng = rng
         self._clock = clock
         self._suspects: dict[str, float] = {}
         self._store_retry_s = float("-inf")
@@ -115,7 +112,7 @@ class Placer:
                     known = await self._repin(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
                         continue
-            self._check_fits(ask, decode)
+            _check_fits(ask, [decode])
             task, decision = await self._decide(ask, decode)
             was_alone = not self._store_answers()
             outcome = await self._write(ask, known, decode, task, decision)
@@ -156,15 +153,12 @@ class Placer:
         live = [view for view in self.view.decode() if view.worker_id not in ask.lost]
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        roomy = [view for view in live if fits(ask.prompt_tokens, view)]
-        if not roomy:
-            longest = max(view.max_context_tokens for view in live)
-            raise RoundRefusedError(400, _too_long(ask.prompt_tokens, longest))
+        _check_fits(ask, live)
+        roomy = [view for view in live if fits(ask.prompt_tokens + 1, view.max_context_tokens)]
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
-        task = self._task(ask, 0)
         try:
-            chosen = self._binding.bind(task, roomy, self._model, self._clock(), self._rng)
+            chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())
         except UserError as error:
             # As for routes: a parallelism that the performance model lacks.
             log.error("binding without the policy: %s", error)
@@ -185,37 +179,20 @@ class Placer:
         self.counters.add(repinned=int(outcome.accepted))
         return outcome.binding
 
-    def _check_fits(self, ask: Ask, decode: WorkerView) -> None:
-        if not fits(ask.prompt_tokens, decode):
-            raise RoundRefusedError(400, _too_long(ask.prompt_tokens, decode.max_context_tokens))
-
     # -- the route
 
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
-        # At least one token is always computed: the one whose logits give the first output.
-        hist_tokens = min(await ask.hist_tokens(decode), ask.prompt_tokens - 1)
-        task = self._task(ask, hist_tokens)
-        if ask.local_only is not None:
-            return task, RouteDecision(Route.LOCAL, decode.worker_id, ask.local_only)
-        # A worker may have become a prefill worker with sessions still bound to it: its own rounds there are local.
-        prefill = [view for view in self.view.prefill() if view.worker_id not in (*ask.lost, decode.worker_id)]
+        task = _task(ask, await ask.hist_tokens(decode))
+        prefill = self.view.prefill()
         try:
-            return task, self._routing.route(task, decode, prefill, self._model, self._clock(), self._rng)
+            decision = self._policies.route(
+                task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only
+            )
         except UserError as error:
-            # A worker of a parallelism that the performance model lacks: serve the round, and say what to mend.
+            # The performance model lacks a worker's parallelism. The round is served, and the log names the fix.
             log.error("routing locally: %s", error)
-            return task, RouteDecision(Route.LOCAL, decode.worker_id, "no-performance-model")
-
-    def _task(self, ask: Ask, hist_tokens: int) -> PrefillTask:
-        return PrefillTask(
-            task_id=uuid.uuid4().hex,
-            session_id=ask.session_id,
-            hist_tokens=hist_tokens,
-            incr_tokens=ask.prompt_tokens - hist_tokens,
-            arrival_s=ask.arrival_s,
-            slo=ask.slo,
-            session_missed=ask.session_missed,
-        )
+            decision = local(decode.worker_id, "no-performance-model")
+        return task, decision
 
     # -- the write
 
@@ -255,23 +232,24 @@ def _is_new(ask: Ask, known: Binding | None, decode: WorkerView) -> bool:
     return known is None and not decode.held_tokens.get(ask.session_id)
 
 
-def fits(prompt_tokens: int, worker: WorkerView) -> bool:
-    """Whether a worker's context has room for a prompt and one token of output."""
-    return worker.max_context_tokens <= 0 or prompt_tokens < worker.max_context_tokens
-
-
-def deterministic_choice(session_id: str, workers: Sequence[WorkerView]) -> WorkerView:
-    """The worker that every replica with the same view chooses for a session (highest random weight)."""
-
-    def weight(worker: WorkerView) -> bytes:
-        text = f"{worker.worker_id}/{session_id}".encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(text, digest_size=8).digest()
-
-    return max(workers, key=weight)
-
-
-def _too_long(prompt_tokens: int, limit: int) -> str:
-    return (
-        f"the prompt has {prompt_tokens} tokens, the longest context of the worker is {limit} tokens "
-        "(prompt and output together); send a shorter prompt"
+def _task(ask: Ask, held_tokens: int) -> PrefillTask:
+    return prefill_task(
+        uuid.uuid4().hex,
+        ask.session_id,
+        ask.prompt_tokens,
+        held_tokens,
+        arrival_s=ask.arrival_s,
+        slo=ask.slo,
+        session_missed=ask.session_missed,
     )
+
+
+def _check_fits(ask: Ask, workers: Sequence[WorkerView]) -> None:
+    """Refuse a prompt that leaves no room for a token of output on any of the workers."""
+    limit = exceeded_limit(ask.prompt_tokens + 1, [view.max_context_tokens for view in workers])
+    if limit is not None:
+        raise RoundRefusedError(
+            400,
+            f"the prompt has {ask.prompt_tokens} tokens, the longest context of the worker is {limit} tokens "
+            "(prompt and output together); send a shorter prompt",
+        )

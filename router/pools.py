@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import PoolsPolicy, RoleChange
+from ampd.policies.base import PoolsPolicy
+from ampd.serving.roles import DueChange, RoleReview
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
@@ -41,8 +42,7 @@ class _Assigned:
 class PoolsKeeper:
     """Keeps the workers' roles as a pools policy wants them, while this coordinator leads.
 
-    Without the shared state nobody leads and no role changes. The last decode worker keeps its role, whatever the
-    policy says: without one no session could begin.
+    Without the shared state no coordinator leads and no role changes.
 
     Args:
         slo: the default targets of a round.
@@ -67,12 +67,9 @@ class PoolsKeeper:
     ) -> None:
         self._view = view
         self._store = store
-        self._policy = policy
-        self._model = model
-        self._slo = slo
+        self._review = RoleReview(policy, model, slo, rng)
         self._interval_s = interval_s
         self._lease_s = max(lease_s, 3 * interval_s)
-        self._rng = rng
         self._clock = clock
         self.assignments: Counter[tuple[Role, str]] = Counter()
         self._holder = uuid.uuid4().hex
@@ -135,20 +132,15 @@ class PoolsKeeper:
     async def _ask(self, lead: Leadership) -> None:
         now_s = self._clock()
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
-        workers = self._as_assigned(now_s)
-        changes = self._policy.change(tuple(workers.values()), self._slo, self._model, now_s, changed_s, self._rng)
-        for change in changes:
-            before = workers.get(change.worker_id)
-            if before is None or (before.role, before.lane) == (change.role, change.lane):
-                continue
-            if not _leaves_a_decode_worker(workers, change):
-                self._say_once(f"worker {change.worker_id} stays decode ({change.reason}): it is the last one")
-                continue
-            if not await self._assign(change, before):
+        due = self._review.due(self._as_assigned(now_s), now_s, changed_s)
+        for kept in due.kept:
+            self._say_once(f"worker {kept.worker_id} stays decode ({kept.reason}): it is the last one")
+        for change in due.changes:
+            if not await self._assign(change):
                 return
-            workers[change.worker_id] = replace(before, role=change.role, lane=change.lane)
 
-    async def _assign(self, change: RoleChange, before: WorkerView) -> bool:
+    async def _assign(self, due: DueChange) -> bool:
+        change, before = due.change, due.before
         role = RoleAssigned(change.worker_id, change.role, change.lane, change.reason)
         ttl_s = _ROLE_LEASES * self._lease_s
         if not await self._store.assign_role(self._holder, role, ttl_s):
@@ -166,8 +158,8 @@ class PoolsKeeper:
         )
         return True
 
-    def _as_assigned(self, now_s: float) -> dict[str, WorkerView]:
-        """The workers by id, with the roles that they were given a moment ago and have not published yet."""
+    def _as_assigned(self, now_s: float) -> tuple[WorkerView, ...]:
+        """The workers, with the roles that they were given a moment ago and have not published yet."""
         views = {view.worker_id: view for view in (*self._view.prefill(), *self._view.decode())}
         for worker_id, assigned in list(self._assigned.items()):
             view = views.get(worker_id)
@@ -175,7 +167,7 @@ class PoolsKeeper:
                 del self._assigned[worker_id]
             else:
                 views[worker_id] = replace(view, role=assigned.role, lane=assigned.lane)
-        return views
+        return tuple(views.values())
 
     def _follow(self) -> None:
         if self._is_leading:
@@ -188,12 +180,6 @@ class PoolsKeeper:
         if line not in self._said:
             self._said.add(line)
             log.warning("pools: %s", line)
-
-
-def _leaves_a_decode_worker(workers: dict[str, WorkerView], change: RoleChange) -> bool:
-    return change.role is Role.DECODE or any(
-        view.role is Role.DECODE for view in workers.values() if view.worker_id != change.worker_id
-    )
 
 
 def _named(role: Role, lane: str) -> str:

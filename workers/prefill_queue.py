@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy
@@ -15,9 +16,10 @@ from ampd.types import Parallelism, PrefillTask
 
 
 class QueuePlace:
-    """One prefill's place. Its owner calls `picked`, reads the history, calls `slot`, computes, `leave`s."""
+    """One prefill's place. Its owner calls `picked`, reads the history, calls `slot`, computes, and calls `leave`."""
 
     def __init__(self, queue: PrefillQueue, task: PrefillTask, fetches: bool) -> None:
+        self._queue = queue
         self._turn = asyncio.Event()
         self._entry = queue.enter(task, fetches, self._wake)
 
@@ -26,31 +28,27 @@ class QueuePlace:
         await self._turn.wait()
 
     async def slot(self) -> None:
-        """Say that the history is here (or will be recomputed) and wait for room in the engine."""
+        """Report that the history is here (or will be recomputed) and wait for room in the engine."""
         self._turn.clear()
-        self._entry.fetched()
+        self._queue.fetched(self._entry)
         await self._turn.wait()
 
     async def again(self, task: PrefillTask) -> None:
         """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`)."""
         self._turn.clear()
-        self._entry.again(task)
+        self._queue.again(self._entry, task)
         await self.picked()
         await self.slot()
 
     @property
     def pass_tasks(self) -> list[PrefillTask]:
-        """The tasks of all prefills that compute with this one, itself included."""
-        return [entry.task for entry in self._entry.mates] or [self._entry.task]
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the policy picked no other prefill for the same pass; known from `picked` on."""
-        return len(self._entry.mates) <= 1
+        """The tasks of all prefills of its pass, itself included; known from `picked` on."""
+        picked = self._entry.picked
+        return picked.tasks if picked is not None else [self._entry.task]
 
     def leave(self) -> None:
         """Give the place and the slot back; any number of times."""
-        self._entry.leave()
+        self._queue.leave(self._entry)
 
     def _wake(self, _entry: QueueEntry) -> None:
         self._turn.set()
@@ -73,9 +71,8 @@ class AsyncPrefillQueue(PrefillQueue):
             ordering,
             model,
             parallelism,
-            clock=clock,
-            call_later=_call_later,
-            rng=random.Random(),
+            _LoopTimer(clock),
+            random.Random(),
             concurrency=concurrency,
             prefetch=prefetch,
             on_change=on_change,
@@ -83,7 +80,7 @@ class AsyncPrefillQueue(PrefillQueue):
 
     @contextmanager
     def place(self, task: PrefillTask, fetches: bool) -> Iterator[QueuePlace]:
-        """Enter a prefill; it leaves with the block, however that ends. `fetches`: it has a history to read first."""
+        """Enter a prefill. It leaves with the block, however that ends. `fetches`: it has a history to read first."""
         place = QueuePlace(self, task, fetches)
         try:
             yield place
@@ -91,5 +88,11 @@ class AsyncPrefillQueue(PrefillQueue):
             place.leave()
 
 
-def _call_later(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
-    return asyncio.get_running_loop().call_later(seconds, action).cancel
+@dataclass(frozen=True, slots=True)
+class _LoopTimer:
+    """The timers of the running event loop, beside the clock of the tasks."""
+
+    clock: Callable[[], float]
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        return asyncio.get_running_loop().call_later(delay_s, action).cancel

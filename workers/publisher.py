@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from ampd.serving.overlay import SAMPLE_INTERVAL_S
 from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
 from ampd.types import WorkerView
 from workers.pending_changes import PendingChanges
 
 log = logging.getLogger(__name__)
-_SAMPLE_INTERVAL_S = 0.25
-"""How soon after new samples (TTFT, ITL, growing contexts) the view follows; structural changes are quicker."""
 _HELD_INTERVAL_S = 50e-6
 """Added to the interval per held session, because the view lists them all and thousands make a large message."""
 
@@ -109,9 +108,9 @@ class Publisher:
             await asyncio.sleep(pause_s)
         heartbeat_s = self._published_s + self._lease_s / 3
         while (left_s := heartbeat_s - time.monotonic()) > 0:
-            if changes.has_samples and time.monotonic() >= self._published_s + _SAMPLE_INTERVAL_S:
+            if changes.has_samples and time.monotonic() >= self._published_s + SAMPLE_INTERVAL_S:
                 return
-            if await changes.wait_changed(min(left_s, _SAMPLE_INTERVAL_S)):
+            if await changes.wait_changed(min(left_s, SAMPLE_INTERVAL_S)):
                 return
 
     async def _flush(self) -> None:

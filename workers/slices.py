@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Slice, SlicingPolicy
-from ampd.policies.passes import as_one
+from ampd.policies.base import SlicingPolicy, Wait
+from ampd.serving.slices import Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
@@ -51,8 +51,8 @@ class Slicer:
         decoding: DecodingRounds,
         clock: Callable[[], float],
     ) -> None:
-        self._policy = policy
-        self._model = model
+        info = engine.info
+        self._slices = Slices(policy, model, info.parallelism, info.page_size_tokens)
         self._engine = engine
         self._decoding = decoding
         self._clock = clock
@@ -75,44 +75,28 @@ class Slicer:
             EngineError: the engine refused or failed a slice.
         """
         sliced = Sliced(rid)
-        if not place.is_alone:
-            # Passes of several are short, and are not cut.
-            await self._until_affordable(as_one(place.pass_tasks))
-            return sliced
-        if _is_rest(self._ask(task), task) or not self._can_slice(token_ids, request):
-            return sliced
-        task = await self._as_held(task, token_ids, staged_tokens)
-        while place.is_alone:
-            chosen = self._ask(task)
-            if chosen.wait_s > 0 and self._decoding.running(self._clock()):
-                await self._decoding.until_one_ends(chosen.wait_s)
+        tasks = place.pass_tasks
+        if len(tasks) == 1:
+            if isinstance(self._next(tasks), Rest) or not self._can_slice(token_ids, request):
+                return sliced
+            tasks = [await self._as_held(tasks[0], token_ids, staged_tokens)]
+        while not isinstance(step := self._next(tasks), Rest):
+            if isinstance(step, Wait):
+                await self._decoding.until_one_ends(step.wait_s)
                 continue
-            end = self._end(task.hist_tokens, chosen.tokens)
-            # With nobody decoding there is nobody to wait for.
-            if chosen.wait_s > 0 or _is_rest(chosen, task) or end >= len(token_ids):
-                break
-            cached_tokens = await self._compute(sliced.rid, task.session_id, token_ids[:end])
+            cached_tokens = await self._compute(sliced.rid, task.session_id, token_ids[: step.end_tokens])
             if not sliced.slices:
                 sliced.cached_tokens = cached_tokens
             sliced.slices += 1
             sliced.rid = uuid4().hex
-            task = replace(task, hist_tokens=end, incr_tokens=len(token_ids) - end)
-            await place.again(task)
-        if not place.is_alone:
-            # What is left was picked for a pass with others.
-            await self._until_affordable(as_one(place.pass_tasks))
+            await place.again(left_after(tasks[0], step.end_tokens))
+            # The rest may have been picked for a pass with others.
+            tasks = place.pass_tasks
         return sliced
 
-    async def _until_affordable(self, task: PrefillTask) -> None:
-        """Leave the worker to the rounds that decode for as long as the policy wants that."""
-        while (wait_s := self._ask(task).wait_s) > 0 and self._decoding.running(self._clock()):
-            await self._decoding.until_one_ends(wait_s)
-
-    def _ask(self, task: PrefillTask) -> Slice:
-        """What the policy says of what is left: slices that are done are history."""
+    def _next(self, tasks: Sequence[PrefillTask]) -> SliceStep:
         now_s = self._clock()
-        running = self._decoding.running(now_s)
-        return self._policy.slice(task, running, self._engine.info.parallelism, self._model, now_s)
+        return self._slices.next(tasks, self._decoding.running(now_s), tasks[0].hist_tokens, now_s)
 
     def _can_slice(self, token_ids: list[int], request: dict[str, Any]) -> bool:
         """Not what the engine will refuse, nor what its cache cannot help: prompt log-probabilities compute it all."""
@@ -122,16 +106,9 @@ class Slicer:
     async def _as_held(self, task: PrefillTask, token_ids: list[int], staged_tokens: int) -> PrefillTask:
         """The task with the history that really is here: what the coordinator knew may have gone, or grown."""
         page = self._engine.info.page_size_tokens
-        keys = page_keys(token_ids, page)
-        reply = await self._engine.kv.serve({"op": "match", "keys": keys})
-        held = reply.get("matched", task.hist_tokens // page) + staged_tokens // page
-        hist = min(held, (len(token_ids) - 1) // page) * page
-        return replace(task, hist_tokens=hist, incr_tokens=len(token_ids) - hist)
-
-    def _end(self, start: int, tokens: int) -> int:
-        """Where a slice ends: with a full page, for one that is not full would be computed again; one page at least."""
-        page = self._engine.info.page_size_tokens
-        return max((start + tokens) // page, start // page + 1) * page
+        reply = await self._engine.kv.serve({"op": "match", "keys": page_keys(token_ids, page)})
+        pages = reply.get("matched", task.hist_tokens // page) + staged_tokens // page
+        return with_held(task, pages * page, page)
 
     async def _compute(self, rid: str, session_id: str, prefix: list[int]) -> int:
         """One slice; returns how much of it was there already."""
@@ -141,7 +118,3 @@ class Slicer:
             async for output in stream:
                 cached_tokens = output.cached_tokens
         return cached_tokens
-
-
-def _is_rest(chosen: Slice, task: PrefillTask) -> bool:
-    return chosen.wait_s <= 0 and chosen.tokens >= task.incr_tokens

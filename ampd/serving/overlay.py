@@ -12,6 +12,9 @@ from dataclasses import replace
 
 from ampd.types import PrefillTask, WorkerView
 
+SAMPLE_INTERVAL_S = 0.25
+"""How soon after new samples (TTFT, ITL, growing contexts) a worker publishes its view; other changes are quicker."""
+
 QUEUE_GRACE_S = 2.0
 """How long a prefill that was entered may be missing from its worker's own queue before it counts as lost, and how long
 a finished one stays struck out of views that were written before it finished."""

@@ -1,29 +1,42 @@
 """The prefill queue of a worker: the ordering policy picks, KV reads overlap computation, slots bound the engine.
 
-No clock and no timer of its own: the workers run it on asyncio (`workers.prefill_queue`), the simulator in virtual
-time, so both queue by the same object.
+The queue has no clock and no timer of its own. The workers run it on asyncio (`workers.prefill_queue`) and the
+simulator in virtual time.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
+from typing import Protocol
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import OrderingPolicy
+from ampd.policies.base import OrderingPolicy, OrderingSituation, Run, Wait
 from ampd.types import Parallelism, PrefillTask
 
-CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
-"""Runs an action after so many seconds, unless what it returns is called before."""
-
 SHORTEST_WAIT_S = 0.001
-"""A policy that asks for less waits this long: however tiny its waits, time goes on between them."""
+"""A policy that asks for a shorter wait gets this one, so that time goes on between two questions."""
 
 LONGEST_WAIT_S = 10.0
-"""Nobody waits longer for a policy's sake while there is room: then its pick runs, whatever it says of waiting."""
+"""How long a policy may leave a free slot unused while prefills wait. After that the oldest prefill runs."""
+
+_OLDEST = Run(0)
+
+
+class Timer(Protocol):
+    """The time of the queue."""
+
+    def clock(self) -> float:
+        """The time in seconds, on the clock of the tasks' `arrival_s`."""
+        ...
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        """Run `action` after a delay. Calling the result cancels that."""
+        ...
 
 
 class Stage(Enum):
@@ -36,70 +49,66 @@ class Stage(Enum):
     LEFT = "left"
 
 
-class QueueEntry:
-    """One prefill's place in the queue.
-
-    Its owner is called (`on_turn`) when the entry turns FETCHING (the policy has picked it: the moment to read its
-    history) and when it turns COMPUTING (there is room in the engine). The owner says `fetched` in between, and
-    `leave` at the end, or at any moment before (cancellation), any number of times.
+class Pass:
+    """Prefills that the policy picked to be computed together. They share one slot.
 
     Attributes:
-        mates: who was picked with it for one pass and is still here, itself included; empty while it waits.
+        members: the prefills that have not left, in the order in which they were picked.
     """
 
-    __slots__ = ("_on_turn", "_queue", "fetches", "mates", "stage", "task")
+    __slots__ = ("members",)
 
-    def __init__(
-        self, queue: PrefillQueue, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]
-    ) -> None:
-        self._queue = queue
-        self._on_turn = on_turn
+    def __init__(self, members: list[QueueEntry]) -> None:
+        self.members = members
+
+    @property
+    def tasks(self) -> list[PrefillTask]:
+        """What is left of each member."""
+        return [entry.task for entry in self.members]
+
+
+class QueueEntry:
+    """One prefill in the queue.
+
+    Attributes:
+        task: what is left of the prefill.
+        fetches: the prefill has a history to read before it is computed.
+        on_turn: called with the entry when it turns FETCHING (the policy has picked it, its history is to be read) and
+            when it turns COMPUTING (its pass has a slot).
+        picked: the pass for which the policy picked the prefill. None: it waits, or it left while it waited.
+    """
+
+    __slots__ = ("fetches", "on_turn", "picked", "stage", "task")
+
+    def __init__(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> None:
         self.task = task
         self.fetches = fetches
+        self.on_turn = on_turn
         self.stage = Stage.WAITING
-        self.mates: list[QueueEntry] = []
-
-    def fetched(self) -> None:
-        """Say that the history is here (or will be recomputed)."""
-        if self.stage is Stage.FETCHING:
-            self.stage = Stage.READY
-            self._queue.advance()
-
-    def again(self, task: PrefillTask) -> None:
-        """Give the slot back with a part computed: `task` is what is left, and waits for its next turn."""
-        if self.stage is Stage.COMPUTING:
-            self.task, self.fetches, self.stage = task, False, Stage.WAITING
-            self._queue.wait_again(self)
-
-    def leave(self) -> None:
-        """Give the place and the slot back: the prefill is done, or nobody wants it any more."""
-        if self.stage is not Stage.LEFT:
-            self.stage = Stage.LEFT
-            self._queue.remove(self)
-
-    def step(self, stage: Stage) -> None:
-        """Called by the queue only: move on and tell the owner."""
-        self.stage = stage
-        self._on_turn(self)
+        self.picked: Pass | None = None
 
 
 class PrefillQueue:
     """Prefills that wait, read and compute on one worker.
 
-    Waiting prefills are picked by the policy while there is room, one pass at a time: a single prefill, or several that
-    the policy wants computed together. `concurrency` passes compute, and up to `prefetch` more with a history to read
-    are picked ahead of their slot, so that their read overlaps the computation. A pass without a read is never picked
-    ahead: the later the choice, the better it is. Picked passes compute in the order in which they were picked; a pass
-    starts when all its members are READY, and gives its slot back when all of them have left.
+    The policy picks among the waiting prefills while there is room, one pass at a time. `concurrency` passes compute.
+    Up to `prefetch` more passes with a history to read are picked before they have a slot, so that their reads overlap
+    the computation. A pass without a read is not picked early, because a later choice knows more. Picked passes
+    compute in the order in which they were picked. A pass starts when all its members are READY, and gives its slot
+    back when all of them have left.
 
-    A policy may also want to wait. It is asked again after that time, or before if anything changes here.
+    A policy may also answer that it waits. It is asked again after that time, or earlier if the queue changes.
+
+    An owner enters its prefill, calls `fetched` after the entry's first turn and `leave` at the end. It may leave at
+    any moment (cancellation), and any number of times.
 
     Args:
-        clock: the clock of the tasks' `arrival_s`.
-        call_later: the timer of that clock.
         on_change: called after every change of the queue.
 
     Attributes:
+        waiting: prefills that are not picked, in order of arrival.
+        staged: passes that are picked and have no slot yet.
+        computing: passes that have a slot.
         postponements: how often a later prefill was picked before an earlier one.
     """
 
@@ -108,10 +117,9 @@ class PrefillQueue:
         ordering: OrderingPolicy,
         model: PerformanceModel,
         parallelism: Parallelism,
-        *,
-        clock: Callable[[], float],
-        call_later: CallLater,
+        timer: Timer,
         rng: random.Random,
+        *,
         concurrency: int = 1,
         prefetch: int = 1,
         on_change: Callable[[], None] = lambda: None,
@@ -119,41 +127,75 @@ class PrefillQueue:
         self._ordering = ordering
         self._model = model
         self._parallelism = parallelism
-        self._concurrency = concurrency
+        self._timer = timer
+        self._rng = rng
+        self.concurrency = concurrency
         self._prefetch = prefetch
         self._on_change = on_change
-        self._clock = clock
-        self._call_later = call_later
-        self._rng = rng
-        self._waiting: list[QueueEntry] = []
-        self._staged: list[QueueEntry] = []
-        self._computing: list[QueueEntry] = []
+        self.waiting: list[QueueEntry] = []
+        self.staged: list[Pass] = []
+        self.computing: list[Pass] = []
+        self.postponements = 0
         self._advancing = False
         self._cancel_wait: Callable[[], None] | None = None
-        self._held_since_s: float | None = None
-        self.postponements = 0
+        self._unused_since_s: float | None = None
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
-        """Enter a prefill. `fetches`: it has a history to read first. Its turn may come before this returns."""
-        entry = QueueEntry(self, task, fetches, on_turn)
-        self._waiting.append(entry)
-        self.advance()
+        """Enter a prefill. Its turn may come before this returns."""
+        entry = QueueEntry(task, fetches, on_turn)
+        self.waiting.append(entry)
+        self._advance()
         return entry
 
+    def fetched(self, entry: QueueEntry) -> None:
+        """The history of a FETCHING prefill is here, or will be recomputed."""
+        if entry.stage is Stage.FETCHING:
+            entry.stage = Stage.READY
+            self._advance()
+
+    def again(self, entry: QueueEntry, task: PrefillTask) -> None:
+        """A COMPUTING prefill gives its slot back. `task` is what is left, and waits at its place by arrival."""
+        if entry.stage is Stage.COMPUTING:
+            self._take_out(entry)
+            entry.task, entry.fetches, entry.stage, entry.picked = task, False, Stage.WAITING, None
+            insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
+            self._advance()
+
+    def leave(self, entry: QueueEntry) -> None:
+        """A prefill gives its place and its slot back: it is done or cancelled."""
+        if entry.stage is not Stage.LEFT:
+            self._take_out(entry)
+            entry.stage = Stage.LEFT
+            self._advance()
+
     def tasks(self) -> tuple[PrefillTask, ...]:
-        """All prefills here: those that compute, those that are picked, those that wait."""
-        return tuple([entry.task for entry in (*self._computing, *self._staged, *self._waiting)])
+        """All prefills here: those that compute, then those that are picked, then those that wait."""
+        return tuple([entry.task for entry in self._entries()])
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._staged) + len(self._computing)
+        return sum(1 for _ in self._entries())
 
-    def advance(self) -> None:
+    def _entries(self) -> Iterator[QueueEntry]:
+        passes = chain(self.computing, self.staged)
+        return chain(chain.from_iterable([picked.members for picked in passes]), self.waiting)
+
+    def _take_out(self, entry: QueueEntry) -> None:
+        if entry.picked is None:
+            self.waiting.remove(entry)
+            return
+        members = entry.picked.members
+        members.remove(entry)
+        if not members:
+            (self.computing if entry.picked in self.computing else self.staged).remove(entry.picked)
+
+    def _advance(self) -> None:
         """Move everything on that can move."""
         if self._advancing:
-            return  # called by an owner whose turn came: the loop below goes on with what it changed
+            return  # an owner changed the queue at its turn: the loop below goes on with that change
         self._advancing = True
         if self._cancel_wait is not None:
-            self._cancel_wait()  # the policy is asked below, or there is no room and the next who leaves asks it
+            # The policy is asked below. If there is no room, the next prefill that leaves asks it.
+            self._cancel_wait()
             self._cancel_wait = None
         try:
             while self._start_next() or self._pick_next():
@@ -162,84 +204,78 @@ class PrefillQueue:
             self._advancing = False
         self._on_change()
 
-    def remove(self, entry: QueueEntry) -> None:
-        """Called by an entry that leaves."""
-        for stage in (self._computing, self._waiting, self._staged):
-            if entry in stage:
-                stage.remove(entry)
-                break
-        if entry in entry.mates:
-            entry.mates.remove(entry)
-        self.advance()
-
-    def wait_again(self, entry: QueueEntry) -> None:
-        """Called by an entry whose part is computed: back to its place by arrival."""
-        self._computing.remove(entry)
-        entry.mates = []
-        insort(self._waiting, entry, key=lambda one: one.task.arrival_s)
-        self.advance()
-
     def _start_next(self) -> bool:
-        if not self._staged or _passes(self._computing) >= self._concurrency:
+        if not self.staged or len(self.computing) >= self.concurrency:
             return False
-        members = self._staged[0].mates
-        if any(entry.stage is not Stage.READY for entry in members):
+        picked = self.staged[0]
+        if any(entry.stage is not Stage.READY for entry in picked.members):
             return False
-        del self._staged[: len(members)]
-        self._computing += members
-        _step(members, Stage.READY, Stage.COMPUTING)
+        self.computing.append(self.staged.pop(0))
+        _turn(picked, Stage.READY, Stage.COMPUTING)
         return True
 
     def _pick_next(self) -> bool:
-        free = self._concurrency - _passes(self._computing) - _passes(self._staged)
-        if not self._waiting or free <= 0:
-            self._held_since_s = None
-        if not self._waiting or free + self._prefetch <= 0:
+        waiting = self.waiting
+        free = self.concurrency - len(self.computing) - len(self.staged)
+        if not waiting or free <= 0:
+            self._unused_since_s = None
+        if not waiting or free + self._prefetch <= 0:
             return False
-        if free <= 0 and not any(entry.fetches for entry in self._waiting):
+        if free <= 0 and not any(entry.fetches for entry in waiting):
             return False
-        queue = [entry.task for entry in self._waiting]
-        now_s = self._clock()
-        pick = self._ordering.pick(queue, self._parallelism, self._model, now_s, self._rng)
-        if pick.wait_s > 0.0 and self._wait(pick.wait_s, now_s, free > 0):
+        run = self._ask(has_room=free > 0)
+        if run is None:
             return False
-        positions = tuple(dict.fromkeys((pick.index, *pick.together)))
-        members = [self._waiting[position] for position in positions]
+        positions = tuple(dict.fromkeys((run.index, *run.together)))
+        members = [waiting[position] for position in positions]
         if free <= 0 and not any(entry.fetches for entry in members):
             return False
-        self.postponements += len(pick.postponed)
-        for index in pick.postponed:
-            late = self._waiting[index]
-            late.task = replace(late.task, postponements=late.task.postponements + 1)
+        self._postpone(run)
         for position in sorted(positions, reverse=True):
-            del self._waiting[position]
-        self._staged += members
-        self._held_since_s = None
+            del waiting[position]
+        self._unused_since_s = None
+        picked = Pass(members)
         for entry in members:
-            entry.mates = members
-        _step(members, Stage.WAITING, Stage.FETCHING)
+            entry.picked = picked
+        self.staged.append(picked)
+        _turn(picked, Stage.WAITING, Stage.FETCHING)
         return True
 
-    def _wait(self, wait_s: float, now_s: float, has_room: bool) -> bool:
-        """Ask the policy again later; False: it has held the worker for long enough."""
+    def _postpone(self, run: Run) -> None:
+        self.postponements += len(run.postponed)
+        for position in run.postponed:
+            late = self.waiting[position]
+            late.task = replace(late.task, postponements=late.task.postponements + 1)
+
+    def _ask(self, has_room: bool) -> Run | None:
+        """The policy's pick; None: it waits, and a timer asks it again."""
+        now_s = self._timer.clock()
+        pick = self._ordering.pick(
+            OrderingSituation(
+                model=self._model,
+                now_s=now_s,
+                queue=[entry.task for entry in self.waiting],
+                parallelism=self._parallelism,
+                rng=self._rng,
+            )
+        )
+        if not isinstance(pick, Wait):
+            return pick
         left_s = LONGEST_WAIT_S
         if has_room:
-            if self._held_since_s is None:
-                self._held_since_s = now_s
-            left_s += self._held_since_s - now_s
+            if self._unused_since_s is None:
+                self._unused_since_s = now_s
+            left_s += self._unused_since_s - now_s
             if left_s <= 0.0:
-                return False
+                return _OLDEST
         # The lower bound comes last: what is left may be too little for the clock to move.
-        self._cancel_wait = self._call_later(max(min(wait_s, left_s), SHORTEST_WAIT_S), self.advance)
-        return True
+        self._cancel_wait = self._timer.call_later(max(SHORTEST_WAIT_S, min(pick.wait_s, left_s)), self._advance)
+        return None
 
 
-def _passes(entries: list[QueueEntry]) -> int:
-    return len({id(entry.mates) for entry in entries})
-
-
-def _step(members: list[QueueEntry], before: Stage, after: Stage) -> None:
-    # A copy, and a look at the stage: an owner whose turn comes may leave, or make another leave.
-    for entry in tuple(members):
+def _turn(picked: Pass, before: Stage, after: Stage) -> None:
+    # A copy, and a check of the stage: an owner may leave at its turn, or make another member leave.
+    for entry in tuple(picked.members):
         if entry.stage is before:
-            entry.step(after)
+            entry.stage = after
+            entry.on_turn(entry)

@@ -7,6 +7,24 @@ from heapq import heappop, heappush
 from typing import Any
 
 
+class Once:
+    """An action that is entered for several times. It runs at the first of them, unless it is cancelled before."""
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def __call__(self, _: object = None) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+    def cancel(self) -> None:
+        """Never run it."""
+        self._action = None
+
+
 class EventLoop:
     """Runs actions at their times; actions with equal times run in the order of their entry.
 
@@ -38,9 +56,9 @@ class EventLoop:
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
         """Run `action()` after a delay, unless the returned function is called before."""
-        pending = [action]
-        self.at(self.now_s + delay_s, _run_pending, pending)
-        return pending.clear
+        once = Once(action)
+        self.at(self.now_s + delay_s, once)
+        return once.cancel
 
     def clock(self) -> float:
         """The virtual time, as a clock function."""
@@ -54,8 +72,3 @@ class EventLoop:
             self.now_s = when_s
             self.handled += 1
             action(argument)
-
-
-def _run_pending(pending: list[Callable[[], None]]) -> None:
-    for action in pending:
-        action()

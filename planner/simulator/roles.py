@@ -1,4 +1,4 @@
-"""Roles that change: the pools policy is asked again and again, and what it says is done at once."""
+"""Roles that change in a simulation: the pools policy is asked at intervals, and its changes take effect at once."""
 
 from __future__ import annotations
 
@@ -6,71 +6,53 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import PoolsPolicy, RoleChange
-from ampd.policies.pools.static import StaticPools
-from ampd.types import Role, Slo
-from planner.simulator.events import EventLoop
-from planner.simulator.options import SimulationOptions
+from ampd.serving.roles import DueChange, RoleReview
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
+from planner.simulator.world import World
 
 
 class RoleKeeper:
-    """Asks the pools policy every so often, as the coordinator that leads does live, and changes roles and lanes.
+    """Changes the roles and lanes of the workers.
 
     Args:
-        is_over: whether all sessions have ended; nothing is asked any more then.
+        is_over: whether all sessions have ended. The policy is not asked any more then.
 
     Attributes:
-        role_flips: changes of a role, or from one lane to another, so far; the first lane of a worker is none.
+        role_flips: changes of a role, or from one lane to another, so far. A worker's first lane is not counted.
     """
 
     def __init__(
-        self,
-        workers: Sequence[SimulatedWorker],
-        views: Views,
-        policy: PoolsPolicy,
-        model: PerformanceModel,
-        slo: Slo,
-        loop: EventLoop,
-        options: SimulationOptions,
-        is_over: Callable[[], bool],
+        self, world: World, workers: Sequence[SimulatedWorker], views: Views, is_over: Callable[[], bool]
     ) -> None:
         self.role_flips = 0
+        self._loop = world.loop
+        self._interval_s = world.options.pools_interval_s
+        self._is_idle = world.policies.pools.is_idle
+        self._review = RoleReview(
+            world.policies.pools, world.belief, world.slo, random.Random(f"{world.options.seed}/pools")
+        )
         self._workers = {worker.worker_id: worker for worker in workers}
         self._views = views
-        self._policy = policy
-        self._model = model
-        self._slo = slo
-        self._loop = loop
-        self._interval_s = options.pools_interval_s
-        self._rng = random.Random(f"{options.seed}/pools")
         self._is_over = is_over
         self._changed_s = -math.inf
 
     def start(self) -> None:
-        """Begin to ask, unless the roles are static: such a run has no event more than it needs."""
-        if not isinstance(self._policy, StaticPools):
+        """Begin to ask. An idle policy is never asked, so that a run with static roles has no superfluous event."""
+        if not self._is_idle:
             self._loop.at(self._loop.now_s, self._ask)
 
     def _ask(self, _: object) -> None:
         if self._is_over():
             return
         now_s = self._loop.now_s
-        changes = self._policy.change(self._views.workers(0), self._slo, self._model, now_s, self._changed_s, self._rng)
-        for change in changes:
-            self._apply(change)
+        for due in self._review.due(self._views.workers(0), now_s, self._changed_s).changes:
+            self._apply(due)
         self._loop.at(now_s + self._interval_s, self._ask)
 
-    def _apply(self, change: RoleChange) -> None:
-        worker = self._workers[change.worker_id]
-        if (worker.role, worker.lane) == (change.role, change.lane):
-            return
-        others = [one for one in self._workers.values() if one is not worker]
-        if change.role is Role.PREFILL and not any(one.role is Role.DECODE for one in others):
-            return  # as live: the last decode worker keeps its role, or no session could begin
+    def _apply(self, due: DueChange) -> None:
+        change, before = due.change, due.before
         self._changed_s = self._loop.now_s
-        self.role_flips += worker.role is not change.role or bool(worker.lane)
-        worker.turn(change.role, change.lane)
+        self.role_flips += before.role is not change.role or bool(before.lane)
+        self._workers[change.worker_id].turn(change.role, change.lane)
         self._views.roles_changed()

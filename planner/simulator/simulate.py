@@ -7,14 +7,18 @@ from collections.abc import Callable, Sequence
 from ampd.perf.model import PerformanceModel
 from ampd.types import Role, Slo
 from planner.simulator.cluster import Cluster
+from planner.simulator.coordinators import Coordinators
+from planner.simulator.decodes import Decodes
 from planner.simulator.events import EventLoop
-from planner.simulator.links import Links
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import GapRun, SimulationRun, Span
+from planner.simulator.outcome import SimulationRun
+from planner.simulator.prefills import Prefills
 from planner.simulator.roles import RoleKeeper
-from planner.simulator.rounds import RoundRunner
+from planner.simulator.sessions import SessionRunner
+from planner.simulator.transfers import KvTransfers
 from planner.simulator.views import DelayedViews, FreshViews, Views
 from planner.simulator.worker import SimulatedWorker
+from planner.simulator.world import World
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()
@@ -32,39 +36,33 @@ def simulate(
 ) -> SimulationRun:
     """Serve all sessions on a cluster in virtual time.
 
-    `on_round` is called after each finished round, for progress. `belief`: what the policies take for the truth;
-    default: `model`, by which everything happens.
+    Args:
+        model: the times of everything that happens.
+        on_round: called after each finished round, for progress.
+        belief: the times that the policies predict with; default: `model`.
     """
-    belief = belief or model
-    loop = EventLoop()
-    gaps: list[GapRun] = []
-    spans: list[Span] | None = [] if options.keeps_timeline else None
+    world = World(
+        loop=EventLoop(),
+        model=model,
+        belief=belief or model,
+        policies=policies,
+        slo=slo,
+        options=options,
+        gaps=[],
+        spans=[] if options.keeps_timeline else None,
+    )
+    loop = world.loop
     workers = [
-        SimulatedWorker(f"{role}-{number}", role, group, model, policies.ordering, loop, options, gaps, spans, belief)
+        SimulatedWorker(f"{role}-{number}", role, group, world)
         for role, groups in ((Role.PREFILL, cluster.prefill), (Role.DECODE, cluster.decode))
         for number, group in enumerate(group for group in groups for _ in range(group.replicas))
     ]
     views: Views = FreshViews(workers, loop)
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
-    runner = RoundRunner(
-        workers,
-        views,
-        Links(loop),
-        loop,
-        model,
-        policies,
-        slo,
-        options,
-        spans,
-        on_round,
-        cluster.max_context_tokens,
-        belief,
-    )
     roles = {worker.worker_id: worker.role.value for worker in workers}
-    keeper = RoleKeeper(
-        workers, views, policies.pools, belief, slo, loop, options, lambda: runner.sessions_over == len(sessions)
-    )
+    runner = _connected(world, workers, views, cluster.max_context_tokens, on_round)
+    keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
     for session in sessions:
         loop.at(session.arrival_s, runner.arrive, session)
@@ -72,11 +70,29 @@ def simulate(
     return SimulationRun(
         rounds=runner.finished,
         rounds_planned={session.session_id: len(session.rounds) for session in sessions},
-        gaps=gaps,
+        gaps=world.gaps,
         worker_roles=roles,
-        duration_s=max((one.sent_s + one.e2e_s for one in runner.finished if one.e2e_s is not None), default=0.0),
+        duration_s=max(
+            (record.sent_s + record.e2e_s for record in runner.finished if record.e2e_s is not None), default=0.0
+        ),
         lost_sessions=sum(worker.memory.evicted for worker in workers if worker.has_decoded),
         role_flips=keeper.role_flips,
         events=loop.handled,
-        timeline=spans or [],
+        timeline=world.spans or [],
     )
+
+
+def _connected(
+    world: World,
+    workers: Sequence[SimulatedWorker],
+    views: Views,
+    max_context_tokens: int,
+    on_round: Callable[[], None],
+) -> SessionRunner:
+    """The ring that a session goes round: its client, the coordinators, the prefill, the decode, and its client."""
+    transfers = KvTransfers(world)
+    runner = SessionRunner(world, lambda session: coordinators.send(session), on_round)
+    decodes = Decodes(world, transfers, runner.finish)
+    prefills = Prefills(world, transfers, decodes.hand_over, decodes.last_token)
+    coordinators = Coordinators(world, workers, views, max_context_tokens, prefills, runner.end)
+    return runner

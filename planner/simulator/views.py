@@ -7,13 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ampd.serving.overlay import merge
+from ampd.serving.overlay import SAMPLE_INTERVAL_S, merge
 from ampd.types import PrefillTask, Role, WorkerView
 from planner.simulator.events import EventLoop
 from planner.simulator.worker import SimulatedWorker
-
-_SAMPLE_INTERVAL_S = 0.25
-"""How soon after new samples (TTFT, ITL, growing contexts) the published view follows, as the workers do it."""
 
 
 class Views(Protocol):
@@ -130,7 +127,7 @@ class DelayedViews:
         is_moving = view.ttft.count or view.itl.count or view.decode_batch
         if is_moving and worker.worker_id not in self._sampling:
             self._sampling.add(worker.worker_id)
-            self._loop.at(self._loop.now_s + max(self._delay_s, _SAMPLE_INTERVAL_S), self._sample, worker)
+            self._loop.at(self._loop.now_s + max(self._delay_s, SAMPLE_INTERVAL_S), self._sample, worker)
 
     def _sample(self, worker: SimulatedWorker) -> None:
         self._sampling.discard(worker.worker_id)

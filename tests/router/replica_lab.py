@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
+from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.state.store import StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
 from router.cluster import Cluster
 from router.guard import StreamGuard
 from router.placement import Placer
@@ -108,10 +110,22 @@ class Workers:
             yield chunk
 
 
+class Failing:
+    """A binding and a routing by a performance model that lacks a worker's parallelism."""
+
+    def bind(self, _: BindingSituation) -> str:
+        raise UserError("the profile has no tp 8")
+
+    def route(self, _: RoutingSituation) -> RouteDecision:
+        raise UserError("the profile has no tp 8")
+
+
 class Replica:
     """One coordinator's parts."""
 
-    def __init__(self, state: MemoryState, routing: str = "always-remote", retries: int = 3) -> None:
+    def __init__(
+        self, state: MemoryState, routing: str = "always-remote", retries: int = 3, failing: str | None = None
+    ) -> None:
         self.store = MemoryStore(state)
         self.view = ClusterView(self.store, lease_s=60.0)
         self.workers = Workers(self.store)
@@ -120,8 +134,8 @@ class Replica:
             placer=Placer(
                 self.view,
                 self.store,
-                registry.create("binding", "least-kv"),
-                registry.create("routing", routing),
+                Failing() if failing == "binding" else registry.create("binding", "least-kv"),
+                Failing() if failing == "routing" else registry.create("routing", routing),
                 load_performance_model("tiny-cpu"),
                 session_ttl_s=60.0,
                 suspect_s=60.0,

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import RoleChange
+from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import RoleAssigned, StateStore
@@ -38,18 +37,11 @@ class Script:
     wants: list[RoleChange] = field(default_factory=list)
     shown: list[dict[str, str]] = field(default_factory=list)
     since_s: list[float] = field(default_factory=list)
+    is_idle: bool = False
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],
-        slo: Slo,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,
-        changed_s: float,
-        rng: random.Random,  # noqa: ARG002
-    ) -> Sequence[RoleChange]:
-        self.shown.append({view.worker_id: str(view.role) + view.lane for view in workers})
-        self.since_s.append(now_s - changed_s)
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        self.shown.append({view.worker_id: str(view.role) + view.lane for view in situation.workers})
+        self.since_s.append(situation.now_s - situation.changed_s)
         return tuple(self.wants)
 
 

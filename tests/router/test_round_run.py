@@ -1,14 +1,13 @@
 """Rounds against scripted workers in this process: conflicts, failures and what is left behind."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ampd.page_keys import page_keys
+from ampd.serving.placement import deterministic_choice
 from ampd.types import Role
-from router.placement import deterministic_choice
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
 
@@ -245,8 +244,7 @@ async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entr
 
 async def test_a_model_that_lacks_a_worker_s_parallelism_does_not_fail_rounds() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
-    async with Replica(state) as replica:
-        replica.services.placer._routing = SimpleNamespace(route=raising)  # type: ignore[assignment]
+    async with Replica(state, failing="routing") as replica:
         tokens, record = await replica.round()
         assert tokens == EXPECTED
         assert (record["route"], record["reason"]) == ("local", "no-performance-model")
@@ -254,14 +252,7 @@ async def test_a_model_that_lacks_a_worker_s_parallelism_does_not_fail_rounds() 
 
 async def test_nor_does_it_fail_a_binding() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
-    async with Replica(state) as replica:
-        replica.services.placer._binding = SimpleNamespace(bind=raising)  # type: ignore[assignment]
+    async with Replica(state, failing="binding") as replica:
         tokens, record = await replica.round()
         assert tokens == EXPECTED
         assert record["decode_worker"] == "d1"
-
-
-def raising(*_: Any) -> Any:
-    from ampd.errors import UserError
-
-    raise UserError("the profile has no tp 8")

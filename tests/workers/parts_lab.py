@@ -21,10 +21,11 @@ def worker_parts(
     store: MemoryStore | None = None,
     ordering: str = "fcfs",
     slicing: Any = None,
+    ordering_policy: Any = None,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> WorkerParts:
-    """Parts with the given settings; `slicing`: a policy object, or None for `whole`."""
+    """Parts with the given settings; `slicing`: a policy object, or None for `whole`; `ordering_policy`: instead of the named one."""
     usual: dict[str, Any] = {"role": "decode", "engine": "modelled", "model": Path("m"), "ordering": ordering}
     return WorkerParts(
         worker_id,
@@ -32,7 +33,7 @@ def worker_parts(
         engine,
         store or MemoryStore(),
         model,
-        create("ordering", ordering),
+        ordering_policy or create("ordering", ordering),
         slicing or create("slicing", "whole"),
         clock,
     )

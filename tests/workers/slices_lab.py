@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import Slice
-from ampd.types import Parallelism, PrefillTask, RunningRound
+from ampd.policies.base import Compute, OrderingSituation, Pick, Slice, SlicingSituation
+from ampd.types import RunningRound
 from ampd.wire import GenerateRequest
 from workers.engines.base import EngineOutput, EngineRequest
 
@@ -23,18 +22,26 @@ class Script:
     answers: Iterator[Slice]
     asked: list[tuple[int, int]] = field(default_factory=list)
     running: list[tuple[RunningRound, ...]] = field(default_factory=list)
+    is_whole: bool = False
 
-    def slice(
-        self,
-        task: PrefillTask,
-        running: Sequence[RunningRound],
-        parallelism: Parallelism,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-    ) -> Slice:
-        self.asked.append((task.hist_tokens, task.incr_tokens))
-        self.running.append(tuple(running))
-        return next(self.answers, Slice(ENOUGH))
+    def slice(self, situation: SlicingSituation) -> Slice:
+        self.asked.append((situation.task.hist_tokens, situation.task.incr_tokens))
+        self.running.append(tuple(situation.running))
+        return next(self.answers, Compute(ENOUGH))
+
+
+@dataclass
+class Switched:
+    """A slicing or ordering policy that can be replaced while it is in use."""
+
+    now: Any
+    is_whole: bool = False
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        return cast(Slice, self.now.slice(situation))
+
+    def pick(self, situation: OrderingSituation) -> Pick:
+        return cast(Pick, self.now.pick(situation))
 
 
 class Recorded:

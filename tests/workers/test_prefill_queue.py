@@ -1,18 +1,16 @@
-# ruff: noqa: ARG002
 """The prefill queue: order, overlap, slots, and cancellation at any moment."""
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import OrderingPolicy, Pick
+from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run
 from ampd.policies.registry import create
 from ampd.serving.prefill_queue import QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
@@ -37,36 +35,24 @@ class RandomOrdering:
     rng: random.Random
     asked: list[tuple[list[str], str, list[str]]] = field(default_factory=list)
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        index = self.rng.randrange(len(queue))
-        names = [one.task_id for one in queue]
+    def pick(self, situation: OrderingSituation) -> Pick:
+        index = self.rng.randrange(len(situation.queue))
+        names = [task.task_id for task in situation.queue]
         self.asked.append((names, names[index], names[:index]))
-        return Pick(index, tuple(range(index)))
+        return Run(index, tuple(range(index)))
 
 
 class LoggedQueue(AsyncPrefillQueue):
-    """Logs what the queue does at the moment it does it; its owners hear of it a little later."""
+    """Logs each turn at the moment when it comes; the owners wake up a little later."""
 
     log: list[tuple[str, str]]
 
-    def _start_next(self) -> bool:
-        return self._logged("started", self._computing, super()._start_next)
+    def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
+        def logged(entry: QueueEntry) -> None:
+            self.log.append(("picked" if entry.stage is Stage.FETCHING else "started", entry.task.task_id))
+            on_turn(entry)
 
-    def _pick_next(self) -> bool:
-        return self._logged("picked", self._staged, super()._pick_next)
-
-    def _logged(self, what: str, entries: list[QueueEntry], act: Callable[[], bool]) -> bool:
-        moved = act()
-        if moved:
-            self.log.append((what, entries[-1].task.task_id))
-        return moved
+        return super().enter(task, fetches, logged)
 
 
 def logged_queue(

@@ -1,19 +1,17 @@
-# ruff: noqa: ARG002
 """The prefill queue on asyncio, with orderings that wait and run several prefills in one pass; in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import OrderingPolicy, Pick
+from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.virtual_time import run_virtually
@@ -29,18 +27,10 @@ class WaitThenAll:
     count: int
     asked_s: list[float] = field(default_factory=list)
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        self.asked_s.append(now_s)
-        if len(queue) < self.count:
-            return Pick(0, wait_s=1.0)
-        return Pick(0, (), tuple(range(1, len(queue))))
+    def pick(self, situation: OrderingSituation) -> Pick:
+        self.asked_s.append(situation.now_s)
+        count = len(situation.queue)
+        return Run(0, together=tuple(range(1, count))) if count >= self.count else Wait(1.0)
 
 
 class Shell:

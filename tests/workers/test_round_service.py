@@ -21,7 +21,7 @@ async def test_a_round_that_begins_to_decode_is_published(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, source: str | None
 ) -> None:
     # Only changes are published, neither samples nor heartbeats.
-    monkeypatch.setattr(workers.publisher, "_SAMPLE_INTERVAL_S", 60.0)
+    monkeypatch.setattr(workers.publisher, "SAMPLE_INTERVAL_S", 60.0)
     store, lab = MemoryStore(), Lab(model_folder, Times(step_s=0.02))
     async with lab.engine("D") as engine:
         parts = worker_parts("D", engine, lab.times, store=store, lease_s=300.0)

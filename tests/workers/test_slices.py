@@ -1,7 +1,7 @@
 """Local prefills in slices, on the modelled engine: what the policy is asked, what is computed, what is left behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ampd.policies.base import Pick, Slice
+from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, Wait
 from ampd.policies.registry import create
-from ampd.types import PrefillTask, RunningRound
+from ampd.types import RunningRound
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import Recorded, message, out, script
+from tests.workers.slices_lab import Recorded, Switched, message, out, script
 from workers.decoding import DecodingRounds
 from workers.engines.base import EngineError
 from workers.prefill_queue import AsyncPrefillQueue
@@ -29,6 +29,8 @@ class Station:
     engine: Recorded
     queue: AsyncPrefillQueue
     rounds: RoundService
+    slicing: Switched
+    ordering: Switched
 
     @property
     def times(self) -> Times:
@@ -46,8 +48,9 @@ def station(model_folder: Path) -> Callable[..., Any]:
         lab = Lab(model_folder, Times())
         async with lab.engine("D") as modelled:
             engine = Recorded(modelled)
-            parts = worker_parts("D", engine, lab.times, ordering=ordering, slicing=policy)
-            yield Station(lab, engine, parts.queue, parts.rounds)
+            slicing, switched = Switched(policy), Switched(create("ordering", ordering))
+            parts = worker_parts("D", engine, lab.times, slicing=slicing, ordering_policy=switched)
+            yield Station(lab, engine, parts.queue, parts.rounds, slicing, switched)
 
     return open_station
 
@@ -74,7 +77,7 @@ async def test_whole_is_one_call(station: Any) -> None:
 async def test_slices_are_whole_pages_and_nothing_is_computed_twice(station: Any) -> None:
     async with station(create("slicing", "whole")) as one:
         expected = out(await one.round(prompt_of(700), 6))
-    policy = script(Slice(250), Slice(250), Slice(250))
+    policy = script(Compute(250), Compute(250), Compute(250))
     async with station(policy) as one:
         chunks = await one.round(prompt_of(700), 6)
         assert one.engine.calls == [(240, 0, 0), (480, 0, 240), (700, 6, 480)]
@@ -90,7 +93,7 @@ async def test_slices_are_whole_pages_and_nothing_is_computed_twice(station: Any
 
 
 async def test_a_slice_is_a_page_at_least_and_costs_its_time(station: Any) -> None:
-    async with station(script(Slice(1), Slice(1), Slice(1))) as one:
+    async with station(script(Compute(1), Compute(1), Compute(1))) as one:
         await one.round(prompt_of(100), 2)
         assert one.times.prefills == [(0, 16), (16, 16), (32, 68)]
 
@@ -103,7 +106,7 @@ async def test_slices_begin_behind_what_is_really_held(station: Any) -> None:
             prompt = prompt_of(320)
             await one.round(prompt, 1)
             policy.asked.clear()
-            policy.answers = iter([Slice(64), Slice(64)])
+            policy.answers = iter([Compute(64), Compute(64)])
             chunks = await one.round(prompt + prompt_of(180, seed=2), 2, hist=claimed)
             assert policy.asked[1:] == [(320, 180), (384, 116)]
             assert one.times.prefills == [(0, 320), (320, 64), (384, 116)]
@@ -111,29 +114,29 @@ async def test_slices_begin_behind_what_is_really_held(station: Any) -> None:
 
 
 async def test_a_slice_that_leaves_less_than_nothing_is_the_rest(station: Any) -> None:
-    async with station(script(Slice(690), Slice(690))) as one:
+    async with station(script(Compute(690), Compute(690))) as one:
         await one.round(prompt_of(690 + 6), 2)
         assert [call[:2] for call in one.engine.calls] == [(688, 0), (696, 2)]
-    async with station(script(Slice(95), Slice(95))) as one:
+    async with station(script(Compute(95), Compute(95))) as one:
         await one.round(prompt_of(96), 2)
         assert [call[:2] for call in one.engine.calls] == [(80, 0), (96, 2)]
 
 
 async def test_several_choices_share_the_slices(station: Any) -> None:
-    async with station(script(Slice(128), Slice(128))) as one:
+    async with station(script(Compute(128), Compute(128))) as one:
         chunks = await one.round(prompt_of(300), 5, sampling_options={"n": 2})
         assert one.times.prefills == [(0, 128), (128, 172)]
         assert [len(out(chunks, index)) for index in (0, 1)] == [5, 5]
 
 
 async def test_what_the_cache_cannot_help_runs_whole(station: Any) -> None:
-    async with station(script(Slice(128), Slice(128))) as one:
+    async with station(script(Compute(128), Compute(128))) as one:
         await one.round(prompt_of(300), 2, output_options={"prompt_logprobs": 1})
         assert [call[:2] for call in one.engine.calls] == [(300, 2)]
 
 
 async def test_what_the_engine_refuses_is_refused_at_once(station: Any) -> None:
-    async with station(script(Slice(128), Slice(128))) as one:
+    async with station(script(Compute(128), Compute(128))) as one:
         with pytest.raises(EngineError, match="context takes"):
             await one.round(prompt_of(5000), 2)
         assert [call[:2] for call in one.engine.calls] == [(5000, 2)]
@@ -141,7 +144,7 @@ async def test_what_the_engine_refuses_is_refused_at_once(station: Any) -> None:
 
 async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(station: Any) -> None:
     """The history comes from its holder under the id of the first slice: read once, computed never."""
-    policy = script(Slice(64), Slice(64), Slice(64))
+    policy = script(Compute(64), Compute(64), Compute(64))
     async with station(policy) as one, one.lab.engine("H") as holder:
         history = prompt_of(320)
         await run(holder, history, 1)
@@ -160,7 +163,7 @@ async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(station:
 
 
 async def test_the_ordering_chooses_again_between_two_slices(station: Any) -> None:
-    policy = script(Slice(400), Slice(400))
+    policy = script(Compute(400), Compute(400))
     async with station(policy, "shortest-prefill-first") as one:
         one.times.per_token_s = 0.0001
         long = asyncio.create_task(one.round(prompt_of(800), 2, session="long"))
@@ -181,7 +184,7 @@ async def test_the_batch_gets_a_step_between_two_slices(station: Any) -> None:
         note(one.times, log)
         decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
         await until(lambda: one.times.steps)
-        one.rounds._slicer._policy = script(Slice(64), Slice(64), Slice(64))
+        one.slicing.now = script(Compute(64), Compute(64), Compute(64))
         log.clear()
         await one.round(prompt_of(300, seed=2), 1, session="b")
         decoding.cancel()
@@ -242,7 +245,7 @@ async def test_a_wait_leaves_the_worker_to_the_batch_and_ends_with_it(station: A
         one.times.step_s = 0.001
         decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
         await until(lambda: one.times.steps)
-        one.rounds._slicer._policy = policy = script(Slice(64), Slice(64), *[Slice(1, wait_s=100.0)] * 2)
+        one.slicing.now = policy = script(Compute(64), Compute(64), *[Wait(100.0)] * 2)
         waiting = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
         await until(lambda: len(policy.asked) == 3)
         steps = len(one.times.steps)
@@ -263,9 +266,9 @@ class Companions:
 
     asked: int = 0
 
-    def pick(self, queue: Sequence[PrefillTask], *_: Any) -> Pick:
+    def pick(self, situation: OrderingSituation) -> Pick:
         self.asked += 1
-        return Pick(0, (), tuple(range(1, len(queue))) if self.asked > 1 else ())
+        return Run(0, together=tuple(range(1, len(situation.queue))) if self.asked > 1 else ())
 
 
 async def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(station: Any) -> None:
@@ -273,9 +276,9 @@ async def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(s
         one.times.step_s = 0.001
         decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
         await until(lambda: one.times.steps)
-        one.queue._ordering = Companions()
-        answers = [Slice(64), Slice(64), *[Slice(1, wait_s=100.0)] * 100]
-        one.rounds._slicer._policy = policy = script(*answers)
+        one.ordering.now = Companions()
+        answers = [Compute(64), Compute(64), *[Wait(100.0)] * 100]
+        one.slicing.now = policy = script(*answers)
         one.times.per_token_s = 0.001
         cut = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
         await until(lambda: len(policy.asked) == 2)
@@ -300,9 +303,9 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(station: Any, st
         await until(lambda: one.times.steps)
 
         def answers() -> Iterator[Slice]:
-            yield from (Slice(64), Slice(64))
+            yield from (Compute(64), Compute(64))
             one.times.per_token_s = 100.0
-            yield Slice(64, wait_s=100.0) if stage == "waiting" else Slice(128)
+            yield Wait(100.0) if stage == "waiting" else Compute(128)
 
         policy.answers = answers()
         leaver = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))

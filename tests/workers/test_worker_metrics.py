@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.policies.base import Pick, Slice
+from ampd.policies.base import Compute, OrderingSituation, Pick, Run
 from ampd.policies.registry import create
 from ampd.state.store import RoleAssigned
 from ampd.telemetry.metrics.exposition import ProcessCollector
@@ -121,7 +121,7 @@ async def test_a_read_that_fails(model_folder: Path) -> None:
 
 
 async def test_a_prefill_in_slices(model_folder: Path) -> None:
-    async with stations(model_folder, script(Slice(250), Slice(250), Slice(250))) as (_, _, decode):
+    async with stations(model_folder, script(Compute(250), Compute(250), Compute(250))) as (_, _, decode):
         call: Any = message(prompt_of(700), 2, "s")
         async with aclosing(decode.rounds.generate(call)) as chunks:
             report = [chunk async for chunk in chunks][-1]["ampd"]
@@ -145,9 +145,13 @@ async def test_what_runs_and_waits(model_folder: Path) -> None:
 
 async def test_prefills_that_are_overtaken(model_folder: Path) -> None:
     """The last one first: each that is picked postpones all who came before it."""
-    last_first = SimpleNamespace(pick=lambda queue, *_: Pick(len(queue) - 1, tuple(range(len(queue) - 1))))
+
+    def last(situation: OrderingSituation) -> Pick:
+        others = len(situation.queue) - 1
+        return Run(others, tuple(range(others)))
+
     async with stations(model_folder) as (_, _, decode):
-        decode.queue._ordering = last_first  # type: ignore[assignment]
+        decode.queue._ordering = SimpleNamespace(pick=last)  # type: ignore[assignment]
         calls: list[Any] = [message(prompt_of(100, seed=seed), 1, f"s{seed}") for seed in range(4)]
 
         async def run(call: Any) -> None:

@@ -7,11 +7,11 @@ from itertools import combinations
 from math import inf
 
 import pytest
+from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
+from ampd.policies.ordering.weighted_moore_hodgson import Job, job_of, keep
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
-from ampd.policies.ordering.weighted_moore_hodgson import Job, job_of, keep
 from tests.ampd.policies.routing_lab import SLO, round_of
 from tests.ampd.policies.test_ordering import most_on_time
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
+from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from ampd.perf.profile import (
     Provenance,
 )
 from ampd.policies.base import Pick
-from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from ampd.policies.rivals.laps.ordering import batch_s
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
 from ampd.policies.base import Pick
 from ampd.policies.registry import create
-from ampd.policies.rivals.laps.ordering import batch_s
 from ampd.types import Parallelism, PrefillTask, Slo
 
 TP1 = Parallelism(1)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from ampd.policies.ordering.weighted_moore_hodgson import job_of, keep
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.ordering.weighted_moore_hodgson import job_of, keep
 from ampd.policies.passes import as_one, shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo

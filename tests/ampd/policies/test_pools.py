@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from ampd.policies.rivals.arrow.pools import Pool, pool_of
+from ampd.policies.rivals.laps.pools import LANES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +16,6 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsPolicy, RoleChange
 from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create, names
-from ampd.policies.rivals.arrow.pools import Pool, pool_of
-from ampd.policies.rivals.laps.pools import LANES
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 MODEL = load_performance_model("qwen3-32b-h20")

@@ -1,10 +1,9 @@
-# ruff: noqa: ARG002
 """The prefill queue by itself, on a clock set by hand: several prefills in one pass, and policies that wait."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf, nan
@@ -13,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import OrderingPolicy, Pick
+from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
-from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S, PrefillQueue, QueueEntry, Stage
+from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S, Pass, PrefillQueue, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 
 MODEL = load_performance_model("tiny-cpu")
@@ -30,6 +28,9 @@ class Clock:
         self.now_s = 0.0
         self._timers: list[tuple[float, int, list[Callable[[], None]]]] = []
         self._count = 0
+
+    def clock(self) -> float:
+        return self.now_s
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
         assert delay_s > 0
@@ -67,17 +68,12 @@ class Scripted:
         self.answers = list(answers)
         self.asked: list[tuple[float, list[str]]] = []
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        self.asked.append((now_s, [one.task_id for one in queue]))
+    def pick(self, situation: OrderingSituation) -> Pick:
+        self.asked.append((situation.now_s, [task.task_id for task in situation.queue]))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        there = range(len(queue))
+        if isinstance(answer, Wait):
+            return answer
+        there = range(len(situation.queue))
         return replace(
             answer,
             index=min(answer.index, there[-1]),
@@ -98,9 +94,8 @@ class Bench:
             ordering,
             MODEL,
             Parallelism(),
-            clock=lambda: self.clock.now_s,
-            call_later=self.clock.call_later,
-            rng=random.Random(0),
+            self.clock,
+            random.Random(0),
             concurrency=concurrency,
             prefetch=prefetch,
             on_change=self._changed,
@@ -113,7 +108,7 @@ class Bench:
 
     def leave(self, *names: str) -> None:
         for name in names:
-            self.entries[name].leave()
+            self.queue.leave(self.entries[name])
 
     def at(self, stage: Stage) -> list[str]:
         return [name for name, entry in self.entries.items() if entry.stage is stage]
@@ -121,21 +116,21 @@ class Bench:
     def _turn(self, entry: QueueEntry) -> None:
         self.log.append(f"{entry.task.task_id} {entry.stage.value}")
         if entry.stage is Stage.FETCHING and not entry.fetches:
-            entry.fetched()
+            self.queue.fetched(entry)
 
     def _changed(self) -> None:
         self.changes += 1
 
 
 def together(count: int) -> Pick:
-    return Pick(0, (), tuple(range(1, count)))
+    return Run(0, (), tuple(range(1, count)))
 
 
 # -- several prefills in one pass
 
 
 def test_a_pass_takes_one_slot_and_gives_it_back_with_its_last_member() -> None:
-    bench = Bench(Scripted(Pick(0), together(3), Pick(0)))
+    bench = Bench(Scripted(Run(0), together(3), Run(0)))
     bench.enter("first", "a", "b", "c", "last")
     assert bench.at(Stage.COMPUTING) == ["first"]
     bench.leave("first")
@@ -149,7 +144,7 @@ def test_a_pass_takes_one_slot_and_gives_it_back_with_its_last_member() -> None:
 
 
 def test_two_slots_are_two_passes() -> None:
-    bench = Bench(Scripted(Pick(0), Pick(0), together(2), together(2), Pick(0)), concurrency=2)
+    bench = Bench(Scripted(Run(0), Run(0), together(2), together(2), Run(0)), concurrency=2)
     bench.enter("x", "y", "a", "b", "c", "d", "last")
     bench.leave("x", "y")
     assert bench.at(Stage.COMPUTING) == ["a", "b", "c", "d"]
@@ -159,18 +154,25 @@ def test_two_slots_are_two_passes() -> None:
     assert bench.at(Stage.COMPUTING) == ["b", "last"]
 
 
+def mates(bench: Bench, name: str) -> list[str]:
+    """The members of a prefill's pass."""
+    picked = bench.entries[name].picked
+    assert picked is not None
+    return [task.task_id for task in picked.tasks]
+
+
 def test_members_know_their_mates_while_these_are_here() -> None:
-    bench = Bench(Scripted(Pick(0), together(3)))
+    bench = Bench(Scripted(Run(0), together(3)))
     bench.enter("first", "a", "b", "c")
-    assert bench.entries["a"].mates == []
+    assert bench.entries["a"].picked is None
     bench.leave("first")
-    assert [one.task.task_id for one in bench.entries["a"].mates] == ["a", "b", "c"]
+    assert mates(bench, "a") == ["a", "b", "c"]
     bench.leave("b")
-    assert [one.task.task_id for one in bench.entries["a"].mates] == ["a", "c"]
+    assert mates(bench, "a") == ["a", "c"]
 
 
 def test_a_pass_computes_in_the_order_in_which_it_was_picked() -> None:
-    bench = Bench(Scripted(Pick(0), Pick(2, (), (3, 0))))
+    bench = Bench(Scripted(Run(0), Run(2, (), (3, 0))))
     bench.enter("first", "a", "b", "c", "d")
     bench.log.clear()
     bench.leave("first")
@@ -179,27 +181,27 @@ def test_a_pass_computes_in_the_order_in_which_it_was_picked() -> None:
 
 
 def test_a_member_named_twice_runs_once() -> None:
-    bench = Bench(Scripted(Pick(0), Pick(1, (), (1, 0, 0))))
+    bench = Bench(Scripted(Run(0), Run(1, (), (1, 0, 0))))
     bench.enter("first", "a", "b")
     bench.leave("first")
     assert bench.log[2:] == ["b fetching", "a fetching", "b computing", "a computing"]
 
 
 def test_a_pass_starts_when_all_have_read_their_history() -> None:
-    bench = Bench(Scripted(Pick(0), together(3), Pick(0)), prefetch=0)
+    bench = Bench(Scripted(Run(0), together(3), Run(0)), prefetch=0)
     bench.enter("first", "plain")
     bench.enter("a", "b", fetches=True)
     bench.leave("first")
     assert bench.at(Stage.READY) == ["plain"]
     assert bench.at(Stage.FETCHING) == ["a", "b"]
-    bench.entries["b"].fetched()
+    bench.queue.fetched(bench.entries["b"])
     assert bench.at(Stage.COMPUTING) == []
-    bench.entries["a"].fetched()
+    bench.queue.fetched(bench.entries["a"])
     assert bench.at(Stage.COMPUTING) == ["plain", "a", "b"]
 
 
 def test_a_pass_with_something_to_read_is_picked_ahead() -> None:
-    policy = Scripted(Pick(0), Pick(0, wait_s=5.0), together(2))
+    policy = Scripted(Run(0), Wait(5.0), together(2))
     bench = Bench(policy)
     bench.enter("first", "plain")
     assert len(policy.asked) == 1, "nothing to read: no reason to choose before there is room"
@@ -210,12 +212,12 @@ def test_a_pass_with_something_to_read_is_picked_ahead() -> None:
     assert bench.at(Stage.FETCHING) == ["reader"]
     bench.leave("first")
     assert bench.at(Stage.COMPUTING) == []
-    bench.entries["reader"].fetched()
+    bench.queue.fetched(bench.entries["reader"])
     assert bench.at(Stage.COMPUTING) == ["plain", "reader"]
 
 
 def test_a_pass_without_anything_to_read_is_not_picked_ahead() -> None:
-    bench = Bench(Scripted(Pick(0), Pick(0, (), (1,))))
+    bench = Bench(Scripted(Run(0), Run(0, (), (1,))))
     bench.enter("first", "a", "b")
     bench.enter("reader", fetches=True)
     assert bench.at(Stage.WAITING) == ["a", "b", "reader"]
@@ -223,20 +225,20 @@ def test_a_pass_without_anything_to_read_is_not_picked_ahead() -> None:
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_who_leaves_while_it_reads_no_longer_holds_its_mates_up(victim: str) -> None:
-    bench = Bench(Scripted(Pick(0), together(3)), prefetch=0)
+    bench = Bench(Scripted(Run(0), together(3)), prefetch=0)
     bench.enter("first")
     bench.enter("a", "b", "c", fetches=True)
     bench.leave("first")
     others = [name for name in "abc" if name != victim]
     for name in others:
-        bench.entries[name].fetched()
+        bench.queue.fetched(bench.entries[name])
     assert bench.at(Stage.COMPUTING) == []
     bench.leave(victim)
     assert bench.at(Stage.COMPUTING) == others
 
 
 def test_a_pass_that_everybody_leaves_holds_nobody_up() -> None:
-    bench = Bench(Scripted(Pick(0), together(2), Pick(0)), prefetch=0)
+    bench = Bench(Scripted(Run(0), together(2), Run(0)), prefetch=0)
     bench.enter("first")
     bench.enter("a", "b", fetches=True)
     bench.leave("first")
@@ -246,11 +248,11 @@ def test_a_pass_that_everybody_leaves_holds_nobody_up() -> None:
 
 
 def test_an_owner_that_makes_its_mate_leave_at_its_turn() -> None:
-    bench = Bench(Scripted(Pick(0), together(2), Pick(0)))
+    bench = Bench(Scripted(Run(0), together(2), Run(0)))
     bench.enter("first")
 
     def turn(entry: QueueEntry) -> None:
-        entry.fetched()
+        bench.queue.fetched(entry)
         if entry.stage is Stage.COMPUTING:
             bench.leave("b")
 
@@ -268,7 +270,7 @@ def test_an_owner_that_makes_its_mate_leave_at_its_turn() -> None:
 
 
 def test_the_policy_is_asked_again_when_its_wait_is_over() -> None:
-    policy = Scripted(Pick(0, wait_s=0.25), Pick(0))
+    policy = Scripted(Wait(0.25), Run(0))
     bench = Bench(policy)
     bench.enter("a")
     assert bench.at(Stage.WAITING) == ["a"]
@@ -281,7 +283,7 @@ def test_the_policy_is_asked_again_when_its_wait_is_over() -> None:
 
 
 def test_who_comes_and_who_leaves_is_reason_to_ask_at_once() -> None:
-    policy = Scripted(Pick(0, wait_s=1.0))
+    policy = Scripted(Wait(1.0))
     bench = Bench(policy)
     bench.enter("a")
     bench.clock.move(0.5)
@@ -292,13 +294,13 @@ def test_who_comes_and_who_leaves_is_reason_to_ask_at_once() -> None:
     bench.leave("a")
     assert policy.asked[-1] == (0.75, ["b"])
     assert bench.clock.pending() == [1.75]
-    policy.answers = [Pick(0)]
+    policy.answers = [Run(0)]
     bench.clock.move(1.0)
     assert bench.at(Stage.COMPUTING) == ["b"]
 
 
 def test_a_wait_ends_with_the_last_who_waits() -> None:
-    bench = Bench(Scripted(Pick(0, wait_s=1.0)))
+    bench = Bench(Scripted(Wait(1.0)))
     bench.enter("a", "b")
     bench.leave("a", "b")
     assert bench.clock.pending() == []
@@ -306,14 +308,14 @@ def test_a_wait_ends_with_the_last_who_waits() -> None:
 
 
 def test_a_wait_postpones_nobody_and_picks_nobody() -> None:
-    bench = Bench(Scripted(Pick(1, (0,), wait_s=1.0)))
+    bench = Bench(Scripted(Wait(1.0)))
     bench.enter("a", "b", fetches=True)
     assert bench.log == []
     assert {one.postponements for one in bench.queue.tasks()} == {0}
 
 
 def test_a_wait_while_all_slots_are_taken_costs_no_slot() -> None:
-    policy = Scripted(Pick(0), Pick(0, wait_s=5.0), Pick(0))
+    policy = Scripted(Run(0), Wait(5.0), Run(0))
     bench = Bench(policy)
     bench.enter("first")
     bench.enter("a", fetches=True)
@@ -325,7 +327,7 @@ def test_a_wait_while_all_slots_are_taken_costs_no_slot() -> None:
 
 @pytest.mark.parametrize("wait_s", [1e-300, 1e-9, SHORTEST_WAIT_S / 2])
 def test_however_tiny_the_wait_time_goes_on(wait_s: float) -> None:
-    policy = Scripted(Pick(0, wait_s=wait_s))
+    policy = Scripted(Wait(wait_s))
     bench = Bench(policy)
     bench.clock.now_s = 1e7  # where a tiny step would be lost in rounding
     bench.enter("a")
@@ -337,29 +339,29 @@ def test_however_tiny_the_wait_time_goes_on(wait_s: float) -> None:
 
 @pytest.mark.parametrize("wait_s", [1e-9, 0.1, 0.3, 7.0, 1e9, inf])
 def test_a_policy_that_only_waits_does_not_hold_the_worker_for_ever(wait_s: float) -> None:
-    bench = Bench(Scripted(Pick(1, (0,), wait_s=wait_s)))
+    bench = Bench(Scripted(Wait(wait_s)))
     bench.enter("a", "b")
     most_asks = int(LONGEST_WAIT_S / SHORTEST_WAIT_S) + 2
     for _ in range(most_asks):
         if bench.at(Stage.COMPUTING):
             break
         assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["b"]
+    assert bench.at(Stage.COMPUTING) == ["a"], "the oldest"
     assert LONGEST_WAIT_S - 1e-6 <= bench.clock.now_s <= LONGEST_WAIT_S + 2 * SHORTEST_WAIT_S
     # The next one is held as long again, from when there is room.
     bench.clock.move(3.0)
     started_s = bench.clock.now_s
-    bench.leave("b")
+    bench.leave("a")
     for _ in range(most_asks):
         if bench.at(Stage.COMPUTING):
             break
         assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["a"]
+    assert bench.at(Stage.COMPUTING) == ["b"]
     assert bench.clock.now_s == pytest.approx(started_s + LONGEST_WAIT_S, abs=2 * SHORTEST_WAIT_S)
 
 
 def test_waits_of_a_queue_that_was_empty_between_do_not_add_up() -> None:
-    bench = Bench(Scripted(Pick(0, wait_s=6.0)))
+    bench = Bench(Scripted(Wait(6.0)))
     bench.enter("a")
     bench.clock.move(6.0)
     bench.leave("a")
@@ -369,7 +371,7 @@ def test_waits_of_a_queue_that_was_empty_between_do_not_add_up() -> None:
 
 
 def test_waits_before_two_picks_do_not_add_up() -> None:
-    bench = Bench(Scripted(Pick(0, wait_s=6.0), Pick(0), Pick(0, wait_s=6.0)), concurrency=2)
+    bench = Bench(Scripted(Wait(6.0), Run(0), Wait(6.0)), concurrency=2)
     bench.enter("a")
     bench.clock.move(3.0)
     bench.enter("b")
@@ -381,9 +383,11 @@ def test_waits_before_two_picks_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("wait_s", [nan, 0.0, -1.0])
-def test_what_is_no_wait_is_none(wait_s: float) -> None:
-    bench = Bench(Scripted(Pick(0, wait_s=wait_s)))
+def test_a_wait_that_is_none_is_the_shortest_one(wait_s: float) -> None:
+    bench = Bench(Scripted(Wait(wait_s), Run(0)))
     bench.enter("a")
+    assert bench.clock.pending() == [SHORTEST_WAIT_S]
+    assert bench.clock.ring()
     assert bench.at(Stage.COMPUTING) == ["a"]
 
 
@@ -408,29 +412,25 @@ def test_a_batch_fills_while_the_policy_waits() -> None:
 
 
 class Dice:
-    """Any pick: any size of pass, in any order, and waits of any length; remembers its answers."""
+    """Any pick: any size of pass, in any order, and waits of any length."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.now_s = 0.0
         self.wait_until_s: float | None = None
-        self.passes: list[tuple[str, ...]] = []
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> Pick:
-        positions = self._rng.sample(range(len(queue)), self._rng.randint(1, len(queue)))
+    def pick(self, situation: OrderingSituation) -> Pick:
+        count = len(situation.queue)
+        positions = self._rng.sample(range(count), self._rng.randint(1, count))
         self.wait_until_s = None
         wait_s = self._rng.choice([0.0, 0.0, 1e-12, 0.004, 0.5])
         if wait_s:
-            self.wait_until_s = now_s + max(wait_s, SHORTEST_WAIT_S)
-        self.passes.append(tuple(queue[position].task_id for position in positions))
-        return Pick(positions[0], tuple(range(min(positions))), tuple(positions[1:]), wait_s)
+            self.wait_until_s = situation.now_s + max(wait_s, SHORTEST_WAIT_S)
+            return Wait(wait_s)
+        return Run(positions[0], tuple(range(min(positions))), tuple(positions[1:]))
+
+
+def passes(bench: Bench, *stages: Stage) -> set[Pass | None]:
+    return {bench.entries[name].picked for stage in stages for name in bench.at(stage)}
 
 
 @settings(deadline=None, max_examples=200)
@@ -453,8 +453,8 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
 
     def check() -> None:
         ran.extend(name for name in bench.at(Stage.COMPUTING) if name not in ran)
-        computing = {id(bench.entries[name].mates) for name in bench.at(Stage.COMPUTING)}
-        ahead = {id(bench.entries[name].mates) for stage in (Stage.FETCHING, Stage.READY) for name in bench.at(stage)}
+        computing = passes(bench, Stage.COMPUTING)
+        ahead = passes(bench, Stage.FETCHING, Stage.READY)
         assert not computing & ahead, "a pass starts as a whole"
         assert len(computing) <= concurrency
         assert len(computing) + len(ahead) <= concurrency + prefetch
@@ -471,7 +471,7 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
         if action.startswith("enter"):
             bench.enter(f"t{number}", fetches=action == "enter-fetching")
         elif action == "read" and alive:
-            bench.entries[rng.choice(alive)].fetched()
+            bench.queue.fetched(bench.entries[rng.choice(alive)])
         elif action == "leave" and alive:
             bench.leave(rng.choice(alive))
         elif action == "ring":
@@ -485,7 +485,7 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
         if not len(bench.queue):
             break
         for name in bench.at(Stage.FETCHING):
-            bench.entries[name].fetched()
+            bench.queue.fetched(bench.entries[name])
             check()
         if computing := bench.at(Stage.COMPUTING):
             bench.leave(computing[0])

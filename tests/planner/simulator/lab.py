@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +9,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Pick, RoleChange
+from ampd.policies.base import (
+    BindingSituation,
+    OrderingSituation,
+    Pick,
+    PoolsSituation,
+    RoleChange,
+    RoutingSituation,
+    Run,
+)
 from ampd.policies.registry import create
-from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
@@ -30,15 +36,8 @@ NO_OPTIONS = SimulationOptions()
 class RandomBinding:
     """Binds anywhere."""
 
-    def bind(
-        self,
-        task: PrefillTask,  # noqa: ARG002
-        decode: Sequence[WorkerView],
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> str:
-        return rng.choice(decode).worker_id
+    def bind(self, situation: BindingSituation) -> str:
+        return situation.rng.choice(situation.decode).worker_id
 
 
 class BindTo:
@@ -47,31 +46,16 @@ class BindTo:
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
 
-    def bind(
-        self,
-        task: PrefillTask,  # noqa: ARG002
-        decode: Sequence[WorkerView],  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,  # noqa: ARG002
-    ) -> str:
+    def bind(self, situation: BindingSituation) -> str:  # noqa: ARG002
         return self._worker_id
 
 
 class RandomRouting:
     """Routes anywhere."""
 
-    def route(
-        self,
-        task: PrefillTask,  # noqa: ARG002
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> RouteDecision:
-        worker = rng.choice([decode, *prefill])
-        route = Route.LOCAL if worker is decode else Route.REMOTE
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        worker = situation.rng.choice([situation.decode, *situation.prefill])
+        route = Route.LOCAL if worker is situation.decode else Route.REMOTE
         return RouteDecision(route, worker.worker_id, "dice")
 
 
@@ -84,49 +68,29 @@ class RouteBy:
     def policies(self) -> Policies:
         return Policies(RandomBinding(), self, create("ordering", "fcfs"))
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,  # noqa: ARG002
-    ) -> RouteDecision:
-        if self._is_remote(int(task.task_id.rpartition("/")[2])):
-            return RouteDecision(Route.REMOTE, prefill[0].worker_id, "test")
-        return RouteDecision(Route.LOCAL, decode.worker_id, "test")
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        if self._is_remote(int(situation.task.task_id.rpartition("/")[2])):
+            return RouteDecision(Route.REMOTE, situation.prefill[0].worker_id, "test")
+        return RouteDecision(Route.LOCAL, situation.decode.worker_id, "test")
 
 
 class RandomOrdering:
     """Picks anyone."""
 
-    def pick(
-        self,
-        queue: Sequence[PrefillTask],
-        parallelism: Parallelism,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> Pick:
-        index = rng.randrange(len(queue))
-        return Pick(index, tuple(range(index)))
+    def pick(self, situation: OrderingSituation) -> Pick:
+        index = situation.rng.randrange(len(situation.queue))
+        return Run(index, tuple(range(index)))
 
 
 class RandomPools:
     """Turns anyone into anything, also the last of its role, and also into what it is."""
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],
-        slo: Slo,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        changed_s: float,  # noqa: ARG002
-        rng: random.Random,
-    ) -> Sequence[RoleChange]:
+    is_idle = False
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        workers, rng = situation.workers, situation.rng
         chosen = rng.sample(workers, rng.randrange(len(workers) + 1))
-        return [RoleChange(one.worker_id, rng.choice(list(Role)), "dice", rng.choice(["", "a"])) for one in chosen]
+        return [RoleChange(view.worker_id, rng.choice(list(Role)), "dice", rng.choice(["", "a"])) for view in chosen]
 
 
 DICE = Policies(RandomBinding(), RandomRouting(), RandomOrdering())

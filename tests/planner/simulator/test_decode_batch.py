@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
-from ampd.types import PrefillTask, RouteDecision, Window, WorkerView
+from ampd.policies.base import RoutingSituation
+from ampd.types import RouteDecision, Window
 from planner.simulator.cluster import Cluster
 from planner.simulator.engine import LONGEST_RUN_STEPS
 from planner.simulator.options import SimulationOptions
@@ -28,18 +26,11 @@ class Noting(RandomRouting):
     def __init__(self) -> None:
         self.seen: list[Seen] = []
 
-    def route(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        prefill: Sequence[WorkerView],
-        model: PerformanceModel,
-        now_s: float,
-        rng: random.Random,
-    ) -> RouteDecision:
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        decode = situation.decode
         self.seen.append(
             (
-                task.task_id,
+                situation.task.task_id,
                 decode.worker_id,
                 decode.decode_batch,
                 decode.decode_context_tokens,
@@ -47,7 +38,7 @@ class Noting(RandomRouting):
                 decode.kv_used_tokens,
             )
         )
-        return super().route(task, decode, prefill, model, now_s, rng)
+        return super().route(situation)
 
 
 @settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))

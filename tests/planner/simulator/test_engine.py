@@ -104,8 +104,8 @@ def _would_fit(memory: KvMemory, sequence: EngineSequence) -> bool:
 
 
 def _check_queue(queue: PrefillQueue) -> None:
-    free = queue._concurrency - len({id(entry.mates) for entry in queue._computing})
+    free = queue.concurrency - len(queue.computing)
     assert free >= 0
     if free:
-        assert not queue._staged or any(entry.stage is Stage.FETCHING for entry in queue._staged[0].mates)
-        assert not queue._waiting or len(queue._staged) >= free
+        assert not queue.staged or any(entry.stage is Stage.FETCHING for entry in queue.staged[0].members)
+        assert not queue.waiting or len(queue.staged) >= free

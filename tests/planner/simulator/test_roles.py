@@ -1,16 +1,14 @@
 """Roles that change: sessions stay where they are bound, new work goes by the new roles, and flips raise attainment."""
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import RoleChange
+from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange, RoutingSituation
 from ampd.policies.registry import create
-from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, Slo, WorkerView
+from ampd.types import Parallelism, Role, RouteDecision, Slo, WorkerView
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
@@ -26,22 +24,17 @@ LATE_VIEWS = replace(OFTEN, state_delay_s=0.5)
 class Scripted:
     """Changes roles as told, each when its time has come; notes what it saw."""
 
+    is_idle = False
+
     def __init__(self, *changes: tuple[float, str, Role]) -> None:
         self._changes = list(changes)
         self.seen: list[tuple[float, dict[str, WorkerView]]] = []
         self.changed_s: list[float] = []
 
-    def change(
-        self,
-        workers: Sequence[WorkerView],
-        slo: Slo,  # noqa: ARG002
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,
-        changed_s: float,
-        rng: random.Random,  # noqa: ARG002
-    ) -> Sequence[RoleChange]:
-        self.changed_s.append(changed_s)
-        self.seen.append((now_s, {worker.worker_id: worker for worker in workers}))
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        now_s = situation.now_s
+        self.changed_s.append(situation.changed_s)
+        self.seen.append((now_s, {worker.worker_id: worker for worker in situation.workers}))
         due = [change for change in self._changes if change[0] <= now_s]
         self._changes = [change for change in self._changes if change not in due]
         return [RoleChange(name, role, "script") for _, name, role in due]
@@ -164,15 +157,8 @@ def test_the_policy_hears_of_the_last_real_change() -> None:
 class First:
     """Binds to the first one."""
 
-    def bind(
-        self,
-        task: PrefillTask,  # noqa: ARG002
-        decode: Sequence[WorkerView],
-        model: PerformanceModel,  # noqa: ARG002
-        now_s: float,  # noqa: ARG002
-        rng: random.Random,  # noqa: ARG002
-    ) -> str:
-        return decode[0].worker_id
+    def bind(self, situation: BindingSituation) -> str:
+        return situation.decode[0].worker_id
 
 
 def test_sessions_are_bound_and_refused_by_the_memory_of_those_that_decode_now() -> None:
@@ -254,17 +240,9 @@ def test_a_decision_never_names_the_sessions_own_worker_as_a_prefill_worker() ->
     seen: list[tuple[str, list[str]]] = []
 
     class Watching:
-        def route(
-            self,
-            task: PrefillTask,
-            decode: WorkerView,
-            prefill: Sequence[WorkerView],
-            model: PerformanceModel,
-            now_s: float,
-            rng: random.Random,
-        ) -> RouteDecision:
-            seen.append((decode.worker_id, [worker.worker_id for worker in prefill]))
-            return AMPD.routing.route(task, decode, prefill, model, now_s, rng)
+        def route(self, situation: RoutingSituation) -> RouteDecision:
+            seen.append((situation.decode.worker_id, [worker.worker_id for worker in situation.prefill]))
+            return AMPD.routing.route(situation)
 
     _, policies = turned((1.0, "decode-0", Role.PREFILL), base=replace(AMPD, routing=Watching()))
     sessions = [session(f"s{number}", (500, 20), (200, 20), tool_s=2.0) for number in range(4)]

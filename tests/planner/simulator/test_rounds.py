@@ -1,16 +1,11 @@
-"""Links, KV memory under pressure, refusals, cluster texts, and that simulator and workers queue by one object."""
+"""Rounds in a simulation: KV memory under pressure, refusals, histories and reads that overlap."""
 
 from hypothesis import settings
 
-from ampd.serving.prefill_queue import PrefillQueue
-from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.events import EventLoop
+from planner.simulator.cluster import Cluster
 from planner.simulator.options import SimulationOptions
-from planner.simulator.worker import SimulatedWorker
-from workers.prefill_queue import AsyncPrefillQueue
 
-from .lab import LOCAL, MODEL, REMOTE, RouteBy, run, session, single
+from .lab import LOCAL, REMOTE, RouteBy, run, session, single
 
 untimed = settings(deadline=None)
 
@@ -101,17 +96,3 @@ def test_reads_overlap_the_computation_before_them() -> None:
         for read in reads
         for one in computes
     )
-
-
-# -- the rest
-
-
-def test_workers_and_simulator_queue_by_one_object() -> None:
-    assert issubclass(AsyncPrefillQueue, PrefillQueue)
-    group = ReplicaGroup(1, Parallelism(1), 0)
-    from ampd.types import Role
-
-    worker = SimulatedWorker(
-        "w", Role.PREFILL, group, MODEL, REMOTE.ordering, EventLoop(), SimulationOptions(), [], None
-    )
-    assert type(worker.queue) is PrefillQueue

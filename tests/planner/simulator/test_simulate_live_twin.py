@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ampd.policies.base import Slice, SlicingPolicy
+from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
-from ampd.types import Parallelism, PrefillTask, Role
+from ampd.types import Parallelism, Role
 from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import SimulatedRound
@@ -223,11 +223,12 @@ class OffTheBeat(SlackSlicing):
     engine computes in the next decode step, the simulated one in a pass.
     """
 
-    def slice(self, task: PrefillTask, *asked: Any) -> Slice:
-        chosen = super().slice(task, *asked)
-        if chosen.wait_s:
-            return replace(chosen, wait_s=1.07 * chosen.wait_s)
-        return Slice(task.incr_tokens) if task.incr_tokens - chosen.tokens <= 32 else chosen
+    def slice(self, situation: SlicingSituation) -> Slice:
+        chosen = super().slice(situation)
+        if isinstance(chosen, Wait):
+            return Wait(1.07 * chosen.wait_s)
+        left_tokens = situation.task.incr_tokens
+        return Compute(left_tokens) if left_tokens - chosen.tokens <= 32 else chosen
 
 
 OURS = "on-time(together_passes=0,late_share=0,missed_weight=1)"

@@ -1,11 +1,9 @@
 """What coordinators see late: never longer ago than said, and windows empty also where nothing happens any more."""
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ampd.perf.model import PerformanceModel
-from ampd.types import PrefillTask, RouteDecision, WorkerView
+from ampd.policies.base import RoutingSituation
+from ampd.types import RouteDecision, WorkerView
 from planner.simulator.options import SimulationOptions
 
 from .lab import AMPD, REMOTE, RandomRouting, run, session, single
@@ -27,17 +25,9 @@ def test_a_decode_batch_is_seen_while_it_runs() -> None:
     seen: list[WorkerView] = []
 
     class Watching(RandomRouting):
-        def route(
-            self,
-            task: PrefillTask,
-            decode: WorkerView,
-            prefill: Sequence[WorkerView],
-            model: PerformanceModel,
-            now_s: float,
-            rng: random.Random,
-        ) -> RouteDecision:
-            seen.append(decode)
-            return super().route(task, decode, prefill, model, now_s, rng)
+        def route(self, situation: RoutingSituation) -> RouteDecision:
+            seen.append(situation.decode)
+            return super().route(situation)
 
     sessions = [session("long", (100, 2000)), session("probe", (16, 2), arrival_s=4.0)]
     run(sessions, single(prefill=0), replace(AMPD, routing=Watching()), SimulationOptions(state_delay_s=0.2))
@@ -54,17 +44,9 @@ def test_a_coordinator_sees_its_own_decisions_at_once_and_no_longer_than_they_la
     seen: list[list[str]] = []
 
     class Watching(RandomRouting):
-        def route(
-            self,
-            task: PrefillTask,
-            decode: WorkerView,
-            prefill: Sequence[WorkerView],
-            model: PerformanceModel,
-            now_s: float,
-            rng: random.Random,
-        ) -> RouteDecision:
-            seen.append([waiting.task_id for waiting in prefill[0].queue])
-            return REMOTE.routing.route(task, decode, prefill, model, now_s, rng)
+        def route(self, situation: RoutingSituation) -> RouteDecision:
+            seen.append([waiting.task_id for waiting in situation.prefill[0].queue])
+            return REMOTE.routing.route(situation)
 
     sessions = [session(name, (500, 2), arrival_s=arrival_s) for name, arrival_s in (("a", 0), ("b", 0), ("c", 60))]
     run(sessions, single(), replace(AMPD, routing=Watching()), SimulationOptions(state_delay_s=0.2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -11,9 +11,8 @@ import pytest
 import pytest_asyncio
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Slice, SlicingPolicy
+from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.registry import create
-from ampd.types import PrefillTask, RunningRound
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
@@ -48,13 +47,13 @@ class TokenBetween(Script):
 
     seen_tokens = 0
 
-    def slice(self, task: PrefillTask, running: Sequence[RunningRound], *rest: Any) -> Slice:
-        if running:
-            (other,) = running
+    def slice(self, situation: SlicingSituation) -> Slice:
+        if situation.running:
+            (other,) = situation.running
             if other.tokens <= self.seen_tokens:
-                return Slice(1, wait_s=0.01)
+                return Wait(0.01)
             self.seen_tokens = other.tokens
-        return super().slice(task, running, *rest)
+        return super().slice(situation)
 
 
 class Worker:
@@ -96,7 +95,7 @@ async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(eng
     decoding = asyncio.create_task(worker.decode_beside(text(6, 64), 300))
     await eventually(lambda: len(worker.other) > 5)
     worker.engine.calls.clear()
-    policy.answers = iter([Slice(250), Slice(250), Slice(250)])
+    policy.answers = iter([Compute(250), Compute(250), Compute(250)])
     chunks = await worker.round(PROMPT, OUTPUT_TOKENS, "sliced")
     assert out(chunks) == expected
     assert worker.engine.calls == [(240, 0, 0), (480, 0, 240), (700, OUTPUT_TOKENS, 480)]
@@ -117,7 +116,7 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(engine: SglangEn
     worker = Worker(engine, policy)
     decoding = asyncio.create_task(worker.decode_beside(text(7, 64), 2000))
     await eventually(lambda: len(worker.other) > 5)
-    policy.answers = iter([Slice(250), Slice(250), Slice(1, wait_s=100.0)])
+    policy.answers = iter([Compute(250), Compute(250), Wait(100.0)])
     leaver = asyncio.create_task(worker.round(PROMPT, OUTPUT_TOKENS, "leaver"))
     await eventually(lambda: worker.held.get("leaver") == 240 and len(policy.asked) == 4)
     leaver.cancel()

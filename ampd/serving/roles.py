@@ -1,0 +1,77 @@
+"""Changes of the workers' roles: what a pools policy wants, and what of it is done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
+from ampd.types import Role, Slo, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class DueChange:
+    """A change to make. `before`: the worker as it is when its turn comes."""
+
+    change: RoleChange
+    before: WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class DueChanges:
+    """The answer to one question to the policy.
+
+    Attributes:
+        changes: to be made in this order.
+        kept: changes that are not made, because the worker is the last decode worker.
+    """
+
+    changes: Sequence[DueChange]
+    kept: Sequence[RoleChange]
+
+
+class RoleReview:
+    """A pools policy, and what is done of its answers."""
+
+    def __init__(self, policy: PoolsPolicy, model: PerformanceModel, slo: Slo, rng: random.Random) -> None:
+        self._policy = policy
+        self._model = model
+        self._slo = slo
+        self._rng = rng
+
+    def due(self, workers: Sequence[WorkerView], now_s: float, changed_s: float) -> DueChanges:
+        """Ask the policy, and leave out what cannot be done.
+
+        A change to the role and lane that a worker already has is no change. An unknown worker is skipped. The last
+        decode worker keeps its role, because without one no session could begin.
+
+        Args:
+            changed_s: time of the latest change of a role; minus infinity if there was none.
+
+        Raises:
+            UserError: the performance model lacks a worker's parallelism.
+        """
+        situation = PoolsSituation(
+            model=self._model, now_s=now_s, workers=workers, slo=self._slo, changed_s=changed_s, rng=self._rng
+        )
+        current = {view.worker_id: view for view in workers}
+        changes: list[DueChange] = []
+        kept: list[RoleChange] = []
+        for change in self._policy.change(situation):
+            before = current.get(change.worker_id)
+            if before is None or (before.role, before.lane) == (change.role, change.lane):
+                continue
+            if _leaves_a_decode_worker(current, change):
+                changes.append(DueChange(change, before))
+                current[change.worker_id] = replace(before, role=change.role, lane=change.lane)
+            else:
+                kept.append(change)
+        return DueChanges(changes, kept)
+
+
+def _leaves_a_decode_worker(workers: Mapping[str, WorkerView], change: RoleChange) -> bool:
+    return change.role is Role.DECODE or any(
+        view.role is Role.DECODE for view in workers.values() if view.worker_id != change.worker_id
+    )

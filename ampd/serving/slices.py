@@ -1,0 +1,81 @@
+"""How a prefill is cut: what a worker computes next of it, or how long it leaves the worker to its decode batch.
+
+A slice computes a growing prefix of the prompt. Between two slices the decode batch runs, and the ordering picks again
+among all waiting prefills. The last part is the round's own call of the engine, which brings the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
+from ampd.policies.passes import as_one
+from ampd.types import Parallelism, PrefillTask, RunningRound
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTo:
+    """Compute the first `end_tokens` of the prompt without output, then give the slot back."""
+
+    end_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Compute all that is left."""
+
+
+SliceStep = ComputeTo | Wait | Rest
+
+_REST = Rest()
+
+
+class Slices:
+    """Decides the next step of prefills on one worker. It keeps no state between two steps."""
+
+    def __init__(
+        self, policy: SlicingPolicy, model: PerformanceModel, parallelism: Parallelism, page_tokens: int
+    ) -> None:
+        self._policy = policy
+        self._model = model
+        self._parallelism = parallelism
+        self._page_tokens = page_tokens
+
+    def next(
+        self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], held_tokens: int, now_s: float
+    ) -> SliceStep:
+        """The next step of a pass that has a slot.
+
+        A pass of several prefills is short and is not cut, but it may have to wait. With no running round there is
+        nothing to wait for. A slice ends with a full page, because the engine's cache keeps full pages only. It adds at
+        least one page to what is held.
+
+        Args:
+            tasks: what is left of each prefill of the pass.
+            running: the rounds that decode on the worker.
+            held_tokens: the part of the prompt whose KV is here or staged; used for a pass of one prefill.
+        """
+        task = tasks[0] if len(tasks) == 1 else as_one(tasks)
+        chosen = self._policy.slice(
+            SlicingSituation(model=self._model, now_s=now_s, task=task, running=running, parallelism=self._parallelism)
+        )
+        if isinstance(chosen, Wait):
+            return chosen if running else _REST
+        if len(tasks) > 1 or chosen.tokens >= task.incr_tokens:
+            return _REST
+        page = self._page_tokens
+        end_tokens = max((task.hist_tokens + chosen.tokens) // page, held_tokens // page + 1) * page
+        return _REST if end_tokens >= task.context_tokens else ComputeTo(end_tokens)
+
+
+def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:
+    """The task with the history that is really held, in full pages; at least one token remains to be computed."""
+    pages = min(held_tokens, task.context_tokens - 1) // page_tokens
+    return left_after(task, pages * page_tokens)
+
+
+def left_after(task: PrefillTask, end_tokens: int) -> PrefillTask:
+    """What is left of a prefill whose first `end_tokens` are computed."""
+    return replace(task, hist_tokens=end_tokens, incr_tokens=task.context_tokens - end_tokens)

@@ -1,0 +1,149 @@
+"""Prefills in a simulation: from the entry in a worker's queue to the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
+from ampd.serving.slices import ComputeTo, Rest, SliceStep, left_after
+from ampd.types import PrefillTask
+from planner.simulator.rounds import ActiveRound
+from planner.simulator.sequence import EngineSequence
+from planner.simulator.transfers import KvTransfers
+from planner.simulator.world import World
+
+_REST = Rest()
+
+
+class Prefills:
+    """Takes rounds through the queue of their prefill worker.
+
+    Args:
+        hand_over: called when the first token of a remote round is out.
+        last_token: called when the last token of a local round is out.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        transfers: KvTransfers,
+        hand_over: Callable[[ActiveRound], None],
+        last_token: Callable[[ActiveRound, float], None],
+    ) -> None:
+        self._loop = world.loop
+        self._transfers = transfers
+        self._hand_over = hand_over
+        self._last_token = last_token
+        self._page = world.options.page_size_tokens
+        # With chunked prefill the engine itself divides its passes.
+        self._is_sliced = not world.options.chunk_tokens and not world.policies.slicing.is_whole
+        self._joined: dict[Pass, list[ActiveRound]] = {}
+
+    def enter(self, round_: ActiveRound, task: PrefillTask, *, fetches: bool) -> None:
+        """Enter the round's prefill in the queue of its prefill worker. `fetches`: it has a history to read."""
+        round_.prefill.queue.enter(task, fetches, partial(self._turn, round_))
+
+    def _turn(self, round_: ActiveRound, entry: QueueEntry) -> None:
+        round_.entry = entry
+        if entry.stage is Stage.COMPUTING:
+            self._join(round_, entry)
+        elif entry.fetches:
+            self._fetch_history(round_, entry)
+        else:
+            round_.prefill.queue.fetched(entry)
+
+    def _fetch_history(self, round_: ActiveRound, entry: QueueEntry) -> None:
+        """Read what the prefill worker lacks of the history, as far as the decode worker still has it."""
+        session_id, source, target = round_.record.session_id, round_.decode, round_.prefill
+        tokens = round_.record.kv_history_tokens = round_.begin_read(source, target, entry.task.hist_tokens)
+        round_.fetched = True
+        # The history that is here already goes with the part that is read: neither may be evicted before both are used.
+        target.memory.keep(session_id)
+        source.memory.keep(session_id)
+
+        def arrived() -> None:
+            source.memory.unkeep(session_id)
+            target.queue.fetched(entry)
+
+        self._transfers.move("kv-history", session_id, source, target, tokens, arrived)
+
+    def _join(self, round_: ActiveRound, entry: QueueEntry) -> None:
+        """The round's pass has a slot. The last member whose turn comes starts the pass."""
+        if not round_.is_started:
+            round_.is_started = True
+            round_.record.queued_s = self._loop.now_s - entry.task.arrival_s
+            # Between slices nothing else protects the part that is computed.
+            round_.prefill.memory.keep(round_.record.session_id)
+        picked = entry.picked
+        assert picked is not None
+        joined = self._joined.setdefault(picked, [])
+        joined.append(round_)
+        if len(joined) == len(picked.members):
+            del self._joined[picked]
+            self._step(joined)
+
+    def _step(self, members: Sequence[ActiveRound]) -> None:
+        """Compute a slice of the pass or all of it, or hold it back while the decode batch needs the worker."""
+        worker = members[0].prefill
+        step = self._next_step(members) if self._is_sliced else _REST
+        if isinstance(step, Rest):
+            self._compute_rest(members)
+        elif isinstance(step, ComputeTo):
+            self._compute_slice(members[0], step.end_tokens)
+        else:
+            worker.hold(step.wait_s, partial(self._step, members))
+
+    def _next_step(self, members: Sequence[ActiveRound]) -> SliceStep:
+        first, now_s = members[0], self._loop.now_s
+        worker, task = first.prefill, first.task
+        held_tokens = worker.memory.held.get(task.session_id, 0)
+        return worker.slices.next(
+            [round_.task for round_ in members],
+            worker.engine.running(now_s, task.slo.itl_s),
+            held_tokens + first.usable_staged_tokens(held_tokens),
+            now_s,
+        )
+
+    def _compute_slice(self, round_: ActiveRound, end_tokens: int) -> None:
+        worker, session_id = round_.prefill, round_.record.session_id
+        held_tokens = worker.memory.held.get(session_id, 0)
+
+        def done(_: EngineSequence, __: float) -> None:
+            assert round_.entry is not None
+            worker.queue.again(round_.entry, left_after(round_.task, end_tokens))
+
+        cached_tokens = held_tokens // self._page * self._page
+        staged_tokens = round_.usable_staged_tokens(held_tokens)
+        worker.engine.submit(EngineSequence(session_id, end_tokens, cached_tokens, 0, None, done, staged_tokens))
+
+    def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
+        """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
+        worker = members[0].prefill
+        worker.engine.submit(*[self._sequence(round_) for round_ in members])
+        for round_ in members:
+            round_.record.postponements = round_.task.postponements
+            worker.memory.unkeep(round_.record.session_id)
+            if round_.fetched:
+                worker.memory.unkeep(round_.record.session_id)
+
+    def _sequence(self, round_: ActiveRound) -> EngineSequence:
+        record, worker = round_.record, round_.prefill
+        is_local = worker is round_.decode
+        held_tokens = worker.memory.held.get(record.session_id, 0)
+        return EngineSequence(
+            record.session_id,
+            round_.prompt_tokens,
+            min(held_tokens, round_.prompt_tokens - 1) // self._page * self._page,
+            record.output_tokens if is_local else 1,
+            lambda _, now_s: self._first_token(round_, now_s),
+            (lambda _, now_s: self._last_token(round_, now_s)) if is_local else (lambda _, __: self._hand_over(round_)),
+            round_.usable_staged_tokens(held_tokens),
+        )
+
+    def _first_token(self, round_: ActiveRound, now_s: float) -> None:
+        record, worker, entry = round_.record, round_.prefill, round_.entry
+        assert entry is not None
+        record.ttft_s = now_s - record.sent_s
+        worker.ttft.add(now_s - entry.task.arrival_s, now_s)
+        worker.queue.leave(entry)

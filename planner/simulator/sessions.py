@@ -1,0 +1,61 @@
+"""The life of sessions in the cluster: a round, its tool, the next round, until the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.simulator.outcome import SimulatedRound
+from planner.simulator.rounds import ActiveRound, ActiveSession
+from planner.simulator.world import World
+from workloads.results import meets
+from workloads.trace import Session
+
+
+class SessionRunner:
+    """Sends the rounds of sessions and records their ends.
+
+    Args:
+        send: hands a session's next round to the coordinators.
+        on_round: called after each round.
+
+    Attributes:
+        finished: rounds in order of their end.
+        sessions_over: how many sessions have ended.
+    """
+
+    def __init__(self, world: World, send: Callable[[ActiveSession], None], on_round: Callable[[], None]) -> None:
+        self.finished: list[SimulatedRound] = []
+        self.sessions_over = 0
+        self._loop = world.loop
+        self._slo = world.slo
+        self._send = send
+        self._on_round = on_round
+
+    def arrive(self, session: Session) -> None:
+        """The session's first round is sent now."""
+        self._send(ActiveSession(session))
+
+    def finish(self, round_: ActiveRound, now_s: float) -> None:
+        """The round's last token is out."""
+        record, session = round_.record, round_.session
+        record.e2e_s = now_s - record.sent_s
+        if record.output_tokens > 1 and record.ttft_s is not None:
+            record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
+        session.context_tokens = round_.prompt_tokens + record.output_tokens
+        session.has_missed = session.has_missed or not meets(record, self._slo)
+        session.index += 1
+        if session.index == len(session.rounds):
+            self.end(session, record)
+            return
+        self.finished.append(record)
+        self._on_round()
+        self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
+
+    def end(self, session: ActiveSession, record: SimulatedRound) -> None:
+        """The session ends with this round, the last one or a refused one."""
+        session.index = len(session.rounds)
+        self.sessions_over += 1
+        self.finished.append(record)
+        self._on_round()
+        for worker in session.users:
+            worker.memory.release(session.session_id)

@@ -1,0 +1,33 @@
+"""What all parts of one simulation share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampd.perf.model import PerformanceModel
+from ampd.types import Slo
+from planner.simulator.events import EventLoop
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import GapRun, Span
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Time, laws and records of one simulation.
+
+    Attributes:
+        model: the times that passes, decode steps and transfers take.
+        belief: the times that the policies predict with; may differ from `model`.
+        slo: the targets of all rounds.
+        gaps: gaps between tokens, in order of their end.
+        spans: where the timeline is recorded; None: nowhere.
+    """
+
+    loop: EventLoop
+    model: PerformanceModel
+    belief: PerformanceModel
+    policies: Policies
+    slo: Slo
+    options: SimulationOptions
+    gaps: list[GapRun]
+    spans: list[Span] | None

@@ -1,0 +1,105 @@
+"""Where a round goes: history, limits, and the workers that the policies may choose from."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import BindingSituation, RoutingSituation
+from ampd.serving.placement import (
+    PlacementPolicies,
+    deterministic_choice,
+    exceeded_limit,
+    fits,
+    prefill_task,
+)
+from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+
+MODEL = load_performance_model("tiny-cpu")
+SLO = Slo(1.0, 0.1)
+DECODE = WorkerView("d", Role.DECODE)
+PREFILL = [WorkerView(name, Role.PREFILL) for name in ("p1", "p2")]
+
+
+class Last:
+    """Binds to the last worker and routes to the last prefill worker; keeps the workers that it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def bind(self, situation: BindingSituation) -> str:
+        return self._last(situation.decode)
+
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        return RouteDecision(Route.REMOTE, self._last(situation.prefill or [situation.decode]), "last")
+
+    def _last(self, workers: Sequence[WorkerView]) -> str:
+        self.seen.append([view.worker_id for view in workers])
+        return workers[-1].worker_id
+
+
+def policies() -> tuple[Last, PlacementPolicies]:
+    last = Last()
+    return last, PlacementPolicies(last, last, MODEL, random.Random(1))
+
+
+def task(prompt_tokens: int = 100, held_tokens: int = 0) -> PrefillTask:
+    return prefill_task("t", "s", prompt_tokens, held_tokens, arrival_s=3.0, slo=SLO, session_missed=True)
+
+
+@settings(deadline=None, max_examples=30)
+@given(prompt=st.integers(1, 1000), held=st.integers(0, 1200))
+def test_at_least_one_token_is_computed(prompt: int, held: int) -> None:
+    made = task(prompt, held)
+    assert made == PrefillTask("t", "s", made.hist_tokens, made.incr_tokens, 3.0, SLO, session_missed=True)
+    assert made.context_tokens == prompt
+    assert made.incr_tokens >= 1
+    assert made.hist_tokens == (held if held < prompt else prompt - 1)
+
+
+@pytest.mark.parametrize(("tokens", "limit", "expected"), [(10, 10, True), (11, 10, False), (10**9, 0, True)])
+def test_a_limit_of_zero_is_none(tokens: int, limit: int, expected: bool) -> None:
+    assert fits(tokens, limit) is expected
+
+
+def test_the_largest_limit_is_named_if_a_context_fits_into_none() -> None:
+    assert exceeded_limit(11, [10, 5]) == 10
+    assert exceeded_limit(10, [10, 5]) is None
+    assert exceeded_limit(11, [10, 0]) is None
+
+
+def test_a_session_is_bound_to_a_worker_of_those_offered() -> None:
+    last, placement = policies()
+    assert placement.bind(task(), [DECODE, WorkerView("d2", Role.DECODE)], 5.0) == "d2"
+    assert last.seen == [["d", "d2"]]
+
+
+def test_lost_workers_and_the_session_s_own_are_no_prefill_workers() -> None:
+    last, placement = policies()
+    assert placement.route(task(), DECODE, PREFILL, 5.0).worker_id == "p2"
+    assert placement.route(task(), DECODE, PREFILL, 5.0, lost={"p2"}).worker_id == "p1"
+    turned = WorkerView("p2", Role.PREFILL)
+    assert placement.route(task(), turned, PREFILL, 5.0).worker_id == "p1"
+    placement.route(task(), turned, PREFILL, 5.0, lost=["p1"])
+    assert last.seen == [["p1", "p2"], ["p1"], ["p1"], ["p2"]], "the last answer is the decode worker itself"
+
+
+def test_a_round_that_must_be_local_is_not_shown_to_the_policy() -> None:
+    last, placement = policies()
+    decision = placement.route(task(), DECODE, PREFILL, 5.0, local_only="cannot-carry-logprobs")
+    assert decision == RouteDecision(Route.LOCAL, "d", "cannot-carry-logprobs")
+    assert not last.seen
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.text(max_size=8), st.permutations(["a", "b", "c", "d"]))
+def test_every_replica_chooses_the_same_worker(session_id: str, names: list[str]) -> None:
+    workers = {name: WorkerView(name, Role.DECODE) for name in names}
+    chosen = deterministic_choice(session_id, list(workers.values()))
+    assert chosen == deterministic_choice(session_id, [workers[name] for name in sorted(names)])
+    rest = [view for view in workers.values() if view != chosen]
+    # A worker that goes moves its own sessions only.
+    assert deterministic_choice(session_id, [chosen, *rest[1:]]) == chosen

@@ -1,0 +1,96 @@
+"""What is done of the changes that a pools policy wants."""
+
+import math
+import random
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.serving.roles import DueChanges, RoleReview
+from ampd.types import Role, Slo, WorkerView
+
+MODEL = load_performance_model("tiny-cpu")
+SLO = Slo(1.0, 0.1)
+
+
+class Wants:
+    """Wants these changes, and keeps the last situation."""
+
+    is_idle = False
+
+    def __init__(self, *changes: RoleChange) -> None:
+        self._changes = changes
+        self.situation: PoolsSituation | None = None
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        self.situation = situation
+        return self._changes
+
+
+def turn(worker_id: str, role: Role, lane: str = "") -> RoleChange:
+    return RoleChange(worker_id, role, "test", lane)
+
+
+def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
+    views = [WorkerView(name, role) for name, role in workers.items()]
+    return RoleReview(Wants(*changes), MODEL, SLO, random.Random(1)).due(views, 5.0, 1.0)
+
+
+def names(found: DueChanges) -> tuple[list[str], list[str]]:
+    return [change.change.worker_id for change in found.changes], [change.worker_id for change in found.kept]
+
+
+PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}
+
+
+def test_the_policy_sees_the_situation() -> None:
+    policy, views, rng = Wants(), [WorkerView("d", Role.DECODE)], random.Random(1)
+    found = RoleReview(policy, MODEL, SLO, rng).due(views, 5.0, -math.inf)
+    assert names(found) == ([], [])
+    seen = policy.situation
+    assert seen is not None
+    assert (seen.workers, seen.slo, seen.model, seen.now_s, seen.changed_s) == (views, SLO, MODEL, 5.0, -math.inf)
+    assert seen.rng is rng
+
+
+def test_a_role_that_the_worker_has_is_no_change_but_another_lane_is() -> None:
+    same, lane = turn("p1", Role.PREFILL), turn("p1", Role.PREFILL, "long")
+    found = due(PAIR, same, lane, lane)
+    assert [change.change for change in found.changes] == [lane]
+    assert found.changes[0].before == WorkerView("p1", Role.PREFILL)
+
+
+def test_an_unknown_worker_is_skipped() -> None:
+    assert names(due(PAIR, turn("gone", Role.PREFILL), turn("d1", Role.PREFILL))) == (["d1"], [])
+
+
+def test_the_last_decode_worker_stays() -> None:
+    assert names(due(PAIR, turn("d1", Role.PREFILL), turn("d2", Role.PREFILL))) == (["d1"], ["d2"])
+    swap = turn("p1", Role.DECODE), turn("d1", Role.PREFILL), turn("d2", Role.PREFILL)
+    assert names(due(PAIR, *swap)) == (["p1", "d1", "d2"], [])
+
+
+def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> None:
+    found = due(PAIR, turn("d1", Role.PREFILL, "long"), turn("d1", Role.DECODE))
+    assert [(change.before.role, change.before.lane) for change in found.changes] == [
+        (Role.DECODE, ""),
+        (Role.PREFILL, "long"),
+    ]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    roles=st.lists(st.sampled_from(Role), min_size=1, max_size=4),
+    wanted=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(Role), st.sampled_from(["", "a"])), max_size=8),
+)
+def test_a_decode_worker_is_always_left(roles: list[Role], wanted: list[tuple[int, Role, str]]) -> None:
+    workers = {str(number): role for number, role in enumerate(roles)}
+    found = due(workers, *(turn(str(number), role, lane) for number, role, lane in wanted))
+    assert len(found.changes) + len(found.kept) <= len(wanted)
+    had_one = Role.DECODE in workers.values()
+    for change in found.changes:
+        workers[change.change.worker_id] = change.change.role
+        assert not had_one or Role.DECODE in workers.values()

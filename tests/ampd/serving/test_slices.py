@@ -1,0 +1,108 @@
+"""The steps of a sliced prefill: full pages, waits for the decode batch, and passes of several."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.serving.slices import ComputeTo, Rest, Slices, SliceStep, left_after, with_held
+from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+
+MODEL = load_performance_model("tiny-cpu")
+BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
+PAGE = 16
+
+
+@dataclass
+class Fixed:
+    """Gives one answer, and keeps the last situation."""
+
+    answer: Slice
+    is_whole: bool = False
+    situation: SlicingSituation | None = None
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        self.situation = situation
+        return self.answer
+
+
+def task(hist_tokens: int, incr_tokens: int, name: str = "t") -> PrefillTask:
+    return PrefillTask(name, name, hist_tokens, incr_tokens, 0.0, Slo(1.0, 0.1), postponements=3)
+
+
+def step(answer: Slice, *tasks: PrefillTask, held: int = 0, beside: list[RunningRound] | None = None) -> SliceStep:
+    running = BATCH if beside is None else beside
+    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE).next(tasks, running, held, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held", "end"),
+    [
+        (100, 320, 416),  # 420, but a page that is not full would be computed again
+        (1, 320, 336),  # a page at least
+        (1, 350, 352),  # the page that was begun
+        (1, 640, 656),  # more is held than the coordinator knew
+    ],
+)
+def test_a_slice_ends_with_a_full_page_and_adds_one_at_least(tokens: int, held: int, end: int) -> None:
+    assert step(Compute(tokens), task(320, 680), held=held) == ComputeTo(end)
+
+
+@pytest.mark.parametrize("tokens", [680, 681, 100_000])
+def test_all_that_is_left_is_the_rest(tokens: int) -> None:
+    assert step(Compute(tokens), task(320, 680), held=320) == Rest()
+
+
+def test_a_slice_whose_last_page_reaches_the_end_is_the_rest() -> None:
+    assert step(Compute(1), task(320, 16), held=320) == Rest()
+    assert step(Compute(1), task(320, 17), held=320) == ComputeTo(336)
+
+
+def test_a_policy_that_waits_is_obeyed_while_a_round_decodes() -> None:
+    assert step(Wait(0.25), task(0, 1000)) == Wait(0.25)
+    assert step(Wait(0.25), task(0, 1000), beside=[]) == Rest(), "there is nothing to wait for"
+
+
+def test_a_pass_of_several_is_not_cut_but_may_wait() -> None:
+    pair = task(160, 100, "a"), task(0, 300, "b")
+    assert step(Compute(16), *pair) == Rest()
+    assert step(Wait(0.25), *pair) == Wait(0.25)
+    assert step(Wait(0.25), *pair, beside=[]) == Rest()
+
+
+def test_the_policy_sees_a_pass_as_one_prefill() -> None:
+    policy = Fixed(Compute(1))
+    Slices(policy, MODEL, Parallelism(2), PAGE).next([task(160, 100, "a"), task(0, 300, "b")], BATCH, 0, 7.0)
+    seen = policy.situation
+    assert seen is not None
+    assert (seen.task.hist_tokens, seen.task.incr_tokens) == (160 * 100 // 400, 400)
+    assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    prompt=st.integers(1, 2000),
+    known=st.integers(0, 2000),
+    held=st.integers(0, 2000),
+    page=st.sampled_from([1, 16, 64]),
+    tokens=st.integers(1, 300),
+)
+def test_slices_end_and_each_begins_where_the_last_one_ended(
+    prompt: int, known: int, held: int, page: int, tokens: int
+) -> None:
+    known = min(known, prompt - 1)
+    left = with_held(task(known, prompt - known), held, page)
+    assert left.hist_tokens % page == 0
+    assert left.hist_tokens <= held
+    slices = Slices(Fixed(Compute(tokens)), MODEL, Parallelism(), page)
+    while isinstance(chosen := slices.next([left], BATCH, left.hist_tokens, 0.0), ComputeTo):
+        assert left.hist_tokens < chosen.end_tokens < prompt
+        assert chosen.end_tokens % page == 0
+        assert chosen.end_tokens - left.hist_tokens <= max(tokens, page)
+        left = left_after(left, chosen.end_tokens)
+        assert (left.context_tokens, left.postponements) == (prompt, 3)
+    assert isinstance(chosen, Rest)
+    assert left.incr_tokens >= 1
