@@ -30,6 +30,10 @@ class Job(NamedTuple):
     position: int
 
 
+_EqualJob = tuple[float, float, int]
+"""Due time, time and position of a job where all weigh the same. A plain tuple, because it takes half the time."""
+
+
 def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
     """(the jobs that are kept, the weight of those given up). Every job must fit alone."""
     kept: list[tuple[float, Job]] = []
@@ -58,31 +62,29 @@ def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) ->
     Returns:
         A position; 0 whenever the given order is already a best one.
     """
-    in_order = able = 0
+    jobs: list[_EqualJob] = []
+    in_order = 0
     now_s = 0.0
-    for time_s, due_s in zip(times_s, left_s, strict=True):
+    for position, time_s in enumerate(times_s):
+        due_s = left_s[position]
         now_s += time_s
-        in_order += now_s <= due_s
-        able += time_s <= due_s
-    if in_order == able:
+        if now_s <= due_s:
+            in_order += 1
+        if time_s <= due_s:  # otherwise late in every ordering
+            jobs.append((due_s, time_s, position))
+    if in_order == len(jobs):
         return 0
-    # The jobs left out are late in every ordering.
-    jobs = [
-        Job(due_s, time_s, 1.0, position)
-        for position, (time_s, due_s) in enumerate(zip(times_s, left_s, strict=True))
-        if time_s <= due_s
-    ]
     jobs.sort()
     room_s = _least_slack_before(jobs)
     if room_s is not None:
         return _first_that_fits(times_s, room_s)
     late = _late(jobs)
-    if in_order == able - late:
+    if in_order == len(jobs) - late:
         return 0
     return _first_that_makes_no_more_late(times_s, left_s, jobs, late)
 
 
-def _late(jobs: Iterable[Job], start_s: float = 0.0, skipped: int = -1, allowed: int = maxsize) -> int:
+def _late(jobs: Iterable[_EqualJob], start_s: float = 0.0, skipped: int = -1, allowed: int = maxsize) -> int:
     """How many jobs of equal weight are late in a best ordering; stops once they are more than `allowed`.
 
     `keep` without weights: a heap of times is enough, and one job at a time is given up, so it takes half the time.
@@ -94,7 +96,7 @@ def _late(jobs: Iterable[Job], start_s: float = 0.0, skipped: int = -1, allowed:
     """
     kept: list[float] = []  # negated times: the longest on top
     now_s, late = start_s, 0
-    for due_s, time_s, _, position in jobs:
+    for due_s, time_s, position in jobs:
         if position == skipped:
             continue
         now_s += time_s
@@ -108,11 +110,11 @@ def _late(jobs: Iterable[Job], start_s: float = 0.0, skipped: int = -1, allowed:
     return late
 
 
-def _least_slack_before(jobs: Sequence[Job]) -> dict[int, float] | None:
+def _least_slack_before(jobs: Sequence[_EqualJob]) -> dict[int, float] | None:
     """If all jobs are on time by due time: for each, how much the jobs before it can be delayed; -1 is for all."""
     room_s: dict[int, float] = {}
     now_s, least_s = 0.0, inf
-    for due_s, time_s, _, position in jobs:
+    for due_s, time_s, position in jobs:
         room_s[position] = least_s
         now_s += time_s
         slack_s = due_s - now_s
@@ -131,7 +133,7 @@ def _first_that_fits(times_s: Sequence[float], room_s: dict[int, float]) -> int:
 
 
 def _first_that_makes_no_more_late(
-    times_s: Sequence[float], left_s: Sequence[float], jobs: Sequence[Job], allowed: int
+    times_s: Sequence[float], left_s: Sequence[float], jobs: Sequence[_EqualJob], allowed: int
 ) -> int:
     failed: list[tuple[float, float]] = []
     for position, time_s in enumerate(times_s):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ampd.policies import registry
+from ampd.policies.registry import Description, of_kind
 
 _HEAD = """\
 # Policies
 
 <!-- Written by: python -m docs.reference.policies > docs/policies.md -->
 
-A policy is a pure function of a task, the views of the workers, the performance model, the time and a random number
-generator. It is chosen by name, and the same object decides live and in simulation. In Python:
-`registry.create("routing", "ampd", alpha=0.8)`, from `ampd.policies`. A module of one's own registers policies beside
-these with the decorator `registry.register`, in every command and process whose environment has
-`AMPD_POLICY_MODULES=MODULE,...`.
+A policy is a pure function of one situation: a task, the views of the workers, the performance model, the time and a
+random number generator. It is chosen by name, and the same object decides live and in simulation. In Python:
+`ROUTING.create("ampd", alpha=0.8)`, from `ampd.policies.registry`. Each policy has a file of its name: ours and the
+textbook baselines in `ampd/policies/KIND/`, those of other systems in `ampd/policies/rivals/`.
+[own-policy.md](own-policy.md) shows how to add a policy of your own.
 """
 
 _KINDS = {
@@ -30,11 +30,12 @@ def render() -> str:
     parts = [_HEAD]
     for kind, summary in _KINDS.items():
         parts.append(f"## {kind.capitalize()}\n\n{summary}\n")
-        parts.extend(_section(registry.describe(kind, name)) for name in registry.names(kind))
+        registry = of_kind(kind)
+        parts.extend(_section(registry.describe(name)) for name in registry.names())
     return "\n".join(parts)
 
 
-def _section(policy: registry.Description) -> str:
+def _section(policy: Description) -> str:
     lines = [f"### {policy.kind}: {policy.name}", "", policy.text, ""]
     if policy.parameters:
         lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, Slo, WorkerView
+from tests.ampd.policies import situations
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,4 @@ def route(
     now_s: float = 0.0,
     model: PerformanceModel = PLAIN,
 ) -> RouteDecision:
-    return create_named("routing", policy).route(task, own, workers, model, now_s, random.Random(seed))
+    return situations.route(create_named("routing", policy), task, own, workers, model, now_s, random.Random(seed))

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, model_shape
-from ampd.policies.base import Pick, Slice
+from ampd.policies.base import Compute, Run
 from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.routing.predictive import PredictiveRouting
 from ampd.policies.slicing.slack import SlackSlicing
 from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
 
 SHAPE = model_shape("mixtral-8x7b")
@@ -66,14 +67,14 @@ def test_short_prefills_of_a_mixture_go_together() -> None:
     # Three passes are worth more than three hundred tokens and less than four hundred.
     assert mixture_s(300) < 3.0 * page_s < mixture_s(400)
     ordering = OnTimeOrdering(headroom=1.0, together_passes=3.0)
-    assert ordering.pick(queue, TP2, MIXTURE, 0.0, random.Random(0)) == Pick(0, (), (1, 2))
+    assert situations.pick(ordering, queue, TP2, MIXTURE, 0.0, random.Random(0)) == Run(0, (), (1, 2))
 
 
 def test_short_prefills_queued_for_a_mixture_pay_for_its_experts_once() -> None:
     policy = PredictiveRouting(spread=0.0)
     worker = replace(prefill("p", 40, 40, 40), parallelism=TP2)
     here = replace(decode(9000), parallelism=TP2)
-    decision = policy.route(round_of(0, 100), here, (worker,), MIXTURE, 0.0, random.Random(0))
+    decision = situations.route(policy, round_of(0, 100), here, (worker,), MIXTURE, 0.0, random.Random(0))
     page_s = shortest_pass_s(MIXTURE, 0, TP2)
     there = next(one for one in decision.estimates if one.worker_id == "p")
     assert there.queue_s == pytest.approx(mixture_s(40) + 2 * (mixture_s(40) - page_s))
@@ -86,11 +87,11 @@ def test_slices_of_a_mixture_are_some_pages_passes_however_tight_the_target(pass
     task = round_of(2000, 4000, Slo(0.06, 0.04))
     page_s = shortest_pass_s(MIXTURE, 2000, TP2)
     assert 0.15 * task.slo.ttft_s < page_s
-    policy = SlackSlicing(quantum=0.15, quantum_passes=passes, least_passes=2.0)
-    tokens = policy.slice(task, (), TP2, MIXTURE, 0.0).tokens
+    policy = situations.with_constants(SlackSlicing(quantum=0.15), QUANTUM_PASSES=passes)
+    tokens = situations.slice(policy, task, (), TP2, MIXTURE, 0.0).tokens
     assert mixture_s(tokens, 2000) <= passes * page_s < mixture_s(tokens + 16, 2000)
     # Without the floor the least slice is all that it gets; with a loose target the floor does not count.
-    bare = policy.model_copy(update={"quantum_passes": 0.0}).slice(task, (), TP2, MIXTURE, 0.0).tokens
+    bare = situations.slice(situations.with_constants(policy, QUANTUM_PASSES=0.0), task, (), TP2, MIXTURE, 0.0).tokens
     assert mixture_s(bare, 2000) <= 2.0 * page_s < mixture_s(bare + 16, 2000)
     loose = replace(task, slo=Slo(60.0, 0.04))
-    assert policy.slice(loose, (), TP2, MIXTURE, 0.0) == Slice(4000)
+    assert situations.slice(policy, loose, (), TP2, MIXTURE, 0.0) == Compute(4000)

@@ -13,9 +13,9 @@ from docs.reference import policies as reference
 
 
 def test_every_kind_has_its_built_in_policies() -> None:
-    assert {"arrow", "least-kv"} <= set(registry.names("binding"))
-    assert {"ampd", "always-local", "always-remote"} <= set(registry.names("routing"))
-    assert {"ampd", "fcfs"} <= set(registry.names("ordering"))
+    assert {"arrow", "least-kv"} <= set(registry.BINDING.names())
+    assert {"ampd", "always-local", "always-remote"} <= set(registry.ROUTING.names())
+    assert {"ampd", "fcfs"} <= set(registry.ORDERING.names())
 
 
 def test_defaults_are_the_papers() -> None:
@@ -52,7 +52,7 @@ def test_a_wrong_choice_is_one_line_that_helps(
 
 
 def test_a_name_cannot_be_taken_twice() -> None:
-    registry.names("routing")
+    registry.ROUTING.names()
 
     class Other(registry.Policy):
         """Another one."""
@@ -64,7 +64,7 @@ def test_a_name_cannot_be_taken_twice() -> None:
 
 _OWN = """
 from ampd.policies.registry import register
-from ampd.policies.routing.always import AlwaysLocal
+from ampd.policies.routing.always_local import AlwaysLocal
 
 @register("routing", "own")
 class Own(AlwaysLocal):
@@ -109,8 +109,8 @@ def test_a_module_that_cannot_be_imported_is_told_in_one_line(
 
 @pytest.mark.parametrize("kind", registry.KINDS)
 def test_every_policy_is_documented_where_it_lives(kind: str) -> None:
-    for name in registry.names(kind):
-        described = registry.describe(kind, name)
+    for name in registry.of_kind(kind).names():
+        described = registry.of_kind(kind).describe(name)
         for part in ("Reads:", "Limits:", f"Example: `--{kind} {name}`"):
             assert part in described.text, f"{kind} {name} lacks {part}"
         assert all(parameter.description for parameter in described.parameters)

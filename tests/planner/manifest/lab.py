@@ -34,7 +34,7 @@ DEPLOYMENT = Deployment(
     model_name="qwen3-32b",
     profile=analytic_model("qwen3-32b", "h200").profile,
     slo=Slo(0.35, 0.04),
-    policies=Policies("predictive(headroom=0.9)", "least-kv", "static", "on-time", "slack(itl_share=0.5)"),
+    policies=Policies("predictive(headroom=0.9)", "least-kv", "static", "on-time", "slack(quantum=0.5)"),
     tool_call_parser="hermes",
     reasoning_parser="qwen3",
     annotations={"ampd.dev/rate-sessions-per-second": "6"},

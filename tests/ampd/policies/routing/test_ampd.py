@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.registry import create, names
+from ampd.policies.registry import ROUTING, create
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, Window, WorkerView
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("qwen3-32b-h20")
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
@@ -31,15 +32,15 @@ DECODE = WorkerView("d", Role.DECODE, TP2, itl=BUSY)
 def route(
     *workers: WorkerView, policy: str = "ampd", decode: WorkerView = DECODE, seed: int = 0, task: PrefillTask = TASK
 ) -> RouteDecision:
-    return create("routing", policy).route(task, decode, workers, MODEL, 0.0, random.Random(seed))
+    return situations.route(create("routing", policy), task, decode, workers, MODEL, 0.0, random.Random(seed))
 
 
-@pytest.mark.parametrize("policy", names("routing"))
+@pytest.mark.parametrize("policy", ROUTING.names())
 def test_without_a_prefill_worker_everything_is_local(policy: str) -> None:
     assert route(policy=policy) == RouteDecision(Route.LOCAL, "d", "no-prefill-worker")
 
 
-@pytest.mark.parametrize("policy", names("routing"))
+@pytest.mark.parametrize("policy", ROUTING.names())
 def test_a_prefill_worker_with_too_short_a_context_is_none(policy: str) -> None:
     short = replace(prefill("p", Window()), max_context_tokens=8399)
     assert route(short, policy=policy).reason == "no-prefill-worker"

@@ -7,15 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ampd.policies.rivals.laps.ordering import batch_s
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Pick
+from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
+from ampd.policies.rivals.laps import batch_s
 from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies import situations
 
 TP1 = Parallelism(1)
 NOW_S = 64.0
@@ -27,7 +28,21 @@ def task(name: str, incr: int, waited_s: float = 0.0, ttft_s: float = 1.0, postp
 
 
 def pick(queue: Sequence[PrefillTask], now_s: float = NOW_S, **parameters: Any) -> Pick:
-    return create("ordering", "laps", **parameters).pick(queue, TP1, MODEL, now_s, random.Random(0))
+    return situations.pick(create("ordering", "laps", **parameters), queue, TP1, MODEL, now_s, random.Random(0))
+
+
+def run(queue: Sequence[PrefillTask], now_s: float = NOW_S, **parameters: Any) -> Run:
+    """The pick, after its wait if it waits."""
+    chosen = pick(queue, now_s, **parameters)
+    if isinstance(chosen, Wait):
+        chosen = pick(queue, now_s + chosen.wait_s, **parameters)
+    assert isinstance(chosen, Run)
+    return chosen
+
+
+def pass_s(tasks: Sequence[PrefillTask]) -> float:
+    situation = OrderingSituation(queue=tasks, parallelism=TP1, model=MODEL, now_s=NOW_S, rng=random.Random(0))
+    return batch_s(situation, tasks)
 
 
 def members(chosen: Pick) -> tuple[int, ...]:
@@ -63,7 +78,7 @@ parameters = st.fixed_dictionaries(
 def test_a_pass_has_one_class_in_order_of_arrival_and_longs_run_alone(
     queue: list[PrefillTask], parameters: dict[str, Any]
 ) -> None:
-    chosen = pick(queue, **parameters)
+    chosen = run(queue, **parameters)
     positions = members(chosen)
     assert all(0 <= position < len(queue) for position in positions)
     assert all(first < second for first, second in pairwise(positions))
@@ -83,14 +98,13 @@ def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
     queue: list[PrefillTask], parameters: dict[str, Any]
 ) -> None:
     chosen = pick(queue, **parameters)
-    if chosen.wait_s:
+    if isinstance(chosen, Wait):
+        assert chosen.wait_s > 0
         assert all(one.incr_tokens <= parameters["boundary_tokens"] for one in queue), "no long task waits"
         assert len(queue) < parameters["depth"]
         until_s = NOW_S + chosen.wait_s
         for one in queue:
-            assert (
-                until_s + batch_s(queue, TP1, MODEL) + parameters["margin_s"] <= one.arrival_s + one.slo.ttft_s + 1e-9
-            )
+            assert until_s + pass_s(queue) + parameters["margin_s"] <= one.arrival_s + one.slo.ttft_s + 1e-9
             assert until_s <= one.arrival_s + parameters["max_wait_s"] + 1e-9
 
 
@@ -98,9 +112,10 @@ def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
 @given(fresh_queues, waiting_parameters)
 def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters: dict[str, Any]) -> None:
     chosen = pick(queue, **parameters)
-    assume(chosen.wait_s)
+    assume(isinstance(chosen, Wait))
+    assert isinstance(chosen, Wait)
     again = pick(queue, NOW_S + chosen.wait_s, **parameters)
-    assert again == replace(chosen, wait_s=0.0)
+    assert again == Run(0, (), tuple(range(1, len(queue))))
 
 
 @settings(max_examples=100, deadline=None)
@@ -113,9 +128,8 @@ def test_the_order_within_a_batch_changes_nothing_but_the_order(
     assume(len(shorts) <= parameters["depth"])
     shuffled = list(shorts)
     dice.shuffle(shuffled)
-    one, other = pick(shorts, **parameters), pick(shuffled, **parameters)
-    assert members(one) == members(other) == tuple(range(len(shorts)))
-    assert one.wait_s == other.wait_s
+    assert members(run(shorts, **parameters)) == members(run(shuffled, **parameters)) == tuple(range(len(shorts)))
+    assert pick(shorts, **parameters) == pick(shuffled, **parameters)
 
 
 def test_while_both_classes_wait_they_take_turns() -> None:
@@ -126,7 +140,7 @@ def test_while_both_classes_wait_they_take_turns() -> None:
     for turn in range(60):
         waiting += [task(f"{turn}/{number}", tokens) for number, tokens in enumerate((20, 900, 40))]
         chosen = pick(waiting, depth=3)
-        assert chosen.wait_s == 0
+        assert isinstance(chosen, Run)
         classes.append({waiting[position].incr_tokens <= 256 for position in members(chosen)})
         for position in chosen.postponed:
             waiting[position] = replace(waiting[position], postponements=waiting[position].postponements + 1)
@@ -136,29 +150,29 @@ def test_while_both_classes_wait_they_take_turns() -> None:
 
 
 def test_the_class_that_came_first_begins() -> None:
-    assert pick([task("l", 900), task("s", 10), task("s", 10)]) == Pick(0, (1,))
-    assert pick([task("s", 10), task("l", 900), task("s", 10)]) == Pick(0, (1,), (2,))
+    assert pick([task("l", 900), task("s", 10), task("s", 10)]) == Run(0, (1,))
+    assert pick([task("s", 10), task("l", 900), task("s", 10)]) == Run(0, (1,), (2,))
 
 
 def test_long_tasks_alone_run_one_by_one_and_never_wait() -> None:
-    assert pick([task("a", 900), task("b", 300), task("c", 5000)]) == Pick(0)
+    assert pick([task("a", 900), task("b", 300), task("c", 5000)]) == Run(0)
 
 
 @pytest.mark.parametrize(("incr", "is_short"), [(255, True), (256, True), (257, False)])
 def test_the_boundary_itself_is_short(incr: int, is_short: bool) -> None:
-    chosen = pick([task("long", 1000), task("a", incr, postponed=1), task("b", 10, postponed=1)])
+    chosen = run([task("long", 1000), task("a", incr, postponed=1), task("b", 10, postponed=1)])
     assert members(chosen) == ((1, 2) if is_short else (2,))
 
 
 def test_a_full_batch_goes_at_once() -> None:
-    assert pick([task("s", 10)] * 3, depth=3) == Pick(0, (), (1, 2))
+    assert pick([task("s", 10)] * 3, depth=3) == Run(0, (), (1, 2))
     assert pick([task("s", 10)] * 3, depth=4).wait_s > 0
 
 
 def test_a_single_short_waits_half_of_the_longest_wait_for_company() -> None:
     assert pick([task("s", 10)], max_wait_s=0.25).wait_s == pytest.approx(0.125)
     assert pick([task("s", 10, waited_s=0.1)], max_wait_s=0.25).wait_s == pytest.approx(0.025)
-    assert pick([task("s", 10, waited_s=0.13)], max_wait_s=0.25).wait_s == 0
+    assert pick([task("s", 10, waited_s=0.13)], max_wait_s=0.25) == Run(0)
 
 
 def test_the_more_have_come_the_longer_more_are_expected() -> None:
@@ -167,29 +181,29 @@ def test_the_more_have_come_the_longer_more_are_expected() -> None:
         queue = [task("s", 10, waited_s=waited_s), task("s", 10, waited_s=0.02), task("s", 10)]
         assert pick(queue, max_wait_s=0.2).wait_s == pytest.approx(waits if waits else 0.001, abs=1e-6)
     queue = [task("s", 10, waited_s=0.151), task("s", 10, waited_s=0.02), task("s", 10)]
-    assert pick(queue, max_wait_s=0.2).wait_s == 0
+    assert pick(queue, max_wait_s=0.2) == Run(0, (), (1, 2))
 
 
 def test_an_urgent_short_ends_the_wait() -> None:
     urgent = task("urgent", 10, ttft_s=0.03)
     relaxed = task("relaxed", 10)
-    spare_s = 0.03 - batch_s([relaxed, urgent], TP1, MODEL) - 0.005
+    spare_s = 0.03 - pass_s([relaxed, urgent]) - 0.005
     assert pick([relaxed, relaxed], max_wait_s=0.3).wait_s == pytest.approx(0.2)
     assert pick([relaxed, urgent], max_wait_s=0.3).wait_s == pytest.approx(spare_s * 2 / 3)
-    assert pick([relaxed, task("late", 10, waited_s=0.0, ttft_s=0.001)], max_wait_s=0.3).wait_s == 0
+    assert pick([relaxed, task("late", 10, waited_s=0.0, ttft_s=0.001)], max_wait_s=0.3) == Run(0, (), (1,))
 
 
 def test_a_batch_takes_the_time_of_the_captured_bucket_it_fits_into() -> None:
     def alone_s(tokens: int) -> float:
         return MODEL.prefill_s(0, tokens, TP1)
 
-    assert batch_s([task("a", 3)], TP1, MODEL) == alone_s(8)
-    assert batch_s([task("a", 33), task("b", 5), task("c", 9)], TP1, MODEL) == alone_s(64 * 4)
-    assert batch_s([task("a", 256)] * 64, TP1, MODEL) == alone_s(256 * 64)
-    assert batch_s([task("a", 257), task("b", 5)], TP1, MODEL) == alone_s(262), "no bucket: the tokens themselves"
-    assert batch_s([task("a", 5)] * 65, TP1, MODEL) == alone_s(5 * 65)
+    assert pass_s([task("a", 3)]) == alone_s(8)
+    assert pass_s([task("a", 33), task("b", 5), task("c", 9)]) == alone_s(64 * 4)
+    assert pass_s([task("a", 256)] * 64) == alone_s(256 * 64)
+    assert pass_s([task("a", 257), task("b", 5)]) == alone_s(262), "no bucket: the tokens themselves"
+    assert pass_s([task("a", 5)] * 65) == alone_s(5 * 65)
     behind = [PrefillTask("a", "a", 6000, 8, NOW_S, Slo(1, 1)), PrefillTask("b", "b", 0, 4, NOW_S, Slo(1, 1))]
-    assert batch_s(behind, TP1, MODEL) == MODEL.prefill_s(4000, 16, TP1)
+    assert pass_s(behind) == MODEL.prefill_s(4000, 16, TP1)
 
 
 @pytest.mark.parametrize("wrong", [{"depth": 0}, {"boundary_tokens": 0}, {"max_wait_s": -1}, {"max_wait_s": 2}])

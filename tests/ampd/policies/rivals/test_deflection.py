@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Role, Route, RunningRound, Slo, WorkerView
+from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PlainModel, decode, prefill, queue_of, round_of, route
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -72,7 +73,7 @@ def slices(task: PrefillTask, running: list[RunningRound]) -> Iterator[tuple[int
     slicing, done = create("slicing", "itl-chunks"), 0
     while done < task.incr_tokens:
         left = replace(task, hist_tokens=task.hist_tokens + done, incr_tokens=task.incr_tokens - done)
-        tokens = slicing.slice(left, running, TP4, MODEL, 0.0).tokens
+        tokens = situations.slice(slicing, left, running, TP4, MODEL, 0.0).tokens
         yield done, tokens
         done += tokens
 

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import OrderingPolicy, Pick
+from ampd.policies.base import OrderingPolicy, Pick, Run
+from ampd.policies.moore_hodgson import keep
 from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.passes import as_one, shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies import situations
+from tests.ampd.policies.ordering.test_ampd import MODEL as TICKS
+from tests.ampd.policies.ordering.test_ampd import TICK_S
 from tests.ampd.policies.routing_lab import PLAIN
-from tests.ampd.policies.test_ordering import MODEL as TICKS
-from tests.ampd.policies.test_ordering import TICK_S
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP1, TP4 = Parallelism(1), Parallelism(4)
@@ -56,47 +58,47 @@ def pick(
     now_s: float = 0.0,
     rng: random.Random | None = None,
 ) -> Pick:
-    return ordering.pick(queue, TP1, model, now_s, rng or CountingRng(0.999))
+    return situations.pick(ordering, queue, TP1, model, now_s, rng or CountingRng(0.999))
 
 
 # -- who runs
 
 
 def test_the_earliest_due_runs_and_overtakes_who_stands_before_it() -> None:
-    assert pick(ticks((5, 90), (5, 30), (5, 60))) == Pick(1, (0,))
+    assert pick(ticks((5, 90), (5, 30), (5, 60))) == Run(1, (0,))
 
 
 def test_of_equally_due_ones_the_first_runs() -> None:
-    assert pick(ticks((5, 30), (5, 30))) == Pick(0)
+    assert pick(ticks((5, 30), (5, 30))) == Run(0)
 
 
 def test_one_that_makes_others_late_is_given_up_for_now() -> None:
     # All three: late. Without the long one the two others are on time.
-    assert pick(ticks((20, 20), (8, 22), (8, 24))) == Pick(1, (0,))
+    assert pick(ticks((20, 20), (8, 22), (8, 24))) == Run(1, (0,))
     # With a tick more it fits in: it is due first.
-    assert pick(ticks((8, 20), (6, 22), (8, 24))) == Pick(0)
+    assert pick(ticks((8, 20), (6, 22), (8, 24))) == Run(0)
 
 
 def test_a_hopeless_one_stands_in_nobodys_way_and_runs_when_nothing_else_is_there() -> None:
     hopeless = ticks((31, 30))
-    assert pick([*hopeless, *ticks((5, 40))]) == Pick(1, (0,))
-    assert pick(hopeless) == Pick(0)
+    assert pick([*hopeless, *ticks((5, 40))]) == Run(1, (0,))
+    assert pick(hopeless) == Run(0)
 
 
 def test_of_hopeless_ones_the_shortest_runs_and_of_those_the_first() -> None:
-    assert pick(ticks((9, 1), (7, 1), (8, 1), (7, 1))) == Pick(1, (0,))
+    assert pick(ticks((9, 1), (7, 1), (8, 1), (7, 1))) == Run(1, (0,))
 
 
 def test_exactly_in_time_is_not_hopeless() -> None:
-    assert pick(ticks((31, 31), (5, 60))) == Pick(0)
-    assert pick(ticks((31, 31), (5, 60)), EXACT.model_copy(update={"headroom": 0.999})) == Pick(1, (0,))
+    assert pick(ticks((31, 31), (5, 60))) == Run(0)
+    assert pick(ticks((31, 31), (5, 60)), EXACT.model_copy(update={"headroom": 0.999})) == Run(1, (0,))
 
 
 def test_waiting_uses_up_the_target() -> None:
     queue = ticks((10, 30), (10, 40))
     queue[0] = replace(queue[0], arrival_s=-20 * TICK_S)
-    assert pick(queue) == Pick(0)
-    assert pick(queue, now_s=TICK_S) == Pick(1, (0,))
+    assert pick(queue) == Run(0)
+    assert pick(queue, now_s=TICK_S) == Run(1, (0,))
 
 
 def test_a_session_that_has_missed_gives_way_by_its_weight() -> None:
@@ -115,18 +117,18 @@ def test_a_session_that_has_missed_gives_way_by_its_weight() -> None:
 def test_the_oldest_hopeless_one_gets_its_share_of_the_picks() -> None:
     queue = ticks((31, 30), (30, 1), (5, 40))
     low, high = CountingRng(0.049), CountingRng(0.05)
-    assert pick(queue, rng=low) == Pick(0)
-    assert pick(queue, rng=high) == Pick(2, (0, 1))
+    assert pick(queue, rng=low) == Run(0)
+    assert pick(queue, rng=high) == Run(2, (0, 1))
     assert (low.asked, high.asked) == (1, 1)
-    assert pick(queue, EXACT.model_copy(update={"late_share": 1.0}), rng=high) == Pick(0)
+    assert pick(queue, EXACT.model_copy(update={"late_share": 1.0}), rng=high) == Run(0)
 
 
 def test_dice_are_thrown_only_where_there_is_a_choice() -> None:
     rng = CountingRng(0.0)
-    assert pick(ticks((5, 40), (5, 30)), rng=rng) == Pick(1, (0,))
-    assert pick(ticks((5, 1), (4, 1)), rng=rng) == Pick(1, (0,))
-    assert pick(ticks((31, 30)), rng=rng) == Pick(0)
-    assert pick(ticks((31, 30), (5, 40)), EXACT.model_copy(update={"late_share": 0.0}), rng=rng) == Pick(1, (0,))
+    assert pick(ticks((5, 40), (5, 30)), rng=rng) == Run(1, (0,))
+    assert pick(ticks((5, 1), (4, 1)), rng=rng) == Run(1, (0,))
+    assert pick(ticks((31, 30)), rng=rng) == Run(0)
+    assert pick(ticks((31, 30), (5, 40)), EXACT.model_copy(update={"late_share": 0.0}), rng=rng) == Run(1, (0,))
     assert rng.asked == 0
 
 
@@ -135,21 +137,21 @@ def test_dice_are_thrown_only_where_there_is_a_choice() -> None:
 
 def test_who_stands_behind_the_window_is_not_seen() -> None:
     queue = ticks((5, 90), (5, 80), (5, 30))
-    assert pick(queue, EXACT.model_copy(update={"window": 2})).index == 1
-    assert pick(queue, EXACT.model_copy(update={"window": 3})).index == 2
+    assert pick(queue, situations.with_constants(EXACT, WINDOW=2)).index == 1
+    assert pick(queue, situations.with_constants(EXACT, WINDOW=3)).index == 2
 
 
 @pytest.mark.parametrize("hopeless", [4, 5, 50])
 def test_hopeless_ones_do_not_fill_the_window(hopeless: int) -> None:
     """After a burst they pile up at the head, for everybody overtakes them."""
     queue = ticks(*[(9, 1)] * hopeless, (5, 90), (5, 80))
-    assert pick(queue, EXACT.model_copy(update={"window": 4})) == Pick(hopeless + 1, tuple(range(hopeless + 1)))
+    assert pick(queue, situations.with_constants(EXACT, WINDOW=4)) == Run(hopeless + 1, tuple(range(hopeless + 1)))
 
 
 def test_behind_hopeless_ones_the_window_is_as_long_as_ever() -> None:
     queue = ticks((9, 1), (5, 90), (9, 1), (5, 80), (5, 30))
-    assert pick(queue, EXACT.model_copy(update={"window": 2})).index == 3
-    assert pick(queue, EXACT.model_copy(update={"window": 3})).index == 4
+    assert pick(queue, situations.with_constants(EXACT, WINDOW=2)).index == 3
+    assert pick(queue, situations.with_constants(EXACT, WINDOW=3)).index == 4
 
 
 # -- passes
@@ -164,29 +166,29 @@ def plain(*rows: tuple[int, float]) -> list[PrefillTask]:
 
 def test_short_ones_that_are_due_next_go_along_as_long_as_the_pass_is_short() -> None:
     queue = plain((14, 1.0), (13, 0.9), (15, 0.8), (1, 2.0))
-    assert pick(queue, PASSES, PLAIN) == Pick(2, (), (1, 0))
-    assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Pick(2, (0,), (1,))
+    assert pick(queue, PASSES, PLAIN) == Run(2, (), (1, 0))
+    assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Run(2, (0,), (1,))
     # Who goes along is not overtaken.
     for passes, overtaken, together in ((0.0, (0, 1), ()), (1.0, (0, 1), ()), (3.0, (), (1, 0, 3))):
         ordering = PASSES.model_copy(update={"together_passes": passes})
-        assert pick(queue, ordering, PLAIN) == Pick(2, overtaken, together)
+        assert pick(queue, ordering, PLAIN) == Run(2, overtaken, together)
 
 
 def test_a_long_one_goes_alone_and_ends_the_pass() -> None:
-    assert pick(plain((43, 0.9), (1, 1.0)), PASSES, PLAIN) == Pick(0)
-    assert pick(plain((1, 0.9), (60, 0.95), (1, 1.0)), PASSES, PLAIN) == Pick(0)
+    assert pick(plain((43, 0.9), (1, 1.0)), PASSES, PLAIN) == Run(0)
+    assert pick(plain((1, 0.9), (60, 0.95), (1, 1.0)), PASSES, PLAIN) == Run(0)
 
 
 def test_company_makes_nobody_late() -> None:
     """Alone the first takes 11 ms; with the others its token comes with the pass."""
     others = ((10, 1.0), (10, 1.0), (10, 1.0))
-    assert pick(plain((1, 0.045), *others), PASSES, PLAIN) == Pick(0, (), (1, 2, 3))
-    assert pick(plain((1, 0.0355), *others), PASSES, PLAIN) == Pick(0, (), (1, 2))
-    assert pick(plain((1, 0.0115), *others), PASSES, PLAIN) == Pick(0)
+    assert pick(plain((1, 0.045), *others), PASSES, PLAIN) == Run(0, (), (1, 2, 3))
+    assert pick(plain((1, 0.0355), *others), PASSES, PLAIN) == Run(0, (), (1, 2))
+    assert pick(plain((1, 0.0115), *others), PASSES, PLAIN) == Run(0)
 
 
 def test_those_given_up_and_hopeless_ones_do_not_go_along() -> None:
-    assert pick(plain((1, 0.9), (1, 0.005), (1, 1.0)), PASSES, PLAIN) == Pick(0, (), (2,))
+    assert pick(plain((1, 0.9), (1, 0.005), (1, 1.0)), PASSES, PLAIN) == Run(0, (), (2,))
     # 30, 30 and 20 tokens: not all are on time, and of the longest the earliest due is given up.
     assert pick(plain((30, 0.06), (30, 0.07), (20, 0.08)), PASSES, PLAIN).together == ()
 
@@ -203,7 +205,8 @@ def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 60)), min_size=2, max_size=12), st.integers(0, 3))
 def test_a_pass_is_never_longer_than_allowed(rows: list[tuple[int, int]], passes: int) -> None:
     queue = [replace(task(number, incr, 9.0), hist_tokens=hist) for number, (hist, incr) in enumerate(rows)]
-    chosen = EXACT.model_copy(update={"together_passes": float(passes)}).pick(queue, TP4, REAL, 0.0, random.Random(0))
+    ordering = EXACT.model_copy(update={"together_passes": float(passes)})
+    chosen = situations.pick(ordering, queue, TP4, REAL, 0.0, random.Random(0))
     members = [queue[position] for position in (chosen.index, *chosen.together)]
     assert len(set(map(id, members))) == len(members)
     whole = as_one(members)
@@ -225,8 +228,8 @@ tasks = st.builds(
     st.booleans(),
 )
 policies = st.builds(
-    OnTimeOrdering,
-    window=st.integers(1, 30),
+    lambda window, **parameters: situations.with_constants(OnTimeOrdering(**parameters), WINDOW=window),
+    st.integers(1, 30),
     headroom=st.floats(0.1, 1),
     missed_weight=st.floats(0.01, 1),
     together_passes=st.floats(0, 9),
@@ -237,13 +240,13 @@ policies = st.builds(
 @untimed
 @given(st.lists(tasks, min_size=1, max_size=40), policies, st.integers(0, 9))
 def test_every_pick_is_valid(queue: list[PrefillTask], ordering: OnTimeOrdering, seed: int) -> None:
-    chosen = ordering.pick(queue, TP4, REAL, 0.0, random.Random(seed))
+    chosen = situations.pick(ordering, queue, TP4, REAL, 0.0, random.Random(seed))
     members = (chosen.index, *chosen.together)
     assert chosen.postponed == tuple(position for position in range(chosen.index) if position not in members)
     assert len(set(members)) == len(members)
     assert all(0 <= position < len(queue) for position in members)
-    assert chosen.wait_s == 0.0
-    assert chosen == ordering.pick(queue, TP4, REAL, 0.0, random.Random(seed))
+    assert isinstance(chosen, Run)
+    assert chosen == situations.pick(ordering, queue, TP4, REAL, 0.0, random.Random(seed))
 
 
 # -- one machine
@@ -280,7 +283,7 @@ class Machine:
         return sum(self.ended_s[one.task_id] - one.arrival_s <= one.slo.ttft_s for one in arrivals)
 
     def _pass(self, queue: list[PrefillTask], now_s: float) -> float:
-        chosen = self.ordering.pick(queue, self.parallelism, self.model, now_s, self.rng)
+        chosen = situations.pick(self.ordering, queue, self.parallelism, self.model, now_s, self.rng)
         for position in chosen.postponed:
             queue[position] = replace(queue[position], postponements=queue[position].postponements + 1)
         members = [queue[position] for position in (chosen.index, *chosen.together)]
@@ -347,11 +350,12 @@ def test_a_queue_that_can_all_be_on_time_loses_nobody(rows: list[tuple[int, int]
     for number, (incr, spare) in enumerate(rows):
         now_s += model.prefill_s(0, incr, TP1)
         queue.append(task(number, incr, now_s + spare * TICK_S + 1e-9))
-    jobs = [job_of(one, i, model.prefill_s(0, one.incr_tokens, TP1), 0.0, 1.0, 0.5) for i, one in enumerate(queue)]
+    ordering = OnTimeOrdering(headroom=1.0)
+    jobs = [ordering.job(one, i, model.prefill_s(0, one.incr_tokens, TP1), 0.0) for i, one in enumerate(queue)]
     assert keep(jobs)[1] == 0.0
     random.Random(len(rows)).shuffle(queue)
 
-    machine = Machine(OnTimeOrdering(headroom=1.0), model, 20 * TICK_S if is_ticking else 0.0, TP1)
+    machine = Machine(ordering, model, 20 * TICK_S if is_ticking else 0.0, TP1)
     assert machine.run(queue) == len(queue)
 
 
@@ -359,8 +363,9 @@ def test_a_pile_of_hopeless_ones_does_not_make_those_to_come_late() -> None:
     """A burst of twice the window, none of which can be on time, before a load that one machine carries."""
     burst = [replace(task(1000 + number, 2000, 0.01), arrival_s=0.0) for number in range(32)]
     later = arrivals(5, 0.6)
-    with_burst = Machine(create_named("ordering", "on-time(window=16)"), REAL).run([*burst, *later])
-    alone = Machine(create_named("ordering", "on-time(window=16)"), REAL).run(later)
+    ordering = situations.with_constants(OnTimeOrdering(), WINDOW=16)
+    with_burst = Machine(ordering, REAL).run([*burst, *later])
+    alone = Machine(ordering, REAL).run(later)
     assert with_burst >= 0.9 * alone
 
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from ampd.policies.rivals.arrow.pools import Pool, pool_of
-from ampd.policies.rivals.laps.pools import LANES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsPolicy, RoleChange
 from ampd.policies.estimates import queued_s
-from ampd.policies.registry import create, names
+from ampd.policies.registry import POOLS, create
+from ampd.policies.rivals.arrow import Pool, pool_of
+from ampd.policies.rivals.laps import LANES
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("qwen3-32b-h20")
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
@@ -65,11 +66,13 @@ def left_over(worker: WorkerView) -> WorkerView:
 
 def arrow(*workers: WorkerView, since_s: float = NEVER, seed: int = 0, **parameters: float) -> list[RoleChange]:
     policy = create("pools", "arrow", **parameters)
-    return list(policy.change(workers, SLO, MODEL, 100.0, since_s, random.Random(seed)))
+    return list(situations.change(policy, workers, SLO, MODEL, 100.0, since_s, random.Random(seed)))
 
 
 def laps(*workers: WorkerView, since_s: float = NEVER, **parameters: float) -> list[RoleChange]:
-    return list(create("pools", "laps", **parameters).change(workers, SLO, MODEL, 100.0, since_s, random.Random(0)))
+    return list(
+        situations.change(create("pools", "laps", **parameters), workers, SLO, MODEL, 100.0, since_s, random.Random(0))
+    )
 
 
 LONG = 4000
@@ -278,10 +281,17 @@ def test_n_min_workers_stay_in_a_lane_and_a_lane_that_lost_its_own_is_filled_up(
 
 def test_the_static_pools_stay() -> None:
     static = create("pools", "static")
-    assert list(static.change((OVERLOADED, decode("d1"), decode("d2")), SLO, MODEL, 0.0, NEVER, random.Random(0))) == []
+    assert (
+        list(
+            situations.change(
+                static, (OVERLOADED, decode("d1"), decode("d2")), SLO, MODEL, 0.0, NEVER, random.Random(0)
+            )
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize("name", names("pools"))
+@pytest.mark.parametrize("name", POOLS.names())
 @pytest.mark.parametrize("prefills", [0, 1, 2, 4])
 @pytest.mark.parametrize("decodes", [1, 3])
 def test_an_idle_balanced_cluster_is_left_alone(name: str, prefills: int, decodes: int) -> None:
@@ -290,7 +300,7 @@ def test_an_idle_balanced_cluster_is_left_alone(name: str, prefills: int, decode
     if name != "laps" or prefills < 2:
         idle = [replace(worker, lane="") for worker in idle]
     workers = [*idle, *(decode(f"d{number}") for number in range(decodes))]
-    assert list(policy.change(workers, SLO, MODEL, 0.0, NEVER, random.Random(0))) == []
+    assert list(situations.change(policy, workers, SLO, MODEL, 0.0, NEVER, random.Random(0))) == []
 
 
 tasks = st.lists(
@@ -349,7 +359,7 @@ def test_no_role_is_ever_emptied_no_two_flips_fall_within_a_cooldown_and_every_s
     had = set(roles.values())
     for now_s, members in moments:
         seen = [replace(one, role=roles[one.worker_id], lane=lanes_of[one.worker_id]) for one in members]
-        changes = policy.change(seen, SLO, MODEL, now_s, changed_s, rng)
+        changes = situations.change(policy, seen, SLO, MODEL, now_s, changed_s, rng)
         for change in changes:
             assert (change.role, change.lane) != (roles[change.worker_id], lanes_of[change.worker_id])
             if change.role is not roles[change.worker_id] or lanes_of[change.worker_id]:

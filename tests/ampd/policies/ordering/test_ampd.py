@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
-from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -19,9 +18,11 @@ from ampd.perf.profile import (
     PrefillSegment,
     Provenance,
 )
-from ampd.policies.base import Pick
+from ampd.policies.base import Pick, Run
+from ampd.policies.moore_hodgson import first_of_best_ordering
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies import situations
 
 TP1 = Parallelism(1)
 NOW_S = 64.0
@@ -57,7 +58,7 @@ def task(number: int, row: Row) -> PrefillTask:
 
 def pick(rows: Sequence[Row], window: int) -> Pick:
     queue = [task(i, row) for i, row in enumerate(rows)]
-    return create("ordering", "ampd", window=window).pick(queue, TP1, MODEL, NOW_S, random.Random(0))
+    return situations.pick(create("ordering", "ampd", window=window), queue, TP1, MODEL, NOW_S, random.Random(0))
 
 
 def pick_by_enumeration(rows: Sequence[Row], window: int) -> int:
@@ -184,11 +185,11 @@ def test_large_windows_under_pressure_equal_the_dynamic_programme(targets: str) 
 
 
 def test_a_queue_without_pressure_stays_in_order_of_arrival() -> None:
-    assert pick([(30, 5, 1000, 0), (1, 4, 1000, 0), (2, 3, 900, 0)], 3) == Pick(0)
+    assert pick([(30, 5, 1000, 0), (1, 4, 1000, 0), (2, 3, 900, 0)], 3) == Run(0)
 
 
 def test_a_queue_without_hope_stays_in_order_of_arrival() -> None:
-    assert pick([(30, 50, 10, 0), (1, 40, 10, 0), (2, 30, 10, 0)], 3) == Pick(0)
+    assert pick([(30, 50, 10, 0), (1, 40, 10, 0), (2, 30, 10, 0)], 3) == Run(0)
 
 
 def test_only_the_window_is_looked_at() -> None:
@@ -199,9 +200,9 @@ def test_only_the_window_is_looked_at() -> None:
 
 def test_a_task_at_the_limit_is_not_overtaken() -> None:
     rows = [(9, 0, 3, 2), (1, 0, 1, 0)]
-    assert pick(rows, 3) == Pick(1, (0,))
-    assert pick([(9, 0, 3, 3), *rows[1:]], 3) == Pick(0)
-    assert pick([(9, 0, 3, 0), (9, 0, 3, 3), (1, 0, 1, 0)], 3) == Pick(0)
+    assert pick(rows, 3) == Run(1, (0,))
+    assert pick([(9, 0, 3, 3), *rows[1:]], 3) == Run(0)
+    assert pick([(9, 0, 3, 0), (9, 0, 3, 3), (1, 0, 1, 0)], 3) == Run(0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +220,7 @@ def test_no_task_starves_and_counts_never_grow_along_the_queue(
         queue = [
             PrefillTask(t.task_id, t.session_id, 0, t.incr_tokens, t.arrival_s, t.slo, count) for t, count in waiting
         ]
-        chosen = policy.pick(queue, TP1, MODEL, NOW_S, rng)
+        chosen = situations.pick(policy, queue, TP1, MODEL, NOW_S, rng)
         waiting = [(t, count + (i in chosen.postponed)) for i, (t, count) in enumerate(waiting) if i != chosen.index]
         done += 1
         counts = [count for _, count in waiting]
@@ -237,10 +238,10 @@ def test_the_model_is_asked_once_for_each_task_of_the_window() -> None:
             return super().prefill_s(hist_tokens, incr_tokens, parallelism)
 
     queue = [task(i, (i + 1, 5, 9, 0)) for i in range(40)]
-    create("ordering", "ampd", window=32).pick(queue, TP1, Counting(MODEL.profile), NOW_S, random.Random(0))
+    situations.pick(create("ordering", "ampd", window=32), queue, TP1, Counting(MODEL.profile), NOW_S, random.Random(0))
     assert asked == list(range(1, 33))
 
 
 def test_fcfs_takes_the_head() -> None:
     queue = [task(0, (9, 9, 1, 0)), task(1, (1, 0, 1, 0))]
-    assert create("ordering", "fcfs").pick(queue, TP1, MODEL, NOW_S, random.Random(0)) == Pick(0)
+    assert situations.pick(create("ordering", "fcfs"), queue, TP1, MODEL, NOW_S, random.Random(0)) == Run(0)

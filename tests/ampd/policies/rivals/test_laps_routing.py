@@ -5,6 +5,7 @@ import pytest
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("qwen3-32b-h20")
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
@@ -20,7 +21,7 @@ def worker(name: str, lane: str, *queue: int, context_tokens: int = 0) -> Worker
 def route(incr_tokens: int, *workers: WorkerView, boundary_tokens: int = 256) -> RouteDecision:
     task = PrefillTask("t", "s", 3000, incr_tokens, 0.0, SLO)
     policy = create("routing", "laps", boundary_tokens=boundary_tokens)
-    return policy.route(task, DECODE, workers, MODEL, 0.0, random.Random(0))
+    return situations.route(policy, task, DECODE, workers, MODEL, 0.0, random.Random(0))
 
 
 LANES = (

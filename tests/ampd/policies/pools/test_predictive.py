@@ -14,9 +14,9 @@ from ampd.policies.base import RoleChange
 from ampd.policies.estimates import queued_s
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.types import Role, Slo, WorkerView
-from tests.ampd.policies import routing_lab
-from tests.ampd.policies.test_pools import MODEL as REAL
-from tests.ampd.policies.test_pools import NEVER, TP4, loads
+from tests.ampd.policies import routing_lab, situations
+from tests.ampd.policies.rivals.test_pools import MODEL as REAL
+from tests.ampd.policies.rivals.test_pools import NEVER, TP4, loads
 
 PLAIN = routing_lab.PLAIN
 SLO = Slo(1.0, 0.04)
@@ -41,7 +41,7 @@ def changes(
     model: PerformanceModel = PLAIN,
     slo: Slo = SLO,
 ) -> list[RoleChange]:
-    return list(policy.change(workers, slo, model, now_s, changed_s, random.Random(seed)))
+    return list(situations.change(policy, workers, slo, model, now_s, changed_s, random.Random(seed)))
 
 
 FULL = 400

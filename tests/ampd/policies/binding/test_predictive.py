@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ampd.policies.registry import create
 from ampd.types import WorkerView
+from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, decode, round_of
 
 BINDING = create("binding", "predictive")
@@ -16,7 +17,7 @@ def worker(name: str, batch: int = 0, used: int = 0, capacity: int = 10_000) -> 
 
 
 def bound(*workers: WorkerView, seed: int = 0, tokens: int = 1000) -> str:
-    return BINDING.bind(round_of(0, tokens), workers, PLAIN, 0.0, random.Random(seed))
+    return situations.bind(BINDING, round_of(0, tokens), workers, PLAIN, 0.0, random.Random(seed))
 
 
 def test_room_comes_before_load() -> None:

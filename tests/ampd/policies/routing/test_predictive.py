@@ -14,9 +14,10 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.estimates import NO_PREFILL_WORKER
 from ampd.policies.routing.predictive import PredictiveRouting
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, Window, WorkerView
+from tests.ampd.policies import situations
+from tests.ampd.policies.routing.test_properties import clusters
 from tests.ampd.policies.routing_lab import PLAIN, SLO, decode, prefill, queue_of, round_of
 from tests.ampd.policies.routing_lab import route as route_by
-from tests.ampd.policies.test_routing_properties import clusters
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
@@ -33,7 +34,7 @@ def route(
     seed: int = 0,
     policy: PredictiveRouting = EXACT,
 ) -> RouteDecision:
-    return policy.route(task, own, workers, PLAIN, now_s, random.Random(seed))
+    return situations.route(policy, task, own, workers, PLAIN, now_s, random.Random(seed))
 
 
 def own_of(batch: int, *queue: int, itl: Window = NOTHING) -> WorkerView:
@@ -113,7 +114,7 @@ def test_a_measured_itl_near_its_target_fades_the_local_offer_out() -> None:
     assert local_s(0.04) is None
     assert local_s(9.0) is None
     assert local_s(9.0, count=0) == pytest.approx(0.03 / share), "nothing was measured"
-    always = PredictiveRouting(spread=0.0, fade=0.0)
+    always = situations.with_constants(EXACT, FADE=0.0)
     decision = route(round_of(0, 20), own_of(4, itl=Window(9.0, 5)), prefill("p", 900), policy=always)
     assert decision.route is Route.LOCAL
 
@@ -180,7 +181,7 @@ def test_only_so_many_offers_are_checked() -> None:
     bad = [ahead(name, (100, 0.2)) for name in "abc"]
     good = ahead("g", (120, 1.0))
     assert route(task, own_of(60), *bad, good).worker_id == "g"
-    few = PredictiveRouting(spread=0.0, tries=3)
+    few = situations.with_constants(EXACT, TRIES=3)
     assert route(task, own_of(60), *bad, good, policy=few).reason == "fewest-late"
     assert route(task, own_of(60), *bad[:2], good, policy=few).worker_id == "g"
 
@@ -212,7 +213,7 @@ def test_equal_workers_get_equal_shares_and_nearly_equal_ones_too() -> None:
     for policy, queues in ((EXACT, (50, 50, 50)), (PredictiveRouting(), (50, 50, 51))):
         workers = [prefill(name, queue) for name, queue in zip("abc", queues, strict=True)]
         chosen = Counter(
-            policy.route(round_of(0, 300), own_of(60), workers, PLAIN, 0.0, random.Random(seed)).worker_id
+            situations.route(policy, round_of(0, 300), own_of(60), workers, PLAIN, 0.0, random.Random(seed)).worker_id
             for seed in range(900)
         )
         assert chosen.keys() == set("abc")
@@ -233,7 +234,7 @@ def test_the_record_holds_the_chosen_offer_and_the_best_of_the_other_route(
 ) -> None:
     own, workers = cluster
     task = round_of(hist, incr)
-    decision = EXACT.route(task, own, workers, REAL, waited_s, random.Random(seed))
+    decision = situations.route(EXACT, task, own, workers, REAL, waited_s, random.Random(seed))
     assert decision.reason in {"on-time", "fewest-late", "hopeless", NO_PREFILL_WORKER}
     if decision.reason == NO_PREFILL_WORKER:
         assert (decision.route, decision.estimates) == (Route.LOCAL, ())
@@ -277,9 +278,9 @@ def test_more_work_at_a_worker_never_makes_it_more_likely(
     own2 = swapped.get(id(own), own)
     workers2 = tuple(swapped.get(id(one), one) for one in workers)
     task = round_of(hist, incr, Slo(1e6, 0.04))
-    for policy in (PredictiveRouting(spread=1e-6), PredictiveRouting(tries=1, spread=1e-6)):
-        before = policy.route(task, own, workers, REAL, 0.0, random.Random(seed))
-        after = policy.route(task, own2, workers2, REAL, 0.0, random.Random(seed))
+    for policy in (PredictiveRouting(spread=1e-6), situations.with_constants(PredictiveRouting(spread=1e-6), TRIES=1)):
+        before = situations.route(policy, task, own, workers, REAL, 0.0, random.Random(seed))
+        after = situations.route(policy, task, own2, workers2, REAL, 0.0, random.Random(seed))
         if before.worker_id != target.worker_id:
             assert after.worker_id == before.worker_id
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.policies.registry import create_named
 from ampd.types import PrefillTask, Role, Window, WorkerView
+from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, SLO, queue_of, round_of
 
 TASK = round_of(0, 1000)
@@ -29,7 +30,7 @@ def worker(
 
 
 def bind(*workers: WorkerView, policy: str = "arrow", seed: int = 0) -> str:
-    return create_named("binding", policy).bind(TASK, workers, PLAIN, 0.0, random.Random(seed))
+    return situations.bind(create_named("binding", policy), TASK, workers, PLAIN, 0.0, random.Random(seed))
 
 
 def test_the_fewest_running_tokens_win() -> None:

@@ -24,6 +24,7 @@ from ampd.policies.rivals.ppd.table_file import (
     write_table,
 )
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
@@ -67,7 +68,7 @@ def route(
     one: PrefillTask, table: Any, *workers: WorkerView, seed: int = 0, output_tokens: float | None = None
 ) -> RouteDecision:
     policy = create("routing", "table", table=table, output_tokens=output_tokens)
-    return policy.route(one, DECODE, workers or (worker(),), MODEL, 0.0, random.Random(seed))
+    return situations.route(policy, one, DECODE, workers or (worker(),), MODEL, 0.0, random.Random(seed))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,9 @@ def test_a_file_is_read_back_equal_and_once(tmp_path: Path) -> None:
     path.unlink()
     again = pickle.loads(pickle.dumps(policy))
     for one in (policy, again):
-        assert one.route(task(1, 100), DECODE, [worker()], MODEL, 0.0, random.Random(0)).route is Route.LOCAL
+        assert (
+            situations.route(one, task(1, 100), DECODE, [worker()], MODEL, 0.0, random.Random(0)).route is Route.LOCAL
+        )
 
 
 def test_rows_may_come_in_any_order() -> None:

@@ -7,13 +7,13 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from ampd.policies.ordering.moore_hodgson import first_of_best_ordering
-from ampd.policies.ordering.weighted_moore_hodgson import Job, job_of, keep
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ampd.policies.expectations import Expectations
+from ampd.policies.moore_hodgson import Job, first_of_best_ordering, keep
+from tests.ampd.policies.ordering.test_ampd import most_on_time
 from tests.ampd.policies.routing_lab import SLO, round_of
-from tests.ampd.policies.test_ordering import most_on_time
 
 TICK_S = 2.0**-10
 """Times are whole ticks, a power of two, so that sums are exact and due times can be met to the bit."""
@@ -48,7 +48,7 @@ def job_lists(draw: st.DrawFn, most: int, weights: st.SearchStrategy[float]) -> 
     for position in range(draw(st.integers(0, most))):
         ticks = draw(st.integers(1, 12))
         due = ticks + draw(st.integers(0, 40))
-        jobs.append((due * TICK_S, ticks * TICK_S, draw(weights), position))
+        jobs.append(Job(due * TICK_S, ticks * TICK_S, draw(weights), position))
     return jobs
 
 
@@ -90,18 +90,18 @@ def test_the_first_that_is_kept_begins_an_ordering_that_algorithm_2_could_choose
         return
     first = min(keep(jobs)[0])
     queue = [first, *(job for job in jobs if job is not first)]
-    assert first_of_best_ordering([job[1] for job in queue], [job[0] for job in queue]) == 0
+    assert first_of_best_ordering([job.time_s for job in queue], [job.due_s for job in queue]) == 0
 
 
 def test_weights_decide_between_equals_and_time_counts_per_weight() -> None:
-    missed = (10.0, 6.0, 0.5, 0)
-    assert keep([missed, (10.0, 6.0, 1.0, 1)]) == ([(10.0, 6.0, 1.0, 1)], 0.5)
+    missed = Job(10.0, 6.0, 0.5, 0)
+    assert keep([missed, Job(10.0, 6.0, 1.0, 1)]) == ([Job(10.0, 6.0, 1.0, 1)], 0.5)
     # Twice as long and a bit: now it frees more for its weight.
-    long = (20.0, 12.5, 1.0, 1)
-    assert keep([missed, long, (20.0, 6.0, 1.0, 2)])[1] == 1.0
+    long = Job(20.0, 12.5, 1.0, 1)
+    assert keep([missed, long, Job(20.0, 6.0, 1.0, 2)])[1] == 1.0
     # Several are given up for one that is worth more.
-    cheap = [(1.0, 0.25, 0.25, position) for position in range(4)]
-    assert keep([*cheap, (1.0, 0.75, 1.0, 4)])[1] == 0.75
+    cheap = [Job(1.0, 0.25, 0.25, position) for position in range(4)]
+    assert keep([*cheap, Job(1.0, 0.75, 1.0, 4)])[1] == 0.75
 
 
 def test_close_to_the_best_weight() -> None:
@@ -112,7 +112,7 @@ def test_close_to_the_best_weight() -> None:
         jobs = []
         for position in range(8):
             time_s = dice.uniform(0.1, 1.0)
-            jobs.append((time_s + dice.uniform(0.0, 4.0), time_s, dice.choice([1.0, 0.5]), position))
+            jobs.append(Job(time_s + dice.uniform(0.0, 4.0), time_s, dice.choice([1.0, 0.5]), position))
         reached += weight_of(keep(jobs)[0])
         best += best_weight(jobs)
     assert 0.97 * best < reached <= best
@@ -128,7 +128,7 @@ def test_close_to_the_best_weight() -> None:
 def test_rounding_never_empties_a_queue(rows: list[tuple[float, float, float]], is_tight: bool) -> None:
     """A job whose due time is met to the last bit stays when all the others are given up."""
     jobs = [
-        (time_s if is_tight else time_s + spare_s, time_s, weight, i)
+        Job(time_s if is_tight else time_s + spare_s, time_s, weight, i)
         for i, (time_s, spare_s, weight) in enumerate(rows)
     ]
     kept, given_up = keep(jobs)
@@ -142,6 +142,7 @@ def test_nothing_to_keep() -> None:
 
 def test_a_prefill_as_a_job() -> None:
     task = round_of(100, 50, SLO, arrival_s=7.0)
-    assert job_of(task, 3, 0.2, 7.25, 0.9, 0.5) == (pytest.approx(0.65), 0.2, 1.0, 3)
-    assert job_of(replace(task, session_missed=True), 3, 0.2, 7.25, 0.9, 0.5)[2] == 0.5
-    assert job_of(task, 3, 0.2, inf, 0.9, 0.5)[0] == -inf
+    expectations = Expectations(headroom=0.9, missed_weight=0.5)
+    assert expectations.job(task, 3, 0.2, 7.25) == (pytest.approx(0.65), 0.2, 1.0, 3)
+    assert expectations.job(replace(task, session_missed=True), 3, 0.2, 7.25).weight == 0.5
+    assert expectations.job(task, 3, 0.2, inf).due_s == -inf

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.registry import names
+from ampd.policies.registry import ROUTING
 from ampd.telemetry.metrics.values import LabelValues
 from ampd.types import Parallelism, Role, Route, Window, WorkerView
 from tests.ampd.policies.routing_lab import decode, prefill, queue_of, round_of, route
 
 MODEL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
-POLICIES = (*names("routing"), "always-remote(choice=random)", "threshold(tokens=64)")
+POLICIES = (*ROUTING.names(), "always-remote(choice=random)", "threshold(tokens=64)")
 
 windows = st.builds(Window, st.floats(0, 3), st.integers(0, 9))
 

@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Slice
+from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.slicing.slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
 PAGE_TOKENS = 16
-EXACT = SlackSlicing(itl_share=1.0, quantum=9.0, quantum_passes=0.0, least_passes=1.0, ahead_tokens=0.0)
+EXACT = situations.with_constants(
+    SlackSlicing(quantum=9.0), ITL_SHARE=1.0, QUANTUM_PASSES=0.0, LEAST_PASSES=1.0, AHEAD_TOKENS=0.0
+)
 untimed = settings(deadline=None)
 
 
@@ -33,7 +36,12 @@ def cut(
     slo: Slo = SLO,
     model: PerformanceModel = PLAIN,
 ) -> Slice:
-    return policy.slice(round_of(hist, incr, slo), running, TP4, model, 0.0)
+    return situations.slice(policy, round_of(hist, incr, slo), running, TP4, model, 0.0)
+
+
+def alone(model: PerformanceModel, hist: int, incr: int) -> SlicingSituation:
+    """A prefill on a worker that decodes nothing."""
+    return SlicingSituation(task=round_of(hist, incr), running=(), parallelism=TP4, model=model, now_s=0.0)
 
 
 def running(tokens: int, elapsed_s: float, itl_slo_s: float = 0.04) -> RunningRound:
@@ -65,20 +73,20 @@ def test_a_round_with_another_target_pays_by_its_own() -> None:
 
 
 def test_tokens_to_come_are_counted_on_as_far_as_they_are_expected() -> None:
-    ahead = EXACT.model_copy(update={"ahead_tokens": 2.0})
+    ahead = situations.with_constants(EXACT, AHEAD_TOKENS=2.0)
     # 60 ms now, and 34 more with each of two further tokens.
     assert 118 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=ahead).tokens <= 118
 
 
 def test_only_a_share_of_the_target_is_used_up() -> None:
-    share = EXACT.model_copy(update={"itl_share": 0.9})
+    share = situations.with_constants(EXACT, ITL_SHARE=0.9)
     # 5 * 36 - 94 - 6 = 80 ms.
     assert 70 - PAGE_TOKENS < cut(400, running(5, 0.094), policy=share).tokens <= 70
 
 
 def test_all_that_is_left_if_it_fits() -> None:
-    assert cut(50, running(5, 0.133)) == Slice(50)
-    assert cut(5, running(5, 0.133)) == Slice(5)
+    assert cut(50, running(5, 0.133)) == Compute(50)
+    assert cut(5, running(5, 0.133)) == Compute(5)
 
 
 # -- waits
@@ -90,13 +98,13 @@ def test_a_batch_that_cannot_pay_the_least_slice_decodes_until_it_can() -> None:
     # With a debt of 7 ms one step still pays for it, with 9 ms two.
     assert cut(400, running(5, 0.194 + 0.007)).wait_s == pytest.approx(0.5 * 0.006)
     assert cut(400, running(5, 0.194 + 0.009)).wait_s == pytest.approx(1.5 * 0.006)
-    more = EXACT.model_copy(update={"least_passes": 2.0})
+    more = situations.with_constants(EXACT, LEAST_PASSES=2.0)
     assert cut(400, running(5, 0.194), policy=more).wait_s == pytest.approx(1.5 * 0.006)
 
 
 def test_a_short_rest_needs_no_more_than_itself() -> None:
     # 12 ms for two tokens are there.
-    assert cut(2, running(5, 0.182)) == Slice(2)
+    assert cut(2, running(5, 0.182)) == Compute(2)
     assert cut(2, running(5, 0.183)).wait_s > 0
 
 
@@ -111,10 +119,10 @@ def test_a_quantum_below_the_least_slice_changes_nothing_for_the_batch() -> None
 def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
     """The least slice, whatever the batch: with rounds that keep joining nobody would ever pay."""
     poor = running(5, 0.194)
-    task, policy = round_of(0, 400, Slo(1.0, 0.04)), EXACT.model_copy(update={"patience": 3.0})
+    task, policy = round_of(0, 400, Slo(1.0, 0.04)), situations.with_constants(EXACT, PATIENCE=3.0)
     for now_s, waits in ((0.0, True), (2.9, True), (3.1, False)):
-        chosen = policy.slice(task, (poor,), TP4, PLAIN, now_s)
-        assert bool(chosen.wait_s) is waits
+        chosen = situations.slice(policy, task, (poor,), TP4, PLAIN, now_s)
+        assert isinstance(chosen, Wait) is waits
         assert waits or 1 <= chosen.tokens <= 16
 
 
@@ -124,15 +132,15 @@ def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
 def test_a_round_that_cannot_catch_up_is_not_waited_for() -> None:
     # A debt of more than 64 times 34 ms.
     lost = running(5, 0.194 + 64.5 * 0.034)
-    assert cut(400, lost) == cut(400) == Slice(400)
+    assert cut(400, lost) == cut(400) == Compute(400)
     assert cut(400, running(5, 0.194 + 63.5 * 0.034)).wait_s == pytest.approx(0.006 * 63.5)
-    few = EXACT.model_copy(update={"lost_tokens": 2})
-    assert cut(400, running(5, 0.194 + 2.5 * 0.034), policy=few) == Slice(400)
+    few = situations.with_constants(EXACT, LOST_TOKENS=2)
+    assert cut(400, running(5, 0.194 + 2.5 * 0.034), policy=few) == Compute(400)
 
 
 def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
-    assert cut(400, running(9, 0.1, 0.006)) == Slice(400)
-    assert cut(400, running(50, 0.0, 0.005)) == Slice(400), "however much it has saved"
+    assert cut(400, running(9, 0.1, 0.006)) == Compute(400)
+    assert cut(400, running(50, 0.0, 0.005)) == Compute(400), "however much it has saved"
     assert cut(400, running(9, 0.1, 0.005), running(5, 0.133)).tokens < 60, "the other one still counts"
 
 
@@ -140,17 +148,17 @@ def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
 
 
 def test_no_slice_takes_longer_than_the_quantum() -> None:
-    quantum = SlackSlicing(quantum=0.1, quantum_passes=0.0)
+    quantum = situations.with_constants(SlackSlicing(quantum=0.1), QUANTUM_PASSES=0.0)
     # 100 ms are 90 tokens.
     for batch in ((), (running(1000, 1.0),)):
         assert 90 - PAGE_TOKENS < cut(400, *batch, policy=quantum).tokens <= 90
-    assert cut(90, policy=quantum) == Slice(90)
+    assert cut(90, policy=quantum) == Compute(90)
     assert cut(400, policy=quantum, slo=Slo(2.0, 0.04)).tokens > 90
 
 
 def test_a_slice_may_always_take_some_passes_however_tight_the_target() -> None:
     # Five passes of 26 ms are 120 tokens.
-    tight = SlackSlicing(quantum=0.1, quantum_passes=5.0)
+    tight = SlackSlicing(quantum=0.1)
     assert 120 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(0.2, 0.04)).tokens <= 120
     assert 190 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(2.0, 0.04)).tokens <= 190
 
@@ -159,7 +167,7 @@ def test_a_slice_may_always_take_some_passes_however_tight_the_target() -> None:
 @given(st.integers(0, 40_000), st.integers(1, 20_000), st.floats(0, 2))
 def test_most_tokens_is_the_most_to_a_pages_precision(hist: int, incr: int, seconds: float) -> None:
     assume(REAL.prefill_s(hist, incr, TP4) > seconds)
-    tokens = most_tokens(REAL, hist, incr, TP4, seconds)
+    tokens = most_tokens(alone(REAL, hist, incr), seconds)
     assert 1 <= tokens <= incr
     if tokens > 1:
         assert REAL.prefill_s(hist, tokens, TP4) <= seconds
@@ -213,9 +221,12 @@ class Station:
         begun_s = self.now_s
         while task.incr_tokens:
             assert self.now_s - begun_s <= most_s, "it never ends"
-            chosen = self.policy.slice(task, [one.view(self.now_s) for one in self.batch], TP4, self.model, self.now_s)
-            if chosen.wait_s > 0:
-                assert self.batch, "there is nobody to wait for"
+            chosen = situations.slice(
+                self.policy, task, [one.view(self.now_s) for one in self.batch], TP4, self.model, self.now_s
+            )
+            if isinstance(chosen, Wait):
+                assert self.batch, "there is no round to wait for"
+                assert chosen.wait_s > 0
                 until_s = self.now_s + chosen.wait_s
                 while self.batch and self.now_s < until_s:
                     before = self.now_s
@@ -247,15 +258,15 @@ def rounds_on_target(draw: st.DrawFn, step_s: float, share: float, most: int) ->
 
 @st.composite
 def stations(draw: st.DrawFn, ahead_tokens: float) -> tuple[Station, PrefillTask]:
-    policy = SlackSlicing(
-        itl_share=draw(st.sampled_from([0.8, 0.92, 1.0])),
-        quantum=draw(st.sampled_from([0.05, 0.15, 5.0])),
-        quantum_passes=draw(st.sampled_from([0.0, 5.0])),
-        least_passes=draw(st.sampled_from([1.0, 2.0, 3.0])),
-        ahead_tokens=ahead_tokens,
+    policy = situations.with_constants(
+        SlackSlicing(quantum=draw(st.sampled_from([0.05, 0.15, 5.0]))),
+        ITL_SHARE=draw(st.sampled_from([0.8, 0.92, 1.0])),
+        QUANTUM_PASSES=draw(st.sampled_from([0.0, 5.0])),
+        LEAST_PASSES=draw(st.sampled_from([1.0, 2.0, 3.0])),
+        AHEAD_TOKENS=ahead_tokens,
     )
     slowest_s = REAL.decode_step_s(24, 24 * 9000, TP4)
-    batch = draw(rounds_on_target(slowest_s, policy.itl_share, 24))
+    batch = draw(rounds_on_target(slowest_s, policy.ITL_SHARE, 24))
     task = round_of(draw(st.integers(0, 30_000)), draw(st.integers(1, 9000)))
     return Station(policy, REAL, batch), task
 
@@ -269,7 +280,7 @@ def test_no_running_round_misses_its_target_by_a_prefill(case: tuple[Station, Pr
     station.prefill(task)
     for one in rounds:
         if one.mean_s:
-            assert one.mean_s <= station.policy.itl_share * one.itl_slo_s * (1 + 1e-9)
+            assert one.mean_s <= station.policy.ITL_SHARE * one.itl_slo_s * (1 + 1e-9)
 
 
 @untimed
@@ -286,7 +297,7 @@ def test_a_round_with_the_tokens_left_that_are_counted_on_keeps_its_target(case:
     station.step()
     for one in rounds:
         # Steps grow by the batch's new tokens, which nobody can know before.
-        assert one.mean_s <= station.policy.itl_share * one.itl_slo_s * (1 + 1e-4)
+        assert one.mean_s <= station.policy.ITL_SHARE * one.itl_slo_s * (1 + 1e-4)
 
 
 @untimed
@@ -297,7 +308,7 @@ def test_a_round_that_ends_right_after_a_slice_owes_one_steps_gain_at_most(case:
     station.prefill(task)
     for one in rounds:
         if one.mean_s:
-            target_s = station.policy.itl_share * one.itl_slo_s
+            target_s = station.policy.ITL_SHARE * one.itl_slo_s
             assert one.mean_s * (one.tokens - 1) <= target_s * one.tokens * (1 + 1e-4)
 
 
@@ -310,7 +321,7 @@ def test_slices_and_waits_end_whatever_the_batch(case: tuple[Station, PrefillTas
     for one in station.batch:
         one.end_tokens = 1_000_000
     station.prefill(task, most_s=60.0)
-    needed = task.incr_tokens / max(1, most_tokens(REAL, 40_000, 9000, TP4, REAL.prefill_s(0, 1, TP4)))
+    needed = task.incr_tokens / max(1, most_tokens(alone(REAL, 40_000, 9000), REAL.prefill_s(0, 1, TP4)))
     assert station.slices <= needed + 9000 / PAGE_TOKENS
 
 
@@ -325,17 +336,17 @@ def test_every_answer_is_valid_and_no_wait_is_longer_than_a_lost_round_is_worth(
     batch: list[RunningRound], hist: int, incr: int, ttft_s: float
 ) -> None:
     policy = SlackSlicing()
-    chosen = policy.slice(round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 0.0)
-    if chosen.wait_s:
+    chosen = situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 0.0)
+    if isinstance(chosen, Wait):
         assert batch
         step_s = REAL.decode_step_s(len(batch), sum(one.context_tokens for one in batch), TP4)
-        assert 0 < chosen.wait_s <= policy.lost_tokens * step_s
+        assert 0 < chosen.wait_s <= policy.LOST_TOKENS * step_s
         return
     assert 1 <= chosen.tokens <= incr
     seconds = REAL.prefill_s(hist, chosen.tokens, TP4)
-    passes = max(policy.least_passes, policy.quantum_passes)
+    passes = max(policy.LEAST_PASSES, policy.QUANTUM_PASSES)
     assert seconds <= max(policy.quantum * ttft_s, passes * shortest_pass_s(REAL, hist, TP4)) * (1 + 1e-9)
-    assert chosen == policy.slice(round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 9.0)
+    assert chosen == situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 9.0)
 
 
 def test_a_step_just_below_the_target_is_no_wait_for_ever() -> None:
@@ -355,5 +366,5 @@ def test_rounds_that_keep_joining_do_not_starve_a_prefill(every: int, context_to
         return [Decoding(now_s, 1, 60, 0.04, context_tokens)] if steps % every == 0 else []
 
     batch = [Decoding(-0.0369 * number, 1 + number, 60, 0.04, context_tokens) for number in range(0, 60, every)]
-    station = Station(SlackSlicing(patience=10.0), REAL, batch, joins=joins)
+    station = Station(SlackSlicing(), REAL, batch, joins=joins)
     station.prefill(round_of(2000, 3000), most_s=30.0)

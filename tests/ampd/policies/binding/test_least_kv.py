@@ -3,6 +3,7 @@ import random
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("tiny-cpu")
 TASK = PrefillTask("t", "s", 0, 1000, 0.0, Slo(1.0, 0.1))
@@ -21,7 +22,7 @@ def worker(name: str, used: int, capacity: int = 0, sessions: int = 0, max_conte
 
 
 def bind(*workers: WorkerView, seed: int = 0) -> str:
-    return create("binding", "least-kv").bind(TASK, workers, MODEL, 0.0, random.Random(seed))
+    return situations.bind(create("binding", "least-kv"), TASK, workers, MODEL, 0.0, random.Random(seed))
 
 
 def test_the_least_kv_memory_in_use_wins() -> None:

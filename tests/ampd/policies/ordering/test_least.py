@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Pick
+from ampd.policies.base import Pick, Run
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.policies import situations
 
 TP1 = Parallelism(1)
 NOW_S = 64.0
@@ -40,7 +41,7 @@ def task(name: str, incr: int, waited_s: float = 0.0, hist: int = 0, ttft_s: flo
 
 
 def pick(policy: str, queue: Sequence[PrefillTask], now_s: float = NOW_S, **parameters: object) -> Pick:
-    return create("ordering", policy, **parameters).pick(queue, TP1, MODEL, now_s, random.Random(0))
+    return situations.pick(create("ordering", policy, **parameters), queue, TP1, MODEL, now_s, random.Random(0))
 
 
 ticks = st.integers(0, 4096).map(lambda n: n / 1024)
@@ -75,7 +76,7 @@ def test_the_first_task_of_the_least_rank_runs_and_overtakes_what_is_before_it(
         assert chosen.index == ranks.index(least)
     assert chosen.postponed == tuple(range(chosen.index))
     assert chosen.together == ()
-    assert chosen.wait_s == 0
+    assert isinstance(chosen, Run)
 
 
 @pytest.mark.parametrize("policy", RANKED)
@@ -92,50 +93,50 @@ def test_the_order_of_the_queue_decides_between_equals_only(
 
 @pytest.mark.parametrize("policy", RANKED)
 def test_equals_run_in_order_of_arrival(policy: str) -> None:
-    assert pick(policy, [task("a", 100), task("b", 100), task("c", 100)]) == Pick(0)
+    assert pick(policy, [task("a", 100), task("b", 100), task("c", 100)]) == Run(0)
 
 
 def test_edf_runs_what_is_due_first() -> None:
     queue = [task("patient", 10, 2.0, ttft_s=9.0), task("due", 900, 0.5, ttft_s=1.0), task("new", 10, 0.0, ttft_s=1.0)]
-    assert pick("edf", queue) == Pick(1, (0,))
+    assert pick("edf", queue) == Run(1, (0,))
 
 
 def test_hrrn_runs_the_short_one_first_until_the_long_one_has_waited_long() -> None:
     # 1 s of prefill that waited 2 s (ratio 3) against 1/16 s that waited 1/4 s (ratio 5) ...
-    assert pick("hrrn", [task("long", 1024, 2.0), task("short", 64, 0.25)]) == Pick(1, (0,))
+    assert pick("hrrn", [task("long", 1024, 2.0), task("short", 64, 0.25)]) == Run(1, (0,))
     # ... and that waited 1/16 s (ratio 2).
-    assert pick("hrrn", [task("long", 1024, 2.0), task("short", 64, 0.0625)]) == Pick(0)
+    assert pick("hrrn", [task("long", 1024, 2.0), task("short", 64, 0.0625)]) == Run(0)
 
 
 def test_hrrn_counts_the_history_in_the_prefill_time() -> None:
     # The same increments and waits; only the history makes the first one longer, so its ratio is lower.
-    assert pick("hrrn", [task("deep", 64, 1.0, hist=4096), task("flat", 64, 1.0)]) == Pick(1, (0,))
+    assert pick("hrrn", [task("deep", 64, 1.0, hist=4096), task("flat", 64, 1.0)]) == Run(1, (0,))
 
 
 def test_what_takes_no_time_has_waited_for_ever() -> None:
-    assert pick("hrrn", [task("old", 1, 60.0), task("nothing", 0, 0.0)]) == Pick(1, (0,))
+    assert pick("hrrn", [task("old", 1, 60.0), task("nothing", 0, 0.0)]) == Run(1, (0,))
 
 
 def test_shortest_prefill_is_by_time_and_jct_by_new_tokens() -> None:
     queue = [task("few, far behind", 100, hist=40_000), task("more, at the start", 200)]
-    assert pick("shortest-prefill-first", queue) == Pick(1, (0,))
-    assert pick("jct", queue) == Pick(0)
+    assert pick("shortest-prefill-first", queue) == Run(1, (0,))
+    assert pick("jct", queue) == Run(0)
 
 
 def test_shortest_prefill_is_by_the_model_it_is_given() -> None:
     model = analytic_model("llama-3.1-8b", "h20")
     queue = [task("a", 600), task("b", 500, hist=50_000), task("c", 550)]
-    chosen = create("ordering", "shortest-prefill-first").pick(queue, TP1, model, NOW_S, random.Random(0))
+    chosen = situations.pick(create("ordering", "shortest-prefill-first"), queue, TP1, model, NOW_S, random.Random(0))
     times = [model.prefill_s(one.hist_tokens, one.incr_tokens, TP1) for one in queue]
     assert chosen.index == times.index(min(times)) == 2
 
 
 def test_jct_lets_a_long_task_grow_smaller() -> None:
     queue = [task("long", 3000, 2.5), task("short", 400)]
-    assert pick("jct", queue) == Pick(1, (0,))
-    assert pick("jct", [task("long", 3000, 2.7), queue[1]]) == Pick(0)
-    assert pick("jct", queue, ageing_tokens_per_s=2000) == Pick(0)
-    assert pick("jct", [task("long", 3000, 1e6), queue[1]], ageing_tokens_per_s=0) == Pick(1, (0,))
+    assert pick("jct", queue) == Run(1, (0,))
+    assert pick("jct", [task("long", 3000, 2.7), queue[1]]) == Run(0)
+    assert pick("jct", queue, ageing_tokens_per_s=2000) == Run(0)
+    assert pick("jct", [task("long", 3000, 1e6), queue[1]], ageing_tokens_per_s=0) == Run(1, (0,))
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,7 +160,7 @@ def test_no_task_is_overtaken_by_those_that_come_later_than_its_age_bound(
         now_s = max(now_s, coming[0].arrival_s) if not waiting else now_s
         while coming and coming[0].arrival_s <= now_s:
             waiting.append(coming.pop(0))
-        chosen = policy.pick(waiting, TP1, MODEL, now_s, random.Random(0))
+        chosen = situations.pick(policy, waiting, TP1, MODEL, now_s, random.Random(0))
         runs = waiting[chosen.index]
         for position in chosen.postponed:
             late = waiting[position]
@@ -177,7 +178,7 @@ def test_without_ageing_a_long_task_starves() -> None:
         for turn in range(200):
             now_s = 0.1 * turn
             waiting.append(PrefillTask(str(turn), str(turn), 0, 100, now_s, Slo(1, 1)))
-            chosen = policy.pick(waiting, TP1, MODEL, now_s, random.Random(0))
+            chosen = situations.pick(policy, waiting, TP1, MODEL, now_s, random.Random(0))
             if waiting[chosen.index].task_id == "long":
                 return turn
             del waiting[chosen.index]
