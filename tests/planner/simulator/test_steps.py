@@ -129,6 +129,7 @@ def test_a_colocated_worker_equals_the_oracle(sessions: list[Session], tp: int) 
 # -- the arithmetic
 
 
+@settings(deadline=None)
 @given(st.floats(1e-4, 1.0), st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)), st.floats(0, 50))
 def test_steps_within_is_the_inverse_of_their_duration(first_s: float, growth_s: float, elapsed_s: float) -> None:
     steps = steps_within(first_s, growth_s, elapsed_s)
