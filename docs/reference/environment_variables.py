@@ -31,7 +31,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
         ("AMPD_POLICY_MODULES",),
         "AMPD",
         "Modules with policies of your own, comma-separated. Every process of a graph and the simulator import them.",
-        "[policies.md](policies.md)",
+        "[own-policy.md](own-policy.md)",
     ),
     Variable(
         ("AMPD_SGLANG_ENGINE",),

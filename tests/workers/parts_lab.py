@@ -25,7 +25,12 @@ def worker_parts(
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> WorkerParts:
-    """Parts with the given settings; `slicing`: a policy object, or None for `whole`; `ordering_policy`: instead of the named one."""
+    """Parts with the given settings.
+
+    Args:
+        slicing: a policy object; default: `whole`.
+        ordering_policy: a policy object instead of the named ordering.
+    """
     usual: dict[str, Any] = {"role": "decode", "engine": "modelled", "model": Path("m"), "ordering": ordering}
     return WorkerParts(
         worker_id,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from ampd.policies.ordering.weighted_moore_hodgson import job_of, keep
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
