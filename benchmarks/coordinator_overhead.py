@@ -119,9 +119,9 @@ async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[
 
 def _medians(bursts: list[Burst]) -> dict[str, float]:
     return {
-        "ttft_s": statistics.median(one.ttft_s for one in bursts),
-        "total_s": statistics.median(one.total_s for one in bursts),
-        "requests_per_s": statistics.median(one.requests_per_s for one in bursts),
+        "ttft_s": statistics.median(burst.ttft_s for burst in bursts),
+        "total_s": statistics.median(burst.total_s for burst in bursts),
+        "requests_per_s": statistics.median(burst.requests_per_s for burst in bursts),
     }
 
 

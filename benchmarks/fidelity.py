@@ -151,8 +151,8 @@ def lone_overheads(
     overheads = {
         "dispatch_s": [record["ttft_s"] - model.prefill_s(0, record["incr_tokens"], theta) for record in first],
         "kv_read_s": [
-            one["kv_read_s_increment"] - model.kv_transfer_s(one["kv_read_tokens_increment"], theta, theta)
-            for one in read
+            each["kv_read_s_increment"] - model.kv_transfer_s(each["kv_read_tokens_increment"], theta, theta)
+            for each in read
         ],
         "hand_over_s": [_hand_over_s(record, model, with_pass, theta) for record in remote],
     }
@@ -180,7 +180,9 @@ def scaled(sessions: Sequence[Session], time_scale: float) -> list[Session]:
         session.model_copy(
             update={
                 "arrival_s": session.arrival_s * time_scale,
-                "rounds": tuple(one.model_copy(update={"tool_s": one.tool_s * time_scale}) for one in session.rounds),
+                "rounds": tuple(
+                    record.model_copy(update={"tool_s": record.tool_s * time_scale}) for record in session.rounds
+                ),
             }
         )
         for session in sessions
@@ -199,7 +201,7 @@ def _simulate(
     # The modelled engine joins a round that was prefilled elsewhere to the next step, SGLang gives it a pass.
     settings = SimulationOptions(seed=options.seed, hand_over_pass=options.engine == "sglang", **overheads)
     run = simulate(sessions, cluster, model, policies, slo, settings)
-    return run.result(slo), {(one.session_id, one.index): one.route for one in run.rounds}
+    return run.result(slo), {(record.session_id, record.index): record.route for record in run.rounds}
 
 
 # -- comparison
@@ -216,14 +218,14 @@ def _compare(
             "live_median": statistics.median(values),
             "simulated": ours,
             "error": statistics.median((ours - value) / value for value in values),
-            "live_spread": _spread(values, lambda one, other: abs(one - other) / other),
+            "live_spread": _spread(values, lambda value, other: abs(value - other) / other),
         }
     live_routes = [_routes(run) for run in live]
     return {
         "figures": errors,
-        "decisions_equal": statistics.median(_equal(routes, one) for one in live_routes),
+        "decisions_equal": statistics.median(_equal(routes, route) for route in live_routes),
         "decisions_equal_among_live_runs": _spread(live_routes, _equal),
-        "local_share_live": statistics.median(_local_share(one) for one in live_routes),
+        "local_share_live": statistics.median(_local_share(route) for route in live_routes),
         "local_share_simulated": _local_share(routes),
         "attainment_live": statistics.median(run["attainment"]["rounds"] for run in live),
         "attainment_simulated": simulated["attainment"]["rounds"],
@@ -234,16 +236,16 @@ def _compare(
 
 def _spread(items: Sequence[Any], measure: Callable[[Any, Any], float]) -> float | None:
     """The median over all pairs of runs."""
-    pairs = [measure(one, other) for one, other in combinations(items, 2)]
+    pairs = [measure(first, second) for first, second in combinations(items, 2)]
     return statistics.median(pairs) if pairs else None
 
 
 def _routes(run: dict[str, Any]) -> dict[tuple[str, int], str | None]:
-    return {(one["session_id"], one["round"]): one["decision"].get("route") for one in run["records"]}
+    return {(each["session_id"], each["round"]): each["decision"].get("route") for each in run["records"]}
 
 
-def _equal(one: dict[tuple[str, int], str | None], other: dict[tuple[str, int], str | None]) -> float:
-    return sum(other.get(key) == route for key, route in one.items()) / len(one)
+def _equal(routes: dict[tuple[str, int], str | None], other: dict[tuple[str, int], str | None]) -> float:
+    return sum(other.get(key) == route for key, route in routes.items()) / len(routes)
 
 
 def _local_share(routes: dict[tuple[str, int], str | None]) -> float:

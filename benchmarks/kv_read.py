@@ -204,9 +204,9 @@ def main() -> None:
         print(json.dumps({"results": results}))
         return
     print(f"{'pages':>12} {'bytes':>12} {'fetch GB/s':>11} {'raw GB/s':>9} {'ratio':>6}", file=sys.stdout)
-    for one in results:
-        rates = f"{one['fetch_gb_per_s']:11.2f} {one['raw_nixl_gb_per_s']:9.2f} {one['ratio']:6.2f}"
-        print(f"{one['order']:>12} {one['bytes']:12} {rates}")
+    for result in results:
+        rates = f"{result['fetch_gb_per_s']:11.2f} {result['raw_nixl_gb_per_s']:9.2f} {result['ratio']:6.2f}"
+        print(f"{result['order']:>12} {result['bytes']:12} {rates}")
 
 
 if __name__ == "__main__":

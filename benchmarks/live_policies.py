@@ -44,8 +44,8 @@ from workloads.retime import retime
 from workloads.trace import Session, load_trace, write_trace
 
 CONTESTANTS = {
-    one.label: one
-    for one in (
+    each.label: each
+    for each in (
         Contestant("ours", "predictive", "on-time", "slack"),
         Contestant("ours, pools", "predictive", "on-time", "slack", pools="predictive"),
         Contestant("ampd", "ampd", "ampd"),
@@ -162,19 +162,21 @@ class Bench:
     def contest(self, prefill: int, decode: int) -> list[dict[str, Any]]:
         """All contestants in one layout: a row for each."""
         layout = f"{prefill}+{decode}"
-        live: dict[str, list[dict[str, Any]]] = {one.label: [] for one in self._contestants}
+        live: dict[str, list[dict[str, Any]]] = {contestant.label: [] for contestant in self._contestants}
         with self._graph(prefill, decode) as play:
             self._calibrate(layout, play)
             for run in range(self._options.runs):
                 first = run % len(self._contestants)
-                for one in self._contestants[first:] + self._contestants[:first]:
+                for each in self._contestants[first:] + self._contestants[:first]:
                     load = os.getloadavg()[0]
-                    result = play(one, self._trace)
+                    result = play(each, self._trace)
                     reached = result["attainment"]
-                    _say(f"{layout} {one.label}: {reached['rounds']:.1%} of rounds, load average before {load:.1f}")
-                    live[one.label].append(result | {"load_before": load})
-                    self._keep({"layout": layout, "contestant": one.label, "run": run, "load_before": load} | result)
-        return [self._row(layout, one, live[one.label], prefill, decode) for one in self._contestants]
+                    _say(f"{layout} {each.label}: {reached['rounds']:.1%} of rounds, load average before {load:.1f}")
+                    live[each.label].append(result | {"load_before": load})
+                    self._keep({"layout": layout, "contestant": each.label, "run": run, "load_before": load} | result)
+        return [
+            self._row(layout, contestant, live[contestant.label], prefill, decode) for contestant in self._contestants
+        ]
 
     def _keep(self, run: dict[str, Any]) -> None:
         if self._options.records:
@@ -224,13 +226,15 @@ class Bench:
         with_pass = options.engine == "sglang"
         self.overheads[layout] = lone_overheads(lone["records"], self.model, with_pass, self._theta)
         if self.slo == _LOOSE:
-            ttfts_s = [one["ttft_s"] for one in lone["records"]]
+            ttfts_s = [each["ttft_s"] for each in lone["records"]]
             self.slo = Slo(2.0 * statistics.quantiles(ttfts_s, n=10)[-1], 2.0 * lone["itl_s"]["mean"])
         _say(f"{layout} calibrated: {self.overheads[layout]}; TTFT {self.slo.ttft_s:.3f} s, ITL {self.slo.itl_s:.4f} s")
 
     # -- simulated
 
-    def _simulated(self, layout: str, one: Contestant, prefill: int, decode: int) -> tuple[dict[str, Any], Routes]:
+    def _simulated(
+        self, layout: str, contestant: Contestant, prefill: int, decode: int
+    ) -> tuple[dict[str, Any], Routes]:
         groups = [(ReplicaGroup(replicas, self._theta, self._capacity_tokens),) for replicas in (prefill, decode)]
         cluster = Cluster(prefill=groups[0], decode=groups[1])
         options = SimulationOptions(
@@ -240,21 +244,21 @@ class Bench:
             hand_over_pass=self._options.engine == "sglang",
             **self.overheads[layout],
         )
-        run = simulate(self._sessions, cluster, self.model, one.policies(), self.slo, options)
+        run = simulate(self._sessions, cluster, self.model, contestant.policies(), self.slo, options)
         return run.result(self.slo), {(done.session_id, done.index): done.route for done in run.rounds}
 
     # -- compared
 
     def _row(
-        self, layout: str, one: Contestant, live: Sequence[dict[str, Any]], prefill: int, decode: int
+        self, layout: str, contestant: Contestant, live: Sequence[dict[str, Any]], prefill: int, decode: int
     ) -> dict[str, Any]:
-        simulated, routes = self._simulated(layout, one, prefill, decode)
+        simulated, routes = self._simulated(layout, contestant, prefill, decode)
         live_routes = [_routes(run) for run in live]
         pairs = [_alike(first, second) for first, second in combinations(live_routes, 2)]
         return {
             "layout": layout,
-            "contestant": one.label,
-            "policies": one.spec,
+            "contestant": contestant.label,
+            "policies": contestant.spec,
             "live": {name: statistics.median(read(run) for run in live) for name, read in _FIGURES.items()},
             "live_runs": [{name: read(run) for name, read in _FIGURES.items()} for run in live],
             "simulated": {name: read(simulated) for name, read in _FIGURES.items()},
@@ -267,13 +271,13 @@ class Bench:
         }
 
 
-def _policies(one: Contestant) -> dict[Kind, str]:
+def _policies(contestant: Contestant) -> dict[Kind, str]:
     return {
-        "binding": one.binding,
-        "routing": one.routing,
-        "ordering": one.ordering,
-        "slicing": one.slicing,
-        "pools": one.pools,
+        "binding": contestant.binding,
+        "routing": contestant.routing,
+        "ordering": contestant.ordering,
+        "slicing": contestant.slicing,
+        "pools": contestant.pools,
     }
 
 
@@ -289,11 +293,11 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def _routes(run: Mapping[str, Any]) -> Routes:
-    return {(one["session_id"], one["round"]): one["decision"].get("route") for one in run["records"]}
+    return {(each["session_id"], each["round"]): each["decision"].get("route") for each in run["records"]}
 
 
-def _alike(one: Routes, other: Routes) -> float:
-    return sum(other.get(key) == route for key, route in one.items()) / len(one)
+def _alike(routes: Routes, other: Routes) -> float:
+    return sum(other.get(key) == route for key, route in routes.items()) / len(routes)
 
 
 def table(result: Mapping[str, Any]) -> str:

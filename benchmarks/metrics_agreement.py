@@ -77,7 +77,7 @@ def scrape(log_dir: Path) -> Scraped:
     for target in json.loads((log_dir / TARGETS_FILE).read_text(encoding="utf-8")):
         reply = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=30).raise_for_status()
         for family in text_string_to_metric_families(reply.text):
-            samples |= {(one.name, tuple(sorted(one.labels.items()))): one.value for one in family.samples}
+            samples |= {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in family.samples}
     return Scraped(samples)
 
 
@@ -134,10 +134,10 @@ class Row:
 
 def compared(replayed: Replayed, scraped: Scraped) -> list[Row]:
     """Every figure that both sides have."""
-    result, done = replayed.result, [one for one in replayed.records if one.ttft_s is not None]
-    initial = [one.ttft_s for one in done if one.index == 0]
-    incremental = [one.ttft_s for one in done if one.index > 0]
-    itl_s = [one.itl_s for one in done if one.itl_s is not None]
+    result, done = replayed.result, [record for record in replayed.records if record.ttft_s is not None]
+    initial = [each.ttft_s for each in done if each.index == 0]
+    incremental = [each.ttft_s for each in done if each.index > 0]
+    itl_s = [each.itl_s for each in done if each.itl_s is not None]
     rounds = scraped.total(names.ROUNDS)
     return [
         Row("rounds", result["rounds"], rounds),
@@ -160,7 +160,7 @@ def compared(replayed: Replayed, scraped: Scraped) -> list[Row]:
 
 def later_than_measured(replayed: Replayed, scraped: Scraped) -> list[float]:
     """Bounds of the TTFT histogram below which it has fewer rounds than the client: none, whatever the machine does."""
-    ttfts_s = sorted(one.ttft_s for one in replayed.records if one.ttft_s is not None)
+    ttfts_s = sorted(record.ttft_s for record in replayed.records if record.ttft_s is not None)
     return [bound for bound in names.TTFT.buckets if scraped.at_most(names.TTFT, bound) < bisect_right(ttfts_s, bound)]
 
 

@@ -73,8 +73,8 @@ def log_lines(formatter: logging.Formatter) -> Observer:
 def block_us(observe: Callable[[ServedRound], Any], rounds: Sequence[ServedRound]) -> float:
     """Time of one round in a block of them."""
     start_s = time.perf_counter()
-    for one in rounds:
-        observe(one)
+    for record in rounds:
+        observe(record)
     return (time.perf_counter() - start_s) / len(rounds) * 1e6
 
 
@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(result, indent=1))
         return 0
     print("| observed of a round | us | of a PING to Redis |\n| --- | --- | --- |")
-    for name, one in result.items():
-        print(f"| {name} | {one['us']:.1f} | {one['of_a_ping']:.2f} |")
+    for name, each in result.items():
+        print(f"| {name} | {each['us']:.1f} | {each['of_a_ping']:.2f} |")
     return 0
 
 

@@ -65,7 +65,7 @@ def _row(trace: Path, gpus: int, repeats: int) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    groups = ["+".join(f"{one['replicas']}xTP{one['tp']}" for one in row[phase]) for phase in ("prefill", "decode")]
+    groups = ["+".join(f"{each['replicas']}xTP{each['tp']}" for each in row[phase]) for phase in ("prefill", "decode")]
     paper = "-" if row["paper_s"] is None else f"{row['paper_s']:.2f} s"
     return (
         f"{row['gpus']:>5} GPUs {row['seconds']:>7.2f} s (paper {paper:>8})  prefill {groups[0]}, decode {groups[1]}, "

@@ -164,8 +164,8 @@ def _find(row: dict[str, Any], key: str) -> float:
 def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, Any]:
     rows = {
         name: {
-            "rounds_per_s": rounds / statistics.median(one["seconds"] for one in done),
-            "rounds_per_s_process": rounds / statistics.median(one["process_s"] for one in done),
+            "rounds_per_s": rounds / statistics.median(each["seconds"] for each in done),
+            "rounds_per_s_process": rounds / statistics.median(each["process_s"] for each in done),
             "rounds_finished": done[0]["rounds"],
             "virtual_s": done[0]["virtual_s"],
         }

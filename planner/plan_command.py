@@ -14,13 +14,13 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.reports.figures import format_share
 from ampd.settings import parse_settings
+from planner.case_settings import provenance_of
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
 from planner.layout.layout import layout_label
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
-from planner.settings import provenance_of
 from planner.simulator.options import SimulationOptions
 from workloads.results import local_share
 from workloads.trace import Session, load_trace

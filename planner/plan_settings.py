@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from ampd.policies import defaults
-from planner.settings import CaseSettings
+from planner.case_settings import CaseSettings
 
 
 class PlanSettings(CaseSettings):

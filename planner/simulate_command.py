@@ -23,9 +23,9 @@ from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
 from ampd.settings import OldFlag, parse_settings
 from ampd.types import Slo
+from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode
 from planner.parallel import in_parallel
-from planner.settings import CaseSettings, provenance_of
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun

@@ -26,9 +26,9 @@ from ampd.types import Slo
 from workloads.endpoint import Endpoint
 from workloads.history import TokenRange
 from workloads.replay import ReplayPlan, ReplayRun, replay
+from workloads.result_table import format_result
 from workloads.results import RoundRecord, summarise
 from workloads.retime import retime
-from workloads.table import format_result
 from workloads.text import synthetic_token_ids, synthetic_words
 from workloads.trace import Session, load_trace
 

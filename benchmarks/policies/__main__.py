@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     groups = _settings(options, prepared, jobs)
     settings = list(dict.fromkeys(setting for group in groups.values() for setting in group))
     in_parallel(partial(prepare, prepared, contestants), settings, "preparing", jobs)
-    pairs = [(setting, one, USUAL) for setting in settings for one in contestants]
+    pairs = [(setting, contestant, USUAL) for setting in settings for contestant in contestants]
     search_all(ledger, pairs, options.seeds, prepared, jobs, options.race)
     standings = Standings(ledger, settings, contestants, options.seeds)
     _put(options, "tables", "\n\n".join(tables(standings, groups)))
@@ -89,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
 def prepare(prepared: Prepared, contestants: Sequence[Contestant], setting: Setting) -> None:
     """Know the setting's rate, and its table if somebody needs one."""
     prepared.reference_rate(setting)
-    if any(one.is_fitted for one in contestants):
+    if any(contestant.is_fitted for contestant in contestants):
         prepared.table(setting)
 
 
@@ -101,9 +101,9 @@ def _run_studies(
     prepared: Prepared,
     jobs: int,
 ) -> None:
-    settings = [one for one in paper_settings() if (one.model, one.trace) in PLACES]
+    settings = [setting for setting in paper_settings() if (setting.model, setting.trace) in PLACES]
     settings = _chosen(options, settings)
-    rivals = [one for one in contestants if one not in (OURS, *REFERENCES)]
+    rivals = [contestant for contestant in contestants if contestant not in (OURS, *REFERENCES)]
     in_parallel(partial(prepare, prepared, rivals), settings, "preparing", jobs)
     bench = Bench(ledger, settings, options.seeds, prepared, jobs)
     for name in studies:
@@ -125,8 +125,8 @@ def _contestants(text: str | None) -> list[Contestant]:
 
 
 def _again(text: str | None) -> frozenset[str]:
-    labels = {one.label for one in named(_labels(text or ""), "--again")}
-    return frozenset(labels | {one.label for one in ABLATION} if OURS.label in labels else labels)
+    labels = {each.label for each in named(_labels(text or ""), "--again")}
+    return frozenset(labels | {each.label for each in ABLATION} if OURS.label in labels else labels)
 
 
 def _labels(text: str) -> list[str]:
@@ -158,8 +158,8 @@ def _settings(options: ContestSettings, prepared: Prepared, jobs: int) -> Groups
 
 def _chosen(options: ContestSettings, settings: Sequence[Setting]) -> list[Setting]:
     parts = [part.strip() for part in options.only.split(",")] if options.only else [""]
-    chosen = [one for one in settings if any(part in one.name for part in parts)]
-    return [replace(one, duration_s=options.duration) for one in chosen] if options.duration else chosen
+    chosen = [setting for setting in settings if any(part in setting.name for part in parts)]
+    return [replace(each, duration_s=options.duration) for each in chosen] if options.duration else chosen
 
 
 if __name__ == "__main__":

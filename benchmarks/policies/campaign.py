@@ -139,7 +139,9 @@ def search_all(
         first = ledger.found(Task(setting, contestant, 0, condition))
         assert first is not None
         rivals = [
-            ledger.found(Task(one, other, 0, same)) for one, other, same in pairs if (one, same) == (setting, condition)
+            ledger.found(Task(each, other, 0, same))
+            for each, other, same in pairs
+            if (each, same) == (setting, condition)
         ]
         best = max(found.goodput["sustained_rounds"] for found in rivals if found)
         if seeds > 1 and first.goodput["sustained_rounds"] >= race * best:

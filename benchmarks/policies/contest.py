@@ -160,21 +160,21 @@ def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) 
     """The figures of a run."""
     slo, reached = setting.slo, done.attainment(setting.slo)
     ends: dict[str, float] = {}
-    for one in done.rounds:
-        ends[one.session_id] = max(ends.get(one.session_id, 0.0), _end_s(one))
+    for record in done.rounds:
+        ends[record.session_id] = max(ends.get(record.session_id, 0.0), _end_s(record))
     in_time = sum(
         ends[session.session_id] - session.arrival_s <= PATIENCE * time_at_targets_s(session, slo)
         for session in sessions
     )
     until_s = sessions[-1].arrival_s
-    ended = [one for one in done.rounds if one.error is None and _end_s(one) <= until_s]
-    routed = [one.route for one in done.rounds if one.route is not None]
+    ended = [record for record in done.rounds if record.error is None and _end_s(record) <= until_s]
+    routed = [record.route for record in done.rounds if record.route is not None]
     return Point(
         rounds=reached.rounds,
         sessions=reached.sessions,
         in_time=in_time / len(sessions),
         completed=len(ended) / until_s,
-        attained=sum(meets(one, slo) for one in ended) / until_s,
+        attained=sum(meets(each, slo) for each in ended) / until_s,
         local=sum(route == "local" for route in routed) / len(routed) if routed else 0.0,
     )
 
@@ -206,8 +206,8 @@ def find(
     return Found(goodput, search.tried)
 
 
-def _end_s(one: SimulatedRound) -> float:
-    return one.sent_s + (one.e2e_s or 0.0)
+def _end_s(simulated_round: SimulatedRound) -> float:
+    return simulated_round.sent_s + (simulated_round.e2e_s or 0.0)
 
 
 def fields_of(point: Point) -> dict[str, Any]:

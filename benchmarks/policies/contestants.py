@@ -75,7 +75,7 @@ def named(labels: Sequence[str], flag: str) -> list[Contestant]:
     Raises:
         UserError: an unknown one; the line names `flag` and lists the known ones.
     """
-    known = {one.label: one for one in ALL}
+    known = {each.label: each for each in ALL}
     for label in labels:
         if label not in known:
             raise UserError(f"{flag}: unknown contestant {label!r}; known: {'; '.join(known)}")

@@ -46,18 +46,20 @@ def write_plots(path: Path, standings: Standings, groups: Groups) -> None:
     write_page(path, "Policies compared", lead, sections)
 
 
-def relative(standings: Standings, settings: Sequence[Setting], one: Contestant, criterion: str) -> float | None:
+def relative(standings: Standings, settings: Sequence[Setting], contestant: Contestant, criterion: str) -> float | None:
     """Geometric mean of a contestant's goodput as a share of ours, over the settings where ours carries something."""
     shares = []
     for setting in settings:
-        mine, theirs = (standings.goodput(setting, each, criterion) for each in (OURS, one))
+        mine, theirs = (standings.goodput(setting, each, criterion) for each in (OURS, contestant))
         if mine and theirs and mine.mean > 0:
             shares.append(max(theirs.mean / mine.mean, _FLOOR))
     return geometric_mean(shares) if shares else None
 
 
 def _bars(standings: Standings, settings: Sequence[Setting], criterion: str) -> Section:
-    shares = {one.label: relative(standings, settings, one, criterion) for one in standings.contestants}
+    shares = {
+        contestant.label: relative(standings, settings, contestant, criterion) for contestant in standings.contestants
+    }
     ordered = sorted(((share, label) for label, share in shares.items() if share is not None))
 
     def draw(axes: Any) -> None:
@@ -90,13 +92,13 @@ def _lines(standings: Standings, setting: Setting, criterion: str) -> dict[str, 
     best = standings.best(setting, standings.rivals, criterion)
     chosen = {"ours": OURS, "best rival": best, "ampd": AMPD, "always-remote": ALWAYS_REMOTE, "co-located": COLOCATED}
     lines = {}
-    for name, one in chosen.items():
-        if one is None or (name != "best rival" and one == best):
+    for name, each in chosen.items():
+        if each is None or (name != "best rival" and each == best):
             continue
-        points = standings.points(setting, one)
+        points = standings.points(setting, each)
         line = [(rate, getattr(point, criterion)) for rate, point in points.items()]
         if line:
-            lines[name] = (f"best rival: {one.label}" if name == "best rival" else name, line)
+            lines[name] = (f"best rival: {each.label}" if name == "best rival" else name, line)
     return lines
 
 

@@ -83,10 +83,13 @@ def ratio_table(standings: Standings, groups: Groups, criterion: str) -> str:
 def goodput_table(standings: Standings, groups: Groups, criterion: str) -> str:
     """Every contestant in every setting."""
     rows = [
-        [setting.name, *(goodput_text(standings.goodput(setting, one, criterion)) for one in standings.contestants)]
+        [
+            setting.name,
+            *(goodput_text(standings.goodput(setting, contestant, criterion)) for contestant in standings.contestants),
+        ]
         for setting in dict.fromkeys(setting for settings in groups.values() for setting in settings)
     ]
-    return markdown(["setting", *(one.label for one in standings.contestants)], rows)
+    return markdown(["setting", *(contestant.label for contestant in standings.contestants)], rows)
 
 
 def goodput_text(interval: Interval | None) -> str:

@@ -28,11 +28,11 @@ class Standings:
     @property
     def rivals(self) -> list[Contestant]:
         """On the same split as ours."""
-        return [one for one in self.contestants if one not in (OURS, OURS_STATIC, *REFERENCES)]
+        return [contestant for contestant in self.contestants if contestant not in (OURS, OURS_STATIC, *REFERENCES)]
 
     @property
     def references(self) -> list[Contestant]:
-        return [one for one in self.contestants if one in REFERENCES]
+        return [contestant for contestant in self.contestants if contestant in REFERENCES]
 
     def found(self, setting: Setting, contestant: Contestant) -> list[Found]:
         """Results by seed, as far as there are any."""
@@ -49,8 +49,8 @@ class Standings:
 
     def best(self, setting: Setting, among: Sequence[Contestant], criterion: str) -> Contestant | None:
         """The one with the highest mean; None if none of them carries anything."""
-        means = {one: interval.mean for one in among if (interval := self.goodput(setting, one, criterion))}
-        best = max(means, key=lambda one: means[one], default=None)
+        means = {each: interval.mean for each in among if (interval := self.goodput(setting, each, criterion))}
+        best = max(means, key=lambda contestant: means[contestant], default=None)
         return best if best is not None and means[best] > 0 else None
 
     def ratio(

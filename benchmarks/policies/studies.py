@@ -54,7 +54,12 @@ class Bench:
     def search(self, contestants: Sequence[Contestant], conditions: Sequence[Condition], seeds: int) -> None:
         search_all(
             self.ledger,
-            [(setting, one, condition) for condition in conditions for setting in self.settings for one in contestants],
+            [
+                (setting, contestant, condition)
+                for condition in conditions
+                for setting in self.settings
+                for contestant in contestants
+            ],
             seeds,
             self.prepared,
             self.jobs,
@@ -78,7 +83,7 @@ def _best_two(bench: Bench, rivals: Sequence[Contestant]) -> list[Contestant]:
     """By their first seed, relative to ours."""
     bench.search([OURS, *rivals], [USUAL], 1)
     standings = Standings(bench.ledger, bench.settings, [OURS, *rivals], 1)
-    return sorted(rivals, key=lambda one: -(relative(standings, bench.settings, one, _CHOSEN_BY) or 0.0))[:2]
+    return sorted(rivals, key=lambda rival: -(relative(standings, bench.settings, rival, _CHOSEN_BY) or 0.0))[:2]
 
 
 # -- ours without one term
@@ -88,9 +93,9 @@ def _ablation(bench: Bench) -> Iterator[str]:
     bench.search([OURS, *ABLATION], [USUAL], bench.seeds)
     standings = bench.standings([OURS, *ABLATION])
     rows = []
-    for one in (OURS, *ABLATION):
-        shares = [relative(standings, bench.settings, one, criterion) for criterion in CRITERIA]
-        rows.append([one.label, *("-" if share is None else f"{share:.2f}" for share in shares)])
+    for our in (OURS, *ABLATION):
+        shares = [relative(standings, bench.settings, our, criterion) for criterion in CRITERIA]
+        rows.append([our.label, *("-" if share is None else f"{share:.2f}" for share in shares)])
     yield "Goodput as a share of ours, geometric mean over the settings:"
     yield markdown(["", *TITLES.values()], rows)
     yield f"{TITLES[_CHOSEN_BY].capitalize()} by setting, sessions per second, and as a share of ours:"
@@ -103,12 +108,12 @@ def _by_setting(
     ratio: Callable[[Setting, Contestant], tuple[float, float, float] | None],
 ) -> str:
     rows = []
-    for one in standings.contestants:
-        cells = [
-            f"{goodput_text(standings.goodput(setting, one, _CHOSEN_BY))}; {ratio_text(ratio(setting, one))}"
-            for setting in bench.settings
-        ]
-        rows.append([one.label, *cells])
+    for contestant in standings.contestants:
+        goodputs = (goodput_text(standings.goodput(setting, contestant, _CHOSEN_BY)) for setting in bench.settings)
+        ratios = (ratio_text(ratio(setting, contestant)) for setting in bench.settings)
+        rows.append(
+            [contestant.label, *(f"{goodput}; {share}" for goodput, share in zip(goodputs, ratios, strict=True))]
+        )
     return markdown(["", *(setting.name for setting in bench.settings)], rows)
 
 
@@ -125,21 +130,21 @@ def _overload(bench: Bench, field: Sequence[Contestant]) -> str:
         rate = carried.mean if carried and carried.mean else bench.prepared.reference_rate(setting)
         plans.append((setting, tuple(float(f"{load * rate:.4g}") for load in OVERLOADS)))
     tasks = {
-        (setting, one): [Task(setting, one, seed, USUAL, rates) for seed in range(bench.seeds)]
+        (setting, each): [Task(setting, each, seed, USUAL, rates) for seed in range(bench.seeds)]
         for setting, rates in plans
-        for one in field
+        for each in field
     }
     jobs = [Job(task, None, bench.prepared) for group in tasks.values() for task in group]
     in_parallel_kept(bench.ledger, jobs, bench.jobs, "overload")
     for setting, rates in plans:
-        for one in field:
-            found = [result for task in tasks[setting, one] if (result := bench.ledger.found(task))]
+        for each in field:
+            found = [result for task in tasks[setting, each] if (result := bench.ledger.found(task))]
             for load, rate in zip(OVERLOADS, rates, strict=True):
                 points = [result.points[rate] for result in found]
                 rows.append(
                     [
                         setting.name,
-                        one.label,
+                        each.label,
                         f"{load:g} x ({rate:.3g}/s)",
                         f"{fmean(point.rounds for point in points):.1%}",
                         f"{fmean(point.sessions for point in points):.1%}",
@@ -161,11 +166,11 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
     rows = []
     for condition in conditions:
         standings = bench.standings(field, condition)
-        for one in field:
-            shares = [_retained(bench, usual, standings, one, criterion) for criterion in CRITERIA]
-            versus = [relative(standings, bench.settings, one, criterion) for criterion in (_CHOSEN_BY, "rounds")]
+        for each in field:
+            shares = [_retained(bench, usual, standings, each, criterion) for criterion in CRITERIA]
+            versus = [relative(standings, bench.settings, each, criterion) for criterion in (_CHOSEN_BY, "rounds")]
             rows.append(
-                [condition.name, one.label, *(f"{value:.2f}" if value else "-" for value in (*shares, *versus))]
+                [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, *versus))]
             )
     yield "Remaining share of the usual goodput, geometric mean over the settings, and goodput as a share of ours:"
     yield markdown(["", "", *TITLES.values(), "sustained rounds, share of ours", "rounds, share of ours"], rows)
@@ -175,14 +180,14 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
         yield _by_setting(bench, standings, partial(_share_of_ours, standings))
 
 
-def _share_of_ours(standings: Standings, setting: Setting, one: Contestant) -> tuple[float, float, float] | None:
-    return standings.ratio(setting, one, OURS, _CHOSEN_BY)
+def _share_of_ours(standings: Standings, setting: Setting, contestant: Contestant) -> tuple[float, float, float] | None:
+    return standings.ratio(setting, contestant, OURS, _CHOSEN_BY)
 
 
-def _retained(bench: Bench, usual: Standings, now: Standings, one: Contestant, criterion: str) -> float | None:
+def _retained(bench: Bench, usual: Standings, now: Standings, contestant: Contestant, criterion: str) -> float | None:
     shares = []
     for setting in bench.settings:
-        before, after = (standings.goodput(setting, one, criterion) for standings in (usual, now))
+        before, after = (standings.goodput(setting, contestant, criterion) for standings in (usual, now))
         if before and after and before.mean > 0:
             shares.append(max(after.mean / before.mean, _FLOOR))
     return geometric_mean(shares) if shares else None

@@ -15,7 +15,7 @@ from ampd.policies.rivals.ppd.table_file import FittedOn, dump_table, write_tabl
 from ampd.settings import parse_settings
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import Fit, fit_table
-from planner.settings import CaseSettings
+from planner.case_settings import CaseSettings
 from planner.simulate_command import parse_rates
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import SimulationOptions

@@ -133,7 +133,7 @@ def _nearest(table: RoutingTable, cell: int, known: frozenset[int]) -> int:
         there = places[other]
         return sum(abs(a - b) for a, b in zip(here, there, strict=True)), there[-1], other
 
-    return min((one for one in known if places[one][_OUTPUT] == here[_OUTPUT]), key=distance, default=cell)
+    return min((each for each in known if places[each][_OUTPUT] == here[_OUTPUT]), key=distance, default=cell)
 
 
 # -- what it is good for
@@ -147,7 +147,7 @@ def _comparison(case: FitCase, table: RoutingTable, jobs: int | None) -> dict[st
         seeds["fresh_"] = case.options.seed + _FRESH_SEED
     asked = list(product(seeds.values(), names))
     counts = in_parallel(partial(_count, case, table), asked, "comparing", jobs)
-    rounds = sum(len(one.rounds) for workload in case.workloads(1, case.options.seed, case.rates) for one in workload)
+    rounds = sum(len(each.rounds) for workload in case.workloads(1, case.options.seed, case.rates) for each in workload)
     found = zip(product(seeds, names), counts, strict=True)
     return {"rounds": rounds * len(case.output_scales)} | {prefix + name: count for (prefix, name), count in found}
 

@@ -52,5 +52,5 @@ def rounds_attained(case: FitCase, workloads: Sequence[Sequence[Session]], routi
         create_named("ordering", case.ordering),
         create_named("slicing", case.slicing),
     )
-    runs = [simulate(one, case.cluster, case.model, policies, case.slo, case.options) for one in workloads]
-    return sum(meets(one, case.slo) for run in runs for one in run.rounds)
+    runs = [simulate(workload, case.cluster, case.model, policies, case.slo, case.options) for workload in workloads]
+    return sum(meets(record, case.slo) for run in runs for record in run.rounds)

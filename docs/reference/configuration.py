@@ -64,7 +64,7 @@ class Section:
 
 GRAPH, CASE, WORKER = (
     "ampd.graph_settings:GraphSettings",
-    "planner.settings:CaseSettings",
+    "planner.case_settings:CaseSettings",
     "workers.settings:WorkerSettings",
 )
 

@@ -55,7 +55,7 @@ def test_a_switch_holds_from_the_next_decision_on(tmp_path: Path) -> None:
 def test_static_pools_bring_the_roles_of_the_start_back(tmp_path: Path, roles: str, changes: str) -> None:
     file = tmp_path / "switch.json"
     switch(file, _policies(), prefill=1, slo=SLO)
-    workers = [WorkerView(str(i), Role.PREFILL if one == "p" else Role.DECODE) for i, one in enumerate(roles)]
+    workers = [WorkerView(str(i), Role.PREFILL if role == "p" else Role.DECODE) for i, role in enumerate(roles)]
     got = SwitchedPools(file=file).change(workers, Slo(9.0, 9.0), MODEL, 0.0, 0.0, random.Random(0))
     assert "".join(change.role[0] for change in got) == changes
 

@@ -78,11 +78,11 @@ def test_starving_is_not_sustained() -> None:
     assert fine.in_time == 1.0
     assert fine.sustained_rounds == fine.rounds > 0.9
     victims = {session.session_id for session in sessions[:2]}
-    late = [one for one in done.rounds if one.session_id in victims and one.index == 0]
+    late = [record for record in done.rounds if record.session_id in victims and record.index == 0]
     assert len(late) == 2
-    for one in late:
-        assert one.e2e_s is not None
-        one.e2e_s += 1_000.0
+    for each in late:
+        assert each.e2e_s is not None
+        each.e2e_s += 1_000.0
     starved = measure(TINY, sessions, done)
     assert starved.rounds == fine.rounds
     assert starved.in_time == pytest.approx(1 - 2 / len(sessions))
@@ -93,18 +93,18 @@ def test_starving_is_not_sustained() -> None:
 
 
 def test_every_contestant_and_every_ablation_exists() -> None:
-    assert len({one.label for one in ALL}) == len(ALL)
+    assert len({each.label for each in ALL}) == len(ALL)
     # Ours with fixed roles takes part in both.
-    assert len({one.spec for one in (*ALL, *ABLATION)}) == len(ALL) + len(ABLATION) - 1
-    assert not any("," in one.label for one in ALL), "flags list them with commas"
-    for one in (*ALL, *ABLATION):
-        one.policies("default" if one.is_fitted else None)
+    assert len({each.spec for each in (*ALL, *ABLATION)}) == len(ALL) + len(ABLATION) - 1
+    assert not any("," in each.label for each in ALL), "flags list them with commas"
+    for each in (*ALL, *ABLATION):
+        each.policies("default" if each.is_fitted else None)
 
 
 def test_settings_differ_and_fit_their_gpus() -> None:
     settings = [*paper_settings(), *real_settings()]
-    assert len(set(settings)) == len({one.name + one.gpu for one in settings}) == len(settings)
-    assert [one.gpus for one in paper_settings()] == [8, 32, 8, 16] * 3
+    assert len(set(settings)) == len({setting.name + setting.gpu for setting in settings}) == len(settings)
+    assert [setting.gpus for setting in paper_settings()] == [8, 32, 8, 16] * 3
 
 
 def test_beliefs_are_wrong_only_for_the_policies() -> None:
@@ -113,7 +113,7 @@ def test_beliefs_are_wrong_only_for_the_policies() -> None:
     slow = Condition("x", belief="1.3").believed(model, 0)
     assert slow.prefill_s(0, 500, theta) == pytest.approx(1.3 * model.prefill_s(0, 500, theta))
     random_ones = [Condition("x", belief="random").believed(model, seed) for seed in (1, 1, 2)]
-    factors = [one.decode_step_s(1, 9, theta) / model.decode_step_s(1, 9, theta) for one in random_ones]
+    factors = [each.decode_step_s(1, 9, theta) / model.decode_step_s(1, 9, theta) for each in random_ones]
     assert factors[0] == factors[1] != factors[2]
     assert all(0.7 <= factor <= 1.3 for factor in factors)
 
@@ -122,7 +122,7 @@ def test_beliefs_are_wrong_only_for_the_policies() -> None:
         true, wrong = (run(TINY, blind, 8.0, 0, Condition("x", belief=factor))[1] for factor in ("1", "0.1"))
         assert true.rounds == wrong.rounds
     seen, misled = (run(TINY, OURS, 12.0, 0, Condition("x", belief=factor))[1] for factor in ("1", "0.3"))
-    assert [one.route for one in seen.rounds] != [one.route for one in misled.rounds]
+    assert [record.route for record in seen.rounds] != [record.route for record in misled.rounds]
 
 
 # -- what is kept
@@ -213,8 +213,8 @@ def test_standings_compare_seed_by_seed(tmp_path: Path) -> None:
 
 def test_a_rival_that_carries_nothing_is_no_best_and_no_ratio() -> None:
     ledger = Ledger(None)
-    for one, value in ((OURS, 2.0), (ALWAYS_REMOTE, 0.0)):
-        ledger.keep(Task(TINY, one, 0), Found({"rounds": value}, {}), 0.0)
+    for our, value in ((OURS, 2.0), (ALWAYS_REMOTE, 0.0)):
+        ledger.keep(Task(TINY, our, 0), Found({"rounds": value}, {}), 0.0)
     standings = Standings(ledger, [TINY], [OURS, ALWAYS_REMOTE], 1)
     assert standings.best(TINY, standings.rivals, "rounds") is None
     assert standings.ratio(TINY, OURS, ALWAYS_REMOTE, "rounds") is None

@@ -31,20 +31,20 @@ def test_one_combination_has_the_shared_keys_itself(capsys: pytest.CaptureFixtur
     assert set(whole["attainment"]) == {"rounds", "sessions"}
     assert set(whole["ttft_s"]) == {"mean", "p50", "p95", "p99"}
     assert sum(whole["routes"].values()) == 105
-    assert [one["routing"] for one in whole["results"]] == ["predictive"]
+    assert [each["routing"] for each in whole["results"]] == ["predictive"]
     assert whole["performance_model"]["kind"] == "analytic"
 
 
 def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--routing", "ampd(alpha=0.5, beta=0.9),always-remote", "--ordering", "ampd,fcfs", "--rate", "1,4"]
     flags += ["--mode", "disaggregated,always-remote,colocated,continuum", "--limit", "20"]
-    one, two = (simulated(capsys, *flags, "--jobs", jobs) for jobs in ("1", "2"))
-    assert one == two
-    names = [(row["mode"], row["routing"], row["ordering"], row["rate"]) for row in one["results"]]
+    each, two = (simulated(capsys, *flags, "--jobs", jobs) for jobs in ("1", "2"))
+    assert each == two
+    names = [(row["mode"], row["routing"], row["ordering"], row["rate"]) for row in each["results"]]
     assert len(names) == len(set(names)) == (4 + 3) * 2
     assert ("disaggregated", "ampd(alpha=0.5, beta=0.9)", "fcfs", 4.0) in names
     assert ("colocated", "always-local", "fcfs", 1.0) in names
-    by_mode = {row["mode"]: row for row in one["results"]}
+    by_mode = {row["mode"]: row for row in each["results"]}
     assert by_mode["colocated"]["cluster"] == "co-located 2xTP1"
     assert by_mode["always-remote"]["routes"]["local"] == 0
     assert by_mode["continuum"]["routes"]["remote"] == 0
@@ -89,9 +89,9 @@ def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[st
 
 
 def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
-    one, same, other = (simulated(capsys, "--rate", "5", "--seed", seed) for seed in ("1", "1", "2"))
-    assert one["ttft_s"] == same["ttft_s"]
-    assert one["ttft_s"] != other["ttft_s"]
+    each, same, other = (simulated(capsys, "--rate", "5", "--seed", seed) for seed in ("1", "1", "2"))
+    assert each["ttft_s"] == same["ttft_s"]
+    assert each["ttft_s"] != other["ttft_s"]
 
 
 def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:

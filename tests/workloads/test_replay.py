@@ -94,8 +94,8 @@ async def test_the_same_seed_gives_the_same_prompts(tmp_path: Path) -> None:
     async with serve(behaviour) as url:
         for seed in ("1", "1", "2"):
             await _replay(tmp_path, url, [GROWING], "--seed", seed)
-    one, again, other = (body["prompt"] for body in behaviour.rounds[::3])
-    assert one == again != other
+    record, again, other = (body["prompt"] for body in behaviour.rounds[::3])
+    assert record == again != other
 
 
 async def test_times_gaps_and_attainment(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampd.errors import UserError
-from workloads.formats.registry import LoadOptions, register
+from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import file_stem, source_files, timestamp_s
 from workloads.trace import Round, Session, open_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.formats.chain import Call, rounds_of, shared_by_blocks
-from workloads.formats.registry import LoadOptions, register
+from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import as_object, count_of, read_json_lines, seconds_of, source_files
 from workloads.trace import Session
 

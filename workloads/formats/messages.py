@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from workloads.formats.chain import common_prefix
-from workloads.formats.registry import LoadOptions
+from workloads.formats.loader import LoadOptions
 from workloads.trace import Round
 
 HEADER_TOKENS = 3

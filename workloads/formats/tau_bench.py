@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from workloads.formats.loader import LoadOptions, register
 from workloads.formats.messages import ChatCall, message_words, rounds_from_chat
-from workloads.formats.registry import LoadOptions, register
 from workloads.formats.source import as_list, as_object, file_stem, read_json, source_files
 from workloads.trace import Session
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.formats.loader import LoadOptions, register
 from workloads.formats.messages import ChatCall, message_words, rounds_from_chat
-from workloads.formats.registry import LoadOptions, register
 from workloads.formats.source import as_list, as_object, read_json, source_files
 from workloads.trace import Session
 

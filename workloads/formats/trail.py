@@ -10,7 +10,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from workloads.formats.chain import Call, common_prefix, rounds_of
-from workloads.formats.registry import LoadOptions, register
+from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import (
     as_list,
     as_object,

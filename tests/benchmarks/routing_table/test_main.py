@@ -49,7 +49,7 @@ def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.Ca
         == 0
     )
     results = json.loads(capsys.readouterr().out)["results"]
-    attained = sum(one["attainment"]["rounds"] * one["rounds"] for one in results)
+    attained = sum(result["attainment"]["rounds"] * result["rounds"] for result in results)
     assert round(attained) == counts["table"]
 
 

@@ -93,10 +93,10 @@ def test_where_both_routes_are_as_good_it_stays_remote() -> None:
 
 def test_the_same_case_gives_the_same_table_on_any_number_of_processes() -> None:
     case = replace(BUSY, steps=15)
-    one, two = (fit_table(case, jobs=jobs) for jobs in (1, 2))
-    assert one == two
+    alone, parallel = (fit_table(case, jobs=jobs) for jobs in (1, 2))
+    assert alone == parallel
     other = replace(case, options=replace(case.options, seed=1))
-    assert fit_table(other, jobs=1).rounds_attained != one.rounds_attained
+    assert fit_table(other, jobs=1).rounds_attained != alone.rounds_attained
 
 
 def test_where_the_prefill_worker_is_far_too_slow_everything_is_local() -> None:

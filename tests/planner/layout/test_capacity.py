@@ -46,9 +46,9 @@ def test_a_prefill_replica_at_its_capacity_is_at_its_level() -> None:
     p95 = [
         np.percentile(
             [
-                one.ttft_s
-                for one in simulate(retime(SESSIONS, factor * rate, 0, 500), cluster, MODEL, policies, SLO).rounds
-                if one.ttft_s is not None
+                record.ttft_s
+                for record in simulate(retime(SESSIONS, factor * rate, 0, 500), cluster, MODEL, policies, SLO).rounds
+                if record.ttft_s is not None
             ],
             95,
         )
@@ -69,30 +69,30 @@ def test_between_simulated_loads_the_curve_is_a_line() -> None:
 
 def test_residence_counts_tools_and_grows_with_the_context() -> None:
     quick = tuple(
-        one.model_copy(update={"rounds": tuple(item.model_copy(update={"tool_s": 0.0}) for item in one.rounds)})
-        for one in SESSIONS
+        session.model_copy(update={"rounds": tuple(item.model_copy(update={"tool_s": 0.0}) for item in session.rounds)})
+        for session in SESSIONS
     )
-    tools_s = sum(item.tool_s for one in SESSIONS for item in one.rounds) / len(SESSIONS)
+    tools_s = sum(item.tool_s for session in SESSIONS for item in session.rounds) / len(SESSIONS)
     assert mean_lifetime_s(SESSIONS, MODEL) - mean_lifetime_s(quick, MODEL) == pytest.approx(tools_s)
     assert mean_resident_kv_tokens(SESSIONS, MODEL) > mean_resident_kv_tokens(quick, MODEL)
 
 
 def test_the_key_of_a_curve_names_everything_that_it_depends_on() -> None:
-    one = question("prefill", 1)
+    each = question("prefill", 1)
     digest = digest_sessions(SESSIONS)
     others = [
-        replace(one, degree=2),
-        replace(one, phase="decode"),
-        replace(one, slo=Slo(0.31, 0.02)),
-        replace(one, ordering="ampd"),
-        replace(one, options=SimulationOptions(seed=1)),
-        replace(one, kv_capacity_tokens=1),
-        replace(one, model=analytic_model("llama-3.1-8b", "h100")),
+        replace(each, degree=2),
+        replace(each, phase="decode"),
+        replace(each, slo=Slo(0.31, 0.02)),
+        replace(each, ordering="ampd"),
+        replace(each, options=SimulationOptions(seed=1)),
+        replace(each, kv_capacity_tokens=1),
+        replace(each, model=analytic_model("llama-3.1-8b", "h100")),
     ]
     keys = {key_of(other, digest) for other in others}
     assert len(keys) == len(others)
-    assert key_of(one, digest) not in keys
-    assert key_of(one, digest_sessions(SESSIONS[:-1])) != key_of(one, digest)
+    assert key_of(each, digest) not in keys
+    assert key_of(each, digest_sessions(SESSIONS[:-1])) != key_of(each, digest)
     renamed = tuple(session.model_copy(update={"session_id": "x" + session.session_id}) for session in SESSIONS)
     assert digest_sessions(renamed) == digest
 

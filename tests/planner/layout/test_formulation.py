@@ -60,7 +60,7 @@ def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities
     assert len(found) == min(4, len(expected))
     assert len({choice.layout for choice in found}) == len(found)
     # Layouts of equal worth may come in any order.
-    assert [worth(one, 4) for one in found] == [worth(one, 4) for one in expected[: len(found)]]
+    assert [worth(each, 4) for each in found] == [worth(each, 4) for each in expected[: len(found)]]
     for choice in found:
         checked = evaluate(choice.layout, capacities, demand)
         assert checked is not None

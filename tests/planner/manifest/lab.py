@@ -51,7 +51,7 @@ def objects_of(**changes: Any) -> list[Object]:
 
 
 def of_kind(objects: Iterable[Object], kind: str) -> list[Object]:
-    return [one for one in objects if one["kind"] == kind]
+    return [each for each in objects if each["kind"] == kind]
 
 
 def graph_of(objects: Iterable[Object]) -> Object:
@@ -60,7 +60,7 @@ def graph_of(objects: Iterable[Object]) -> Object:
 
 
 def components(objects: Iterable[Object]) -> dict[str, Any]:
-    return {one["name"]: one for one in graph_of(objects)["spec"]["components"]}
+    return {each["name"]: each for each in graph_of(objects)["spec"]["components"]}
 
 
 def main(component: Object) -> Object:
@@ -69,7 +69,7 @@ def main(component: Object) -> Object:
 
 
 def by_identity(objects: Iterable[Object]) -> dict[tuple[str, str], Object]:
-    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
 
 
 def built(folder: Path) -> list[Object]:
@@ -86,11 +86,11 @@ def read_by_kubectl(path: Path) -> list[Object]:
     assert done.returncode == 0, done.stderr
     decoder, rest, objects = json.JSONDecoder(), done.stdout.strip(), []
     while rest:
-        one, end = decoder.raw_decode(rest)
-        objects.append(one)
+        each, end = decoder.raw_decode(rest)
+        objects.append(each)
         rest = rest[end:].strip()
-    for one in objects:
-        assert one["metadata"]["annotations"].pop(MARKER) == "yes"
-        if not one["metadata"]["annotations"]:
-            del one["metadata"]["annotations"]
+    for each in objects:
+        assert each["metadata"]["annotations"].pop(MARKER) == "yes"
+        if not each["metadata"]["annotations"]:
+            del each["metadata"]["annotations"]
     return objects

@@ -19,10 +19,10 @@ REPOSITORY = K8S.parent
 def without_hashes(objects: list[Object]) -> list[Object]:
     """kustomize's objects with the names of ConfigMaps as they are in the generators."""
     text = yaml.safe_dump_all(objects)
-    for one in objects:
-        name = one["metadata"]["name"]
+    for each in objects:
+        name = each["metadata"]["name"]
         stem, _, suffix = name.rpartition("-")
-        if one["kind"] == "ConfigMap" and len(suffix) == 10:
+        if each["kind"] == "ConfigMap" and len(suffix) == 10:
             text = text.replace(name, stem)
     return list(yaml.safe_load_all(text))
 

@@ -54,20 +54,20 @@ def test_the_coordinator_has_the_policies_of_the_plan() -> None:
     ):
         assert arguments.count(expected) == 1
     none = objects_of(tool_call_parser=None, reasoning_parser=None)
-    assert not [one for one in main(components(none)["coordinator"])["args"] if "parser" in one]
+    assert not [each for each in main(components(none)["coordinator"])["args"] if "parser" in each]
 
 
 def test_targets_reach_coordinator_and_workers_through_the_graphs_environment() -> None:
-    environment = {one["name"]: one.get("value") for one in graph_of(objects_of())["spec"]["env"]}
+    environment = {each["name"]: each.get("value") for each in graph_of(objects_of())["spec"]["env"]}
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.35", "0.04")
-    names = [one["name"] for one in graph_of(objects_of())["spec"]["env"]]
-    base_names = [one["name"] for one in graph_of(base_objects())["spec"]["env"]]
+    names = [each["name"] for each in graph_of(objects_of())["spec"]["env"]]
+    base_names = [each["name"] for each in graph_of(base_objects())["spec"]["env"]]
     assert names == base_names  # components patch variables by their place
 
 
 def test_what_the_user_adds_is_in_all_processes_that_need_it() -> None:
     objects = objects_of(policy_modules="mine", image="registry.example/ampd:1", kv_capacity_tokens=5000)
-    environment = {one["name"]: one.get("value") for one in graph_of(objects)["spec"]["env"]}
+    environment = {each["name"]: each.get("value") for each in graph_of(objects)["spec"]["env"]}
     assert environment["AMPD_POLICY_MODULES"] == "mine"
     for name, component in components(objects).items():
         assert main(component)["image"] == "registry.example/ampd:1"
@@ -111,12 +111,12 @@ def test_gpus_and_replicas_add_up_to_the_layout(layout: Layout) -> None:
         with pytest.raises(UserError, match="components"):
             objects_of(layout=layout)
         return
-    workers = {name: one for name, one in components(objects_of(layout=layout)).items() if "-tp" in name}
+    workers = {name: component for name, component in components(objects_of(layout=layout)).items() if "-tp" in name}
     assert len(workers) == groups
-    gpus = sum(one["replicas"] * int(main(one)["resources"]["limits"][GPU]) for one in workers.values())
+    gpus = sum(worker["replicas"] * int(main(worker)["resources"]["limits"][GPU]) for worker in workers.values())
     assert gpus == layout.gpus
     for role, side in (("prefill", layout.prefill), ("decode", layout.decode)):
-        counts = [one["replicas"] for one in workers.values() if one["type"] == role]
+        counts = [worker["replicas"] for worker in workers.values() if worker["type"] == role]
         assert counts == [count for _, count in side]
 
 
@@ -156,10 +156,10 @@ def test_every_process_that_decides_reads_the_performance_model() -> None:
     for name, component in components(objects_of()).items():
         if name == "frontend":
             continue
-        environment = {one["name"]: one.get("value") for one in main(component)["env"]}
+        environment = {each["name"]: each.get("value") for each in main(component)["env"]}
         pod = component["podTemplate"]["spec"]
-        (mount,) = [one for one in main(component)["volumeMounts"] if one["name"] == "performance-model"]
-        (volume,) = [one for one in pod["volumes"] if one["name"] == "performance-model"]
+        (mount,) = [each for each in main(component)["volumeMounts"] if each["name"] == "performance-model"]
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "performance-model"]
         assert volume["configMap"]["name"] == "ampd-performance-model"
         assert environment["AMPD_PERF"] == f"{mount['mountPath']}/model.json"
 
@@ -200,6 +200,6 @@ def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
 
 def test_the_memory_of_a_pod_holds_what_the_workers_stage() -> None:
     assert SglangSettings.model_fields["staging_tokens"].default == 65_536
-    assert not [one for one in main(components(base_objects())["decode"])["args"] if "staging" in one]
+    assert not [each for each in main(components(base_objects())["decode"])["args"] if "staging" in each]
     small, large = (replica.resources(1, size)["requests"]["memory"] for size in (1024, 320 << 10))
     assert (small, large) == ("13Gi", "32Gi")

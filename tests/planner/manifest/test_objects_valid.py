@@ -51,7 +51,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_every_object_is_valid(objects: list[Object]) -> None:
-    found = {f"{one['kind']}/{one['metadata']['name']}": problems(one) for one in objects}
+    found = {f"{each['kind']}/{each['metadata']['name']}": problems(each) for each in objects}
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert len(by_identity(objects)) == len(objects) > 10
 
@@ -74,8 +74,8 @@ def test_every_process_takes_its_flags_and_agrees_with_the_others(
     assert seen
     assert coordinator.slo == DEPLOYMENT.slo
     assert coordinator.served_name == "qwen3-32b"
-    for name, one in seen.items():
-        worker: WorkerSettings = one
+    for name, each in seen.items():
+        worker: WorkerSettings = each
         assert name == f"{worker.role}-tp{worker.tp}"
         assert worker.slo == coordinator.slo
         assert (worker.namespace, worker.state_url, worker.perf, worker.model) == (
@@ -111,14 +111,14 @@ def test_references_lead_somewhere_and_files_are_mounted(objects: list[Object]) 
 
 
 def test_budgets_and_network_policies_hold_for_the_new_components(objects: list[Object]) -> None:
-    for one in objects:
-        if one["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
-            selector = one["spec"].get("selector") or one["spec"]["podSelector"]
-            assert [pod for pod in pods(objects) if selects(selector, pod.labels)], one["metadata"]["name"]
-    budgets = [one for one in objects if one["kind"] == "PodDisruptionBudget"]
+    for each in objects:
+        if each["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
+            selector = each["spec"].get("selector") or each["spec"]["podSelector"]
+            assert [pod for pod in pods(objects) if selects(selector, pod.labels)], each["metadata"]["name"]
+    budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
     for pod in pods(objects):
         if pod.is_graph():
-            assert [one for one in budgets if selects(one["spec"]["selector"], pod.labels)], pod.name
+            assert [budget for budget in budgets if selects(budget["spec"]["selector"], pod.labels)], pod.name
 
 
 def test_the_performance_model_covers_the_layout(tmp_path: Path) -> None:

@@ -54,14 +54,14 @@ def test_a_plan_is_written_in_both_forms(tmp_path: Path, cache: Path, capsys: py
     for role in ("prefill", "decode"):
         for group in best[role]:
             assert graph[f"{role}-tp{group['tp']}"]["replicas"] == group["replicas"]
-    workers = [one for one in graph.values() if one["type"] in ("prefill", "decode")]
-    gpus = sum(one["replicas"] * int(main(one)["resources"]["limits"]["nvidia.com/gpu"]) for one in workers)
+    workers = [each for each in graph.values() if each["type"] in ("prefill", "decode")]
+    gpus = sum(worker["replicas"] * int(main(worker)["resources"]["limits"]["nvidia.com/gpu"]) for worker in workers)
     assert gpus == best["gpus"]
     arguments = main(graph["coordinator"])["args"]
     assert "--model=/models/llama-3.1-8b" in arguments
     assert f"--routing={result['routing']}" in arguments
     assert "--dyn-tool-call-parser=llama3_json" in arguments
-    assert not [one for one in arguments if "reasoning" in one]
+    assert not [argument for argument in arguments if "reasoning" in argument]
 
     profile = tmp_path / "model.json"
     profile.write_text(by_identity(objects)["ConfigMap", "ampd-performance-model"]["data"]["model.json"])
@@ -101,7 +101,7 @@ def test_the_annotations_are_what_the_plan_expects(
     }
     for name, value in figures.items():
         assert float(ours.pop(name)) == pytest.approx(value, rel=1e-5), name
-    sides = ("+".join(f"{one['replicas']}xTP{one['tp']}" for one in layout[role]) for role in ("prefill", "decode"))
+    sides = ("+".join(f"{each['replicas']}xTP{each['tp']}" for each in layout[role]) for role in ("prefill", "decode"))
     assert ours == {
         "version": version("ampd"),
         "model": "llama-3.1-8b",
@@ -112,7 +112,7 @@ def test_the_annotations_are_what_the_plan_expects(
     }
     assert all(isinstance(value, str) for value in annotations.values())
     names = [name for name in components(objects) if "-tp" in name]
-    assert names == [f"{role}-tp{one['tp']}" for role in ("prefill", "decode") for one in layout[role]]
+    assert names == [f"{role}-tp{each['tp']}" for role in ("prefill", "decode") for each in layout[role]]
 
 
 def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
     assert "no tool-call parser is known for My-Model" in err
     assert "refuse --tp" not in err
-    environment = {one["name"]: one.get("value") for one in graph_of(objects)["spec"]["env"]}
+    environment = {each["name"]: each.get("value") for each in graph_of(objects)["spec"]["env"]}
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
 
 
@@ -169,7 +169,7 @@ def test_what_speaks_against_a_manifest_is_in_the_manifest(
         comments = [line for line in head.read_text(encoding="utf-8").splitlines() if line.startswith("# WARNING: ")]
         assert comments == [f"# WARNING: {warning}" for warning in warnings]
         texts = [path] if path is file else sorted(path.glob("*.yaml"))
-        objects = [one for text in texts for one in yaml.safe_load_all(text.read_text(encoding="utf-8"))]
+        objects = [each for text in texts for each in yaml.safe_load_all(text.read_text(encoding="utf-8"))]
         annotations = graph_of(objects)["metadata"]["annotations"]
         assert annotations["ampd.dev/meets-targets"] == ("true" if is_met else "false")
         assert annotations.get("ampd.dev/warnings") == ("\n".join(warnings) or None)

@@ -47,12 +47,12 @@ def test_the_processes_of_a_plan_serve(tmp_path: Path, capsys: pytest.CaptureFix
     objects = without_gpus(list(yaml.safe_load_all(manifest.read_text(encoding="utf-8"))))
     assert "--engine=modelled" in main(components(objects)["decode-tp1"])["args"]
     with PodLab(objects, tmp_path / "pods") as lab:
-        assert {one.pod.name for one in lab.running} == {*ORDER}
+        assert {each.pod.name for each in lab.running} == {*ORDER}
         # One after the other: with discovery through files, a process whose watch begins while another one registers
         # may lose its watch, and Dynamo ends it.
-        for one in sorted(lab.running, key=lambda one: ORDER.index(one.pod.name)):
-            lab.start(one)
-            lab.until(one, "readinessProbe")
+        for each in sorted(lab.running, key=lambda each: ORDER.index(each.pod.name)):
+            lab.start(each)
+            lab.until(each, "readinessProbe")
         answer: Any = ask(f"http://127.0.0.1:{lab.of('frontend')[0].ports['http']}", "session-1")
         assert answer["choices"][0]["message"]["content"]
         record = answer["nvext"]["engine_data"]["ampd"]

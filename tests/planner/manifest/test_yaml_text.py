@@ -49,9 +49,9 @@ def test_what_is_written_is_read_again(text: str, key: str) -> None:
 @needs_kubectl
 def test_gos_reader_takes_every_text_for_a_text(tmp_path: Path) -> None:
     data = {f"k{index}": text for index, text in enumerate(TRAPS)}
-    one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "traps"}, "data": data}
+    each = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "traps"}, "data": data}
     path = tmp_path / "traps.yaml"
-    path.write_text(documents([one]), encoding="utf-8")
+    path.write_text(documents([each]), encoding="utf-8")
     assert read_by_kubectl(path)[0]["data"] == data
 
 

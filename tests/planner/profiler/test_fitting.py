@@ -123,7 +123,7 @@ def test_medians_of_the_repeats_without_the_warm_up() -> None:
     for batch, context, seconds in points.decode:
         assert seconds == TRUE.decode_step_s(batch, context, TP1)
     rounds = [probe.calls[start : start + len(grid)] for start in range(0, len(probe.calls), len(grid))]
-    assert all(sorted(map(str, one)) == sorted(map(str, rounds[0])) for one in rounds), "every point once a round"
+    assert all(sorted(map(str, record)) == sorted(map(str, rounds[0])) for record in rounds), "every point once a round"
     assert rounds[1] != rounds[2], "in another order each time"
 
 

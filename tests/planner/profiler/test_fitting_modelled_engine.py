@@ -98,7 +98,7 @@ def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeyp
         least, most = (TRUTH.decode_step_s(batch, context + batch * more, TP1) for more in (0, 32))
         assert least * (1 - 1e-4) <= seconds <= most * (1 + 1e-4), (batch, context)
     profile = fit_profile(points, PROVENANCE, 1, 0.2, 1)
-    assert [one.from_incr_tokens for one in profile.workers[0].prefill.segments] == [0, 256]
+    assert [segment.from_incr_tokens for segment in profile.workers[0].prefill.segments] == [0, 256]
     assert profile.workers[0].decode.context_s_per_token == pytest.approx(5e-7, rel=0.05)
     # What is left are the generated tokens of the decode batches.
     errors = profile.provenance.fit_error

@@ -1,4 +1,4 @@
-"""The registry of trace formats."""
+"""How the trace formats are loaded: each loader is registered under the name of its format."""
 
 from __future__ import annotations
 
