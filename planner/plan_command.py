@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ampd.documents import check_writable
@@ -169,7 +170,7 @@ def _layout(checked: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
         "objective": plan.capacities.levels[checked.choice.level],
         "headroom": checked.choice.headroom,
         "meets_slo": meets(checked.choice, plan.capacities),
-        "slack": slack_of(checked.choice, plan.capacities, plan.demand, gpus).as_dict(),
+        "slack": asdict(slack_of(checked.choice, plan.capacities, plan.demand, gpus)),
         "simulated": checked.simulated,
     }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from planner.layout.formulation import Capacities, Choice, Demand
 from planner.layout.layout import Layout
@@ -36,10 +35,6 @@ class Slack:
     kv_memory: float
     gpus_left: int
     binds: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a result."""
-        return asdict(self)
 
 
 def slack_of(choice: Choice, capacities: Capacities, demand: Demand, gpus: int) -> Slack:

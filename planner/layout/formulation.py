@@ -96,7 +96,7 @@ def _best(capacities: Capacities, demand: Demand, gpus: int, excluded: Sequence[
         return None
     layout = programme.fewest_gpus(last if level is None else level, headroom)
     # SCIP's head-room may be wrong by its tolerance. The layout's is exact.
-    return _choice(layout, capacities, demand)
+    return choice_of(layout, capacities, demand)
 
 
 class _Programme:
@@ -191,15 +191,7 @@ def _solved(model: Any) -> bool:
     return True
 
 
-def evaluate(layout: Layout, capacities: Capacities, demand: Demand) -> Choice | None:
-    """What the programme's constraints say of a given layout; None if its memory is too small for the demand."""
-    memory = sum(capacities.kv_tokens[n] * count for n, count in layout.decode)
-    if memory < demand.resident_kv_tokens * (1 - _TOLERANCE):
-        return None
-    return _choice(layout, capacities, demand)
-
-
-def _choice(layout: Layout, capacities: Capacities, demand: Demand) -> Choice:
+def choice_of(layout: Layout, capacities: Capacities, demand: Demand) -> Choice:
     """The lowest level at which a layout carries the rate (else the highest), and its head-room there."""
     ratios = []
     for index in range(len(capacities.levels)):

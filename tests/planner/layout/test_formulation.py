@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.layout.formulation import Capacities, Choice, Demand, best_layouts, evaluate
+from planner.layout.formulation import Capacities, Choice, Demand, best_layouts, choice_of
 from planner.layout.layout import Layout, replicas_of
 
 DEGREES = (1, 2, 4, 8)
 LEVELS = (0.25, 0.5, 1.0, 2.0)
+
+
+def evaluate(layout: Layout, capacities: Capacities, demand: Demand) -> Choice | None:
+    """The choice of a given layout; None if its memory is too small for the demand."""
+    memory = sum(capacities.kv_tokens[n] * count for n, count in layout.decode)
+    return choice_of(layout, capacities, demand) if memory >= demand.resident_kv_tokens * (1 - 1e-6) else None
 
 
 @st.composite
