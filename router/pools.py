@@ -22,7 +22,7 @@ from ampd.policies.base import PoolsPolicy
 from ampd.serving.roles import DueChange, RoleReview
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.types import Role, Slo, WorkerView
+from ampd.types import Role, Slo, WorkerView, pool_name
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +152,8 @@ class PoolsKeeper:
         log.info(
             "worker %s: %s -> %s (%s)",
             change.worker_id,
-            _named(before.role, before.lane),
-            _named(change.role, change.lane),
+            pool_name(before.role, before.lane),
+            pool_name(change.role, change.lane),
             change.reason,
         )
         return True
@@ -180,7 +180,3 @@ class PoolsKeeper:
         if line not in self._said:
             self._said.add(line)
             log.warning("pools: %s", line)
-
-
-def _named(role: Role, lane: str) -> str:
-    return f"{role}/{lane}" if lane else str(role)

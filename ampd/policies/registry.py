@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import ampd.policies
+from ampd.documents import first_problem
 from ampd.errors import UserError
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.naming import parse_named
@@ -101,11 +102,7 @@ class Registry(Generic[InterfaceT]):
         try:
             made: Any = policy(**parameters)
         except ValidationError as error:
-            detail = error.errors()[0]
-            path = ".".join(str(part) for part in detail["loc"])
-            raise UserError(
-                f"{self.kind} policy {name}: {path}: {detail['msg']} (given: {detail['input']!r})"
-            ) from None
+            raise UserError(f"{self.kind} policy {name}: {first_problem(error)}") from None
         return made  # type: ignore[no-any-return]
 
     def create_named(self, text: str, /, **parameters: Any) -> InterfaceT:
