@@ -18,7 +18,6 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.naming import split_names
-from ampd.policies.pools.static import StaticPools
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
 from ampd.settings import OldFlag, parse_settings
@@ -172,7 +171,7 @@ def _scene(settings: SimulateSettings) -> Scene:
         raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
     named = {kind: [create_named(kind, name) for name in split_names(getattr(settings, kind))] for kind in KINDS}
-    if all(isinstance(pools, StaticPools) for pools in named["pools"]):
+    if all(pools.is_idle for pools in named["pools"]):
         model.require(prefill, decode)
     else:
         model.require([*prefill, *decode], [*prefill, *decode])  # each may get any role

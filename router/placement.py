@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, RoutingPolicy
-from ampd.serving.placement import PlacementPolicies, deterministic_choice, exceeded_limit, fits, local, prefill_task
+from ampd.policies.estimates import local
+from ampd.serving.placement import PlacementPolicies, deterministic_choice, exceeded_limit, fits, prefill_task
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
@@ -191,7 +192,7 @@ class Placer:
         except UserError as error:
             # The performance model lacks a worker's parallelism. The round is served, and the log names the fix.
             log.error("routing locally: %s", error)
-            decision = local(decode.worker_id, "no-performance-model")
+            decision = local(decode, "no-performance-model")
         return task, decision
 
     # -- the write

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
-from ampd.types import PrefillTask, Route, RouteDecision, Slo, WorkerView
+from ampd.policies.estimates import local
+from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
 
 PREFILL_WORKER_REFUSED = "prefill-worker-refused"
 """Reason of a local route: the prefill worker cannot take the prompt, so the decode worker computes it."""
@@ -59,17 +60,12 @@ class PlacementPolicies:
             UserError: the performance model lacks a worker's parallelism.
         """
         if local_only is not None:
-            return local(decode.worker_id, local_only)
+            return local(decode, local_only)
         # A worker may have become a prefill worker with sessions still bound to it. Its own rounds are local there.
         others = [view for view in prefill if view.worker_id != decode.worker_id and view.worker_id not in lost]
         return self._routing.route(
             RoutingSituation(model=self._model, now_s=now_s, task=task, decode=decode, prefill=others, rng=self._rng)
         )
-
-
-def local(decode_worker_id: str, reason: str) -> RouteDecision:
-    """The decode worker prefills."""
-    return RouteDecision(Route.LOCAL, decode_worker_id, reason)
 
 
 def prefill_task(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ampd.serving.placement import PREFILL_WORKER_REFUSED, PlacementPolicies, exceeded_limit, fits, local, prefill_task
+from ampd.policies.estimates import local
+from ampd.serving.placement import PREFILL_WORKER_REFUSED, PlacementPolicies, exceeded_limit, fits, prefill_task
 from ampd.types import PrefillTask, Role, Route, RouteDecision
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -99,7 +100,7 @@ class Coordinators:
         view = self._views.worker(coordinator, decode)
         decision = self._policies.route(task, view, prefill, self._loop.now_s)
         if not self._workers[decision.worker_id].memory.ever_fits(round_.prompt_tokens + 1):
-            decision = local(decode.worker_id, PREFILL_WORKER_REFUSED)
+            decision = local(view, PREFILL_WORKER_REFUSED)
         self._enter(round_, task, decision, coordinator)
 
     def _task(self, session: ActiveSession, prompt_tokens: int, held_tokens: int) -> PrefillTask:

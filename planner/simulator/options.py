@@ -1,4 +1,4 @@
-"""What a simulation is told beside the sessions, the cluster and the performance model."""
+"""The policies and options of a simulation."""
 
 from __future__ import annotations
 
