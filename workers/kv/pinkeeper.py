@@ -7,25 +7,22 @@ own thread only hands offloads over and collects what was released, so that no p
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from zmq import LINGER, PAIR, POLLIN, RCVHWM, SNDHWM, Context, Poller
-
-from workers.kv.control import Message, pack, unpack
+from workers.kv.control import Message
 from workers.kv.directory import PageDirectory
+from workers.kv.keeper_channel import KeeperChannel
 from workers.kv.layout import PoolLayout
 from workers.kv.nixl_transport import NixlTarget
+from workers.kv.staged_pages import StagedPages
 from workers.kv.staging import StagingMemory
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _LEASED_POLL_MS = 1
 """While a peer may read, this side of the transport must be driven (it has no thread of its own: those spin)."""
@@ -73,50 +70,31 @@ class PinKeeper:
         self._numbers: dict[int, int] = {}
         self._target = NixlTarget(layout, regions)
         self._wake = wake
-        self._staged: dict[str, dict[str, int]] = {}
-        self._loading: set[str] = set()
-        self._unstaging: dict[str, list[int]] = {}
-        self._lock = threading.Lock()
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._context = Context()
-        self._socket = self._context.socket(PAIR)
-        self._socket.setsockopt(LINGER, 0)
-        self._socket.setsockopt(SNDHWM, 0)
-        self._socket.setsockopt(RCVHWM, 0)
-        self._socket.connect(address)
+        self._staged = StagedPages()
+        self._channel = KeeperChannel(address)
         self._closing = False
-        self._send(self._hello(budget_tokens))
+        self._channel.send(self._hello(budget_tokens))
         self._thread = threading.Thread(target=self._run, name="ampd-kv-keeper", daemon=True)
         self._thread.start()
 
     # -- the engine's thread
 
     def offload(self, offload: Offload) -> None:
-        """Pin what the engine offers; in `released` when it may go."""
-        self._post(lambda: self._add(offload))
+        """Pin the pages that the engine offers. `released` names them when they may go."""
+        self._channel.post(lambda: self._add(offload))
 
     def staged(self, rid: str, keys: Sequence[str]) -> int:
         """How many of the first `keys` (hexadecimal, as the engine has them) wait in staging for request `rid`."""
-        held = self._staged.get(rid)
-        if not held:
-            return 0
-        return next((at for at, key in enumerate(keys) if key not in held), len(keys))
+        return self._staged.count(rid, keys)
 
     def begin_load(self, rid: str, keys: Sequence[str]) -> list[int] | None:
         """Staging pages of `keys`, which stay until `end_load`; None if they have gone meanwhile."""
-        with self._lock:
-            held = self._staged.get(rid)
-            if held is None or any(key not in held for key in keys):
-                return None
-            self._loading.add(rid)
-            return [held[key] for key in keys]
+        return self._staged.begin_load(rid, keys)
 
     def end_load(self, rid: str) -> None:
         """The engine has copied the pages, or will not."""
-        with self._lock:
-            self._loading.discard(rid)
-        self._post(lambda: self._finish_unstaging(rid))
+        self._staged.end_load(rid)
+        self._channel.post(lambda: self._answer_removals(self._staged.take_removed(rid)))
 
     def reset(self) -> None:
         """Forget all pins and staged pages; returns when it has happened."""
@@ -126,67 +104,47 @@ class PinKeeper:
             self._clear()
             done.set()
 
-        self._post(clear)
+        self._channel.post(clear)
         done.wait(10.0)
 
     def close(self) -> None:
         """End the thread and release memory and sockets."""
         self._closing = True
-        os.eventfd_write(self._bell, 1)
+        self._channel.wake()
         self._thread.join(10.0)
         self._target.close()
-        self._socket.close(0)
-        self._context.term()
-        os.close(self._bell)
+        self._channel.close()
         self.staging.close()
-
-    def _post(self, action: Callable[[], None]) -> None:
-        self._inbox.put(action)
-        os.eventfd_write(self._bell, 1)
 
     # -- the keeper's thread
 
     def _run(self) -> None:
-        poller = Poller()
-        poller.register(self._socket, POLLIN)
-        poller.register(self._bell, POLLIN)
         while not self._closing:
             try:
-                poller.poll(_LEASED_POLL_MS if self._directory.has_leases else _IDLE_POLL_MS)
+                self._channel.wait(_LEASED_POLL_MS if self._directory.has_leases else _IDLE_POLL_MS)
                 self._turn()
             except Exception:
-                logger.exception("KV keeper failed in one turn")
+                log.exception("KV keeper failed in one turn")
 
     def _turn(self) -> None:
-        self._drain_inbox()
-        while self._socket.poll(0):
-            message, keys = unpack(self._socket.recv_multipart())
-            # What the engine offered before this message was sent must be known when it is answered.
-            self._drain_inbox()
+        self._channel.run_actions()
+        for message, keys in self._channel.messages():
+            # Pages that the engine offered before this message was sent must be known when it is answered.
+            self._channel.run_actions()
             self._answer(message, keys)
         if self._directory.has_leases:
             self._target.progress()
             self._free(self._directory.collect(time.monotonic()))
-        self._tell_changes()
-
-    def _drain_inbox(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        while True:
-            try:
-                action = self._inbox.get_nowait()
-            except Empty:
-                return
-            action()
+        self._send_changes()
 
     def _answer(self, message: Message, keys: list[bytes]) -> None:
         try:
             reply = getattr(self, f"_op_{message['op']}")(message, keys)
         except Exception as error:
-            logger.exception("KV keeper: %s failed", message.get("op"))
+            log.exception("KV keeper: %s failed", message.get("op"))
             reply = {"error": f"{type(error).__name__}: {error}"}
         if reply is not None and "id" in message:
-            self._send({"re": message["id"], **reply})
+            self._channel.send({"re": message["id"], **reply})
 
     def _op_begin(self, message: Message, keys: list[bytes]) -> None:
         self._free(self._directory.begin_request(message["session"], keys, time.monotonic()))
@@ -223,24 +181,20 @@ class PinKeeper:
         return {"tokens": self._directory.held_tokens(message["session"])}
 
     def _op_stage(self, message: Message, keys: list[bytes]) -> Message:
-        self._staged[message["rid"]] = {key.hex(): page for key, page in zip(keys, message["pages"], strict=True)}
+        self._staged.add(message["rid"], keys, message["pages"])
         return {}
 
     def _op_unstage(self, message: Message, _keys: list[bytes]) -> None:
-        rid = message["rid"]
-        with self._lock:
-            self._staged.pop(rid, None)
-        self._unstaging.setdefault(rid, []).append(message["id"])
-        self._finish_unstaging(rid)
+        self._staged.remove(message["rid"], message["id"])
+        self._answer_removals(self._staged.take_removed(message["rid"]))
 
     def _op_stats(self, _message: Message, _keys: list[bytes]) -> Message:
         sessions = {name: self._directory.held_tokens(name) for name in self._directory.sessions}
         return {"tokens": self._directory.tokens, "sessions": sessions, "pins": len(self._numbers)}
 
-    def _finish_unstaging(self, rid: str) -> None:
-        if rid not in self._loading:
-            for number in self._unstaging.pop(rid, []):
-                self._send({"re": number})
+    def _answer_removals(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._channel.send({"re": number})
 
     def _add(self, offload: Offload) -> None:
         pin = self._directory.add(offload.session_id, offload.keys, offload.pages())
@@ -266,16 +220,12 @@ class PinKeeper:
         self._directory.clear()
         self._numbers.clear()
         self.released.clear()
-        with self._lock:
-            self._staged.clear()
-            self._loading.clear()
-        for rid in list(self._unstaging):
-            self._finish_unstaging(rid)
+        self._answer_removals(self._staged.clear())
 
-    def _tell_changes(self) -> None:
+    def _send_changes(self) -> None:
         changed = self._directory.take_changed()
         if changed:
-            self._send({"event": "held", "sessions": changed, "tokens": self._directory.tokens})
+            self._channel.send({"event": "held", "sessions": changed, "tokens": self._directory.tokens})
 
     def _hello(self, budget_tokens: int) -> dict[str, Any]:
         process_id, fd = self.staging.place
@@ -286,6 +236,3 @@ class PinKeeper:
             "staging": {"process": process_id, "fd": fd, "pages": self.staging_pages},
             "budget_tokens": budget_tokens,
         }
-
-    def _send(self, message: Message) -> None:
-        self._socket.send_multipart(pack(message))
