@@ -1,4 +1,4 @@
-"""The decision record of a round: what was decided, on what estimates, and what it then took."""
+"""The decision record of a round: the decision, its estimates, and the measurements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DecisionRecord:
     """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
 
     Attributes:
-        request_id, trace_id: by which the round is found in the logs of all processes; None: Dynamo carries no traces.
-        route, reason, policy: where the increment was prefilled, and which rule of which policy said so.
+        request_id, trace_id: the ids of the round in the logs of all processes; None: Dynamo carries no traces.
+        route, reason, policy: where the increment was prefilled, and which rule of which policy decided it.
         hist_tokens, incr_tokens: how the decision split the prompt.
         estimates: the routes that were compared.
         queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
@@ -63,29 +63,29 @@ class DecisionRecord:
         self.hist_tokens, self.incr_tokens = hist_tokens, incr_tokens
         self.estimates = [
             {
-                "route": str(one.route),
-                "worker_id": one.worker_id,
-                "total_s": one.total_s,
-                "prefill_s": one.prefill_s,
-                "queue_s": one.queue_s,
-                "transfer_s": one.transfer_s,
+                "route": str(estimate.route),
+                "worker_id": estimate.worker_id,
+                "total_s": estimate.total_s,
+                "prefill_s": estimate.prefill_s,
+                "queue_s": estimate.queue_s,
+                "transfer_s": estimate.transfer_s,
             }
-            for one in decision.estimates
+            for estimate in decision.estimates
         ]
 
     def prefilled(self, report: RoundReport) -> None:
-        """What the worker that ran the prefill measured."""
+        """Measurements of the worker that ran the prefill."""
         self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
         self.cached_tokens, self.slices = report["cached_tokens"], report.get("slices", 1)
 
     def read_history(self, report: RoundReport) -> None:
-        """What the prefill worker read from the decode worker."""
+        """KV that the prefill worker read from the decode worker."""
         self.kv_read_tokens_history += report["kv_read_tokens"]
         self.kv_read_bytes_history += report["kv_read_bytes"]
         self.kv_read_s_history += report["kv_read_s"]
 
     def read_increment(self, report: RoundReport) -> None:
-        """What the decode worker read from the prefill worker."""
+        """KV that the decode worker read from the prefill worker."""
         self.kv_read_tokens_increment += report["kv_read_tokens"]
         self.kv_read_bytes_increment += report["kv_read_bytes"]
         self.kv_read_s_increment += report["kv_read_s"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -12,21 +11,21 @@ from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
-from workers.engines.modelled_sequence import Limits, Sequence
+from workers.engines.modelled_sequence import EngineSequence, Limits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
+from workers.engines.time_line import TimeLine
 from workers.kv.modelled_exchange import ModelledExchange
 
-_LOG = logging.getLogger(__name__)
-_MAX_LAG_S = 0.1
-"""How far behind its own time line the engine may fall and still catch up by not sleeping."""
+log = logging.getLogger(__name__)
 
 
 class ModelledEngine:
     """One modelled replica: a single time line on which prefills and decode steps follow each other.
 
     A waiting prefill runs before the next decode step and so pauses the batch. A request whose missing prompt is at
-    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail. What
-    is submitted in answer to a prefill comes after the next decode step, for the time line does not wait for it.
+    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail. A
+    request that is submitted in answer to a prefill comes after the next decode step, because the time line does not
+    wait for it.
 
     Args:
         facts: vocabulary, limits and sizes of the model.
@@ -53,14 +52,14 @@ class ModelledEngine:
         self._model = model
         self._source = TokenSource(facts.printable, eos_every)
         self._kv = ModelledExchange(model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token)
-        self._alive: set[Sequence] = set()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._prefilling: Sequence | None = None
+        self._alive: set[EngineSequence] = set()
+        self._waiting: deque[EngineSequence] = deque()
+        self._running: list[EngineSequence] = []
+        self._prefilling: EngineSequence | None = None
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
-        self._time_line_s = 0.0
+        self._time_line = TimeLine()
 
     @property
     def info(self) -> EngineInfo:
@@ -93,9 +92,9 @@ class ModelledEngine:
         """Current load."""
         sequences = [*self._running, *([self._prefilling] if self._prefilling else [])]
         return EngineLoad(
-            running_requests=sum(len(one.decoding) for one in self._running),
-            running_context_tokens=sum(one.context_tokens for one in self._running),
-            kv_used_tokens=self._kv.pinned_tokens + sum(one.private_tokens for one in sequences),
+            running_requests=sum(len(sequence.decoding) for sequence in self._running),
+            running_context_tokens=sum(sequence.context_tokens for sequence in self._running),
+            kv_used_tokens=self._kv.pinned_tokens + sum(sequence.private_tokens for sequence in sequences),
         )
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
@@ -114,7 +113,7 @@ class ModelledEngine:
 
     # -- requests come and go
 
-    def _submit(self, request: EngineRequest) -> Sequence:
+    def _submit(self, request: EngineRequest) -> EngineSequence:
         if self._loop_task is None or self._loop_task.done():
             raise EngineLostError("the engine is not running")
         limits = Limits.of(request, self._info.max_context_tokens, self._facts.eos_token_ids)
@@ -122,15 +121,15 @@ class ModelledEngine:
         if len(request.token_ids) > capacity:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
         keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys)
-        sequence = Sequence(request, limits, keys)
+        sequence = EngineSequence(request, limits, keys)
         self._kv.begin(request.session_id, sequence.keys)
         self._alive.add(sequence)
         self._waiting.append(sequence)
         self._wake.set()
         return sequence
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Take a request out wherever it is; what it has computed stays pinned for its session."""
+    def _leave(self, sequence: EngineSequence) -> None:
+        """Take a request out wherever it is; the KV that it has computed stays pinned for its session."""
         if sequence.aborted.is_set():
             return
         sequence.aborted.set()
@@ -142,14 +141,14 @@ class ModelledEngine:
         self._settle(sequence)
         self._wake.set()
 
-    def _settle(self, sequence: Sequence) -> None:
+    def _settle(self, sequence: EngineSequence) -> None:
         """Pin the context as far as it was computed and let the session go, once."""
         if sequence.settled:
             return
         sequence.settled = True
         session_id, keys = sequence.request.session_id, sequence.keys
         if sequence.prefilled:
-            # The last token was put out but never read, so it has no KV yet.
+            # The last token was sampled but never read, so it has no KV yet.
             context = sequence.request.token_ids + sequence.choices[0].tokens[:-1]
             keys = page_keys(context, self._info.page_size_tokens, keys)
             self._kv.keep(sequence.request.rid, session_id, keys)
@@ -171,9 +170,9 @@ class ModelledEngine:
     async def _sleep_until_work(self) -> None:
         self._wake.clear()
         await self._wake.wait()
-        self._time_line_s = time.monotonic()
+        self._time_line.restart()
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self) -> EngineSequence | None:
         """The next request, if the KV memory has room for it."""
         if not self._waiting:
             return None
@@ -184,21 +183,21 @@ class ModelledEngine:
             self._kv.usable_pages(sequence.request.rid, sequence.keys), (sequence.prompt_tokens - 1) // page_size
         )
         sequence.cached_tokens = usable * page_size
-        reserved = sum(one.reserved_tokens for one in self._running)
+        reserved = sum(running.reserved_tokens for running in self._running)
         needed = min(sequence.reserved_tokens, self._info.kv_capacity_tokens - sequence.cached_tokens)
         if not self._kv.make_room(reserved + needed) and self._running:
             return None
         self._waiting.popleft()
         return sequence
 
-    async def _start(self, sequence: Sequence) -> None:
+    async def _start(self, sequence: EngineSequence) -> None:
         missing = sequence.prompt_tokens - sequence.cached_tokens
-        # Without output there is no step to join; a part of a page is what is left of a prompt that was taken over.
+        # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
         is_slice = missing == self._info.page_size_tokens and not sequence.limits.max_new_tokens
         if missing > self._info.page_size_tokens or is_slice:
             self._prefilling = sequence
             try:
-                await self._pass(
+                await self._time_line.work(
                     self._model.prefill_s(sequence.cached_tokens, missing, self._info.parallelism), sequence.aborted
                 )
             finally:
@@ -218,15 +217,15 @@ class ModelledEngine:
         else:
             self._running.append(sequence)
 
-    def _prefilled(self, sequence: Sequence) -> None:
+    def _prefilled(self, sequence: EngineSequence) -> None:
         sequence.prefilled = True
         self._kv.keep(sequence.request.rid, sequence.request.session_id, sequence.keys)
 
     async def _decode_step(self) -> None:
         batch = list(self._running)
-        size = sum(len(one.decoding) for one in batch)
-        context = sum(one.context_tokens for one in batch)
-        await self._pass(self._model.decode_step_s(size, context, self._info.parallelism))
+        size = sum(len(sequence.decoding) for sequence in batch)
+        context = sum(sequence.context_tokens for sequence in batch)
+        await self._time_line.work(self._model.decode_step_s(size, context, self._info.parallelism))
         for sequence in batch:
             if sequence.aborted.is_set():
                 continue
@@ -238,30 +237,13 @@ class ModelledEngine:
                 self._running.remove(sequence)
                 self._settle(sequence)
 
-    async def _pass(self, seconds: float, interrupt: asyncio.Event | None = None) -> None:
-        """Let modelled time go by. Sleeps aim at points of one time line, so that late wake-ups do not add up."""
-        now_s = time.monotonic()
-        self._time_line_s = max(self._time_line_s, now_s - _MAX_LAG_S) + seconds
-        delay_s = self._time_line_s - now_s
-        if delay_s <= 0:
-            await asyncio.sleep(0)
-        elif interrupt is None:
-            await asyncio.sleep(delay_s)
-        else:
-            try:
-                async with asyncio.timeout(delay_s):
-                    await interrupt.wait()
-                self._time_line_s = time.monotonic()
-            except TimeoutError:
-                pass
-
     # -- the end
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self._lost is None:
             return
         line = f"the modelled engine failed: {task.exception()!r}"
-        _LOG.error("%s", line, exc_info=task.exception())
+        log.error("%s", line, exc_info=task.exception())
         self._fail(line)
         if not self._lost.done():
             self._lost.set_result(line)

@@ -1,4 +1,4 @@
-"""One request inside the modelled engine: its limits, its choices and what has come out of them."""
+"""One request inside the modelled engine: its limits, its choices and their tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_RESERVED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a choice ends, and what is reported with its tokens."""
+    """When a choice ends, and how many log-probabilities come with its tokens."""
 
     max_new_tokens: int
     min_tokens: int
@@ -30,7 +30,7 @@ class Limits:
         """Read a request.
 
         Raises:
-            EngineError: (400) the request asks for what cannot be.
+            EngineError: 400 because the request cannot be served.
         """
         sampling, stop = _part(request, "sampling_options"), _part(request, "stop_conditions")
         if sampling.get("guided_decoding"):
@@ -67,14 +67,14 @@ class Choice:
     finished: bool = False
 
 
-class Sequence:
+class EngineSequence:
     """A request from submission to its end.
 
     Attributes:
         keys: names of the prompt's full pages.
         cached_tokens: prompt tokens whose KV was there at admission.
         prefilled: its prompt's KV is there. settled: its pages were handed to its session.
-        aborted: nobody waits for it any more.
+        aborted: its caller has gone.
     """
 
     def __init__(self, request: EngineRequest, limits: Limits, keys: list[bytes]) -> None:
@@ -120,7 +120,7 @@ class Sequence:
         return output + (0 if self.prefilled else self.prompt_tokens - self.cached_tokens)
 
     def advance(self, choice: Choice, source: TokenSource) -> None:
-        """Give a choice its next token and put it out."""
+        """Give a choice its next token and output it."""
         limits = self.limits
         may_end = len(choice.tokens) + 1 > limits.min_tokens
         token = source.choose(

@@ -97,8 +97,8 @@ class TokenSource:
         texts = [(token_id, chosen[1] if chosen[0] == token_id else None)]
         texts += [self._printable[(value + step) % len(self._printable)] for step in range(1, count)]
         return tuple(
-            {"rank": rank, "token_id": one, "token": text, "logprob": log_prob - math.log(rank)}
-            for rank, (one, text) in enumerate(texts, start=1)
+            {"rank": rank, "token_id": top_id, "token": text, "logprob": log_prob - math.log(rank)}
+            for rank, (top_id, text) in enumerate(texts, start=1)
         )
 
 
@@ -161,4 +161,4 @@ def _plain(text: str) -> bool:
 def _as_list(value: Any) -> list[int]:
     if value is None:
         return []
-    return [int(one) for one in value] if isinstance(value, list) else [int(value)]
+    return [int(token_id) for token_id in value] if isinstance(value, list) else [int(value)]

@@ -24,7 +24,8 @@ from workers.engines.sglang_settings import STAGED_TTL_S, Device, SglangSettings
 
 if TYPE_CHECKING:
     from workers.kv.layout import PoolLayout
-    from workers.kv.nixl_exchange import NixlExchange, PageReader
+    from workers.kv.nixl_exchange import NixlExchange
+    from workers.kv.staging_area import PageReader
 
 __all__ = ["SglangEngine", "SglangSettings"]
 
@@ -192,7 +193,8 @@ class SglangEngine:
         for task in list(manager.asyncio_tasks):
             task.cancel()
         await asyncio.gather(*manager.asyncio_tasks, return_exceptions=True)
-        sockets = [one for owner in (manager, engine) for one in vars(owner).values() if isinstance(one, zmq.Socket)]
+        parts = [part for owner in (manager, engine) for part in vars(owner).values()]
+        sockets = [part for part in parts if isinstance(part, zmq.Socket)]
         contexts = {socket.context for socket in sockets}
         for socket in sockets:
             socket.close(0)
@@ -226,22 +228,22 @@ class SglangEngine:
         self._check(request)
         arguments = {"sampling_params": sampling_params(request), **logprob_arguments(request)}
         count = choices(request)
-        async with _Session(self, request) as session:
+        async with _RequestAccount(self, request) as account:
             if count == 1:
                 outputs = self._choice(request, request.rid, 0, arguments)
             else:
                 outputs = self._choices(request, count, arguments)
             async with aclosing(outputs):
                 async for output in outputs:
-                    session.saw(output)
+                    account.count(output)
                     yield output
 
     def load(self) -> EngineLoad:
         running = self._running.values()
         # What a running session holds already is among the pins.
-        new = sum(max(0, one.context_tokens - one.held_tokens) for one in running)
+        new = sum(max(0, request.context_tokens - request.held_tokens) for request in running)
         pinned = self._kv.pinned_tokens if self._kv else 0
-        decoding = [one.context_tokens for one in running if one.decodes]
+        decoding = [request.context_tokens for request in running if request.decodes]
         return EngineLoad(len(decoding), sum(decoding), pinned + new)
 
     def _check(self, request: EngineRequest) -> None:
@@ -321,8 +323,8 @@ class SglangEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Session:
-    """Keeps the books of one request: load, what its session holds, staged pages."""
+class _RequestAccount:
+    """Accounts for one request while it runs: its load, its session's KV, its staged pages."""
 
     def __init__(self, engine: SglangEngine, request: EngineRequest) -> None:
         self._engine = engine
@@ -331,7 +333,7 @@ class _Session:
         self._keys: list[bytes] = []
         self._first = True
 
-    async def __aenter__(self) -> _Session:
+    async def __aenter__(self) -> _RequestAccount:
         request, kv = self._request, self._engine.kv
         self._keys = page_keys(request.token_ids, self._engine.info.page_size_tokens, request.known_keys)
         held = kv.held_now(request.session_id)
@@ -340,8 +342,8 @@ class _Session:
             await kv.begin_request(request.session_id, self._keys)
         return self
 
-    def saw(self, output: EngineOutput) -> None:
-        """Count what was generated."""
+    def count(self, output: EngineOutput) -> None:
+        """Count the tokens of an output."""
         if self._first:
             self._first = False
             self._engine.kv.discard_soon(self._request.rid)

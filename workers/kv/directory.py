@@ -1,4 +1,4 @@
-"""The directory of the KV pages that a worker keeps pinned: what is held, for whom, and what may go."""
+"""The directory of the KV pages that a worker keeps pinned: which are held, for which session, and which may go."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class PageDirectory:
 
     A pin is released when no session uses it and no live lease covers it; the methods that can cause this return the
     ids of the pins that it happened to, and the caller gives their memory back. A pin that several sessions share
-    (a common prefix) is offered by the engine once, for the session that came first: `touch` is how the others keep it.
+    (a common prefix) is offered by the engine once, for the session that came first. The others keep it by `touch`.
     Least recently used sessions go first when the budget is exceeded; a session with a running request stays.
 
     No clock and no I/O: every method that needs the time takes `now_s` (any monotonic clock, the same for all calls).
     Not thread-safe.
 
     Args:
-        page_size: tokens a page.
+        page_size: tokens per page.
         budget_tokens: what `evict` brings the directory down to.
     """
 
@@ -88,10 +88,6 @@ class PageDirectory:
         """Length in pages of the longest prefix of `keys` that is held."""
         return sum(length for _, _, length in self._spans(keys))
 
-    def pages(self, keys: Sequence[bytes]) -> list[int]:
-        """Positions of the longest held prefix of `keys`, without protecting them."""
-        return [page for pin, at, length in self._spans(keys) for page in self._pins[pin].pages[at : at + length]]
-
     def take_changed(self) -> dict[str, int]:
         """Sessions whose held tokens may have changed since the last call, with what they hold now."""
         changed = {session_id: self.held_tokens(session_id) for session_id in self._changed}
@@ -119,7 +115,7 @@ class PageDirectory:
         return pin_id
 
     def touch(self, session_id: str, keys: Sequence[bytes], now_s: float) -> list[int]:
-        """Say that `keys` is the session's context now: it keeps what is held of it and lets everything else go.
+        """Set the session's context to `keys`: the session keeps the pages of it that are held and drops all others.
 
         Returns:
             Ids of the pins released: branches that the context left.
@@ -165,7 +161,7 @@ class PageDirectory:
         self._changed.update(dict.fromkeys(self._sessions))
         for table in (self._pins, self._index, self._leases):
             table.clear()
-        self._sessions = OrderedDict((name, _Session({}, one.running)) for name, one in self._sessions.items())
+        self._sessions = OrderedDict((name, _Session({}, session.running)) for name, session in self._sessions.items())
         self._pages = self._unused_pages = 0
         return pins
 

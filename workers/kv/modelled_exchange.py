@@ -60,7 +60,7 @@ class ModelledExchange:
         match request["op"]:
             case "lease":
                 lease_id, pages = self._directory.lease(keys, request.get("ttl_s", _LEASE_MARGIN_S), now_s)
-                self._tell()
+                self._report_changes()
                 descriptor = json.dumps({"tp": self._parallelism.tp}).encode()
                 return {"lease_id": lease_id, "pages": pages, "descriptor": descriptor}
             case "unlease":
@@ -109,7 +109,7 @@ class ModelledExchange:
         """Unpin a session's pages; returns how many tokens it held."""
         held = self._directory.held_tokens(session_id)
         self._directory.release_session(session_id, self._clock())
-        self._tell()
+        self._report_changes()
         return held
 
     # -- the engine's side
@@ -119,20 +119,15 @@ class ModelledExchange:
         """Tokens of all pinned pages."""
         return self._directory.tokens
 
-    @property
-    def staged_requests(self) -> int:
-        """Requests with pages that were read and not used yet."""
-        return len(self._staged)
-
     def begin(self, session_id: str, keys: Sequence[bytes]) -> None:
         """A request of the session starts: its pages stay until `end`."""
         self._directory.begin_request(session_id, keys, self._clock())
-        self._tell()
+        self._report_changes()
 
     def end(self, session_id: str, keys: Sequence[bytes]) -> None:
         """The request is over and left `keys` as the session's context."""
         self._directory.end_request(session_id, keys, self._clock())
-        self._tell()
+        self._report_changes()
 
     def usable_pages(self, rid: str, keys: Sequence[bytes]) -> int:
         """Length in pages of the prefix of `keys` that is pinned here or staged for the request."""
@@ -153,13 +148,13 @@ class ModelledExchange:
             self._directory.add(session_id, new, pages)
         if session_id in self._directory.sessions:
             self._directory.touch(session_id, keys, self._clock())
-        self._tell()
+        self._report_changes()
 
     def make_room(self, reserved_tokens: int) -> bool:
         """Release sessions, the least recently used first, until `reserved_tokens` fit beside the pins."""
         self._directory.budget_tokens = self._capacity_tokens - reserved_tokens
         self._directory.evict(self._clock())
-        self._tell()
+        self._report_changes()
         return self._directory.tokens + reserved_tokens <= self._capacity_tokens
 
     # -- inside
@@ -179,7 +174,7 @@ class ModelledExchange:
             source = Parallelism(tp=int(json.loads(reply["descriptor"])["tp"]))
             await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
         finally:
-            # In the background: whoever waits for these pages (or just went away) must not wait for this.
+            # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
             task = asyncio.create_task(self._unlease(source_worker_id, reply.get("lease_id", "")))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
@@ -193,6 +188,6 @@ class ModelledExchange:
         except (TimeoutError, ConnectionError):
             return  # the lease ends by itself
 
-    def _tell(self) -> None:
+    def _report_changes(self) -> None:
         for session_id, tokens in self._directory.take_changed().items():
             self._on_held(session_id, tokens)

@@ -18,7 +18,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 from workers.kv.layout import Descriptor, PoolLayout, runs
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.0002
 
@@ -145,7 +145,7 @@ class NixlReader:
         try:
             state = self._agent.check_xfer_state(read.handle)
         except Exception as error:
-            logger.debug("KV read from %s: %s", read.peer, error)
+            log.debug("KV read from %s: %s", read.peer, error)
             state = "ERR"
         if state == "PROC":
             return read.abandoned and self._cancelled(read)

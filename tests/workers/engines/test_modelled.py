@@ -219,7 +219,7 @@ async def test_the_increment_alone_is_read_back(lab: Lab) -> None:
         assert outputs[-1].cached_tokens == 400
         # The tail of one token was computed within a decode step, not as a prefill of its own.
         assert lab.times.prefills == [(0, 320), (320, 80)]
-        assert decode.kv.staged_requests == prefill.kv.staged_requests == 0
+        assert decode.kv._staged == prefill.kv._staged == {}
         await asyncio.sleep(0)
         assert lab.peers.calls.count(("D", "lease")) == lab.peers.calls.count(("D", "unlease")) == 1
 

@@ -12,6 +12,7 @@ import pytest
 
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
+from tests.workers.kv.staging_lab import staging_free_tokens
 from workers.engines.base import EngineError, EngineRequest
 
 pytest.importorskip("sglang", exc_type=ImportError)
@@ -140,7 +141,7 @@ async def test_a_failed_read_is_recomputed(pair: Pair, monkeypatch: pytest.Monke
     assert output.token_ids == alone.token_ids
     assert output.cached_tokens == 0
     monkeypatch.undo()
-    await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
+    await eventually(lambda: staging_free_tokens(pair.prefill.kv) == STAGING_TOKENS)
     await empty(pair.prefill, pair.decode)
 
 
@@ -152,7 +153,7 @@ async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.M
     assert fetched.tokens == 0
     assert fetched.error is not None
     assert "fingerprint differs" in fetched.error
-    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
+    assert staging_free_tokens(pair.prefill.kv) == STAGING_TOKENS
     await empty(pair.prefill, pair.decode)
 
 
@@ -169,7 +170,7 @@ async def test_what_does_not_fit_into_staging_is_recomputed(pair: Pair) -> None:
     assert "full" in other.error
     output = await run(pair.prefill, "s", prompt, 4, request_id)
     assert output.cached_tokens == STAGING_TOKENS
-    await eventually(lambda: pair.prefill.kv.staging_free_tokens == STAGING_TOKENS)
+    await eventually(lambda: staging_free_tokens(pair.prefill.kv) == STAGING_TOKENS)
     await empty(pair.prefill, pair.decode)
 
 
@@ -179,12 +180,12 @@ async def test_unused_pages_leave_staging(pair: Pair, monkeypatch: pytest.Monkey
     kept = rid()
     assert (await pair.prefill.kv.fetch(kept, "s", prompt, "D", 5.0)).tokens > 0
     await pair.prefill.kv.discard(kept)
-    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
-    monkeypatch.setattr(pair.prefill.kv, "_staged_ttl_s", 0.0)
+    assert staging_free_tokens(pair.prefill.kv) == STAGING_TOKENS
+    monkeypatch.setattr(pair.prefill.kv.staging, "_ttl_s", 0.0)
     assert (await pair.prefill.kv.fetch(rid(), "s", prompt, "D", 5.0)).tokens > 0
-    assert pair.prefill.kv.staging_free_tokens < STAGING_TOKENS
+    assert staging_free_tokens(pair.prefill.kv) < STAGING_TOKENS
     assert (await pair.prefill.kv.fetch(rid(), "t", [1, 2], "D", 5.0)).tokens == 0
-    assert pair.prefill.kv.staging_free_tokens == STAGING_TOKENS
+    assert staging_free_tokens(pair.prefill.kv) == STAGING_TOKENS
     await empty(pair.prefill, pair.decode)
 
 

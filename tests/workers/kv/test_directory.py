@@ -28,7 +28,7 @@ def test_match_is_the_longest_held_prefix_over_several_pins() -> None:
     assert directory.match(keys("abcdefg")) == 5
     assert directory.match(keys("abx")) == 2
     assert directory.match(keys("xbc")) == 0
-    assert directory.pages(keys("abcdz")) == [5, 6, 7, 1]
+    assert directory.lease(keys("abcdz"), ttl_s=1.0, now_s=0.0)[1] == [5, 6, 7, 1]
     assert directory.held_tokens("s") == 5 * PAGE
 
 

@@ -20,10 +20,12 @@ from ampd.wire import KvReply, KvRequest
 
 pytest.importorskip("nixl")
 
+from tests.workers.kv.staging_lab import staging_free_tokens
 from workers.kv.layout import Descriptor, PoolLayout
-from workers.kv.nixl_exchange import NixlExchange, PageReader
+from workers.kv.nixl_exchange import NixlExchange
 from workers.kv.nixl_transport import NixlReader
 from workers.kv.pinkeeper import Offload, PinKeeper
+from workers.kv.staging_area import PageReader
 
 PAGE = 4
 POOL_PAGES = 64
@@ -165,7 +167,7 @@ async def test_a_fetch_moves_the_bytes_of_the_missing_pages(workers: Made) -> No
     assert reader.staged("another request", tokens) == []
     await reader.exchange.discard("r1")
     assert reader.staged("r1", tokens) == []
-    assert reader.exchange.staging_free_tokens == STAGING_PAGES * PAGE
+    assert staging_free_tokens(reader.exchange) == STAGING_PAGES * PAGE
     assert peers.seen == ["lease", "unlease"]
 
 
@@ -197,19 +199,19 @@ async def test_a_lease_that_ended_spoils_the_read(workers: Made) -> None:
     assert fetched.error is not None
     assert "ended the lease" in fetched.error
     assert reader.staged("r1", tokens) == []
-    assert reader.exchange.staging_free_tokens == STAGING_PAGES * PAGE
+    assert staging_free_tokens(reader.exchange) == STAGING_PAGES * PAGE
 
 
 async def test_pages_of_a_read_that_timed_out_stay_out_of_use(held_back: Made) -> None:
     source, target, _peers = held_back
-    reader: Any = target.exchange._reader
+    reader: Any = target.exchange.staging._reader
     tokens = context(10)
     source.fill("s", tokens, first_page=20)
     fetched = await target.exchange.fetch("r1", "s", tokens, "S", 0.2)
     assert fetched.tokens == 0
     assert "within 0.2 s" in str(fetched.error)
     assert reader.abandoned == 1
-    assert target.exchange.staging_free_tokens == (STAGING_PAGES - 10) * PAGE
+    assert staging_free_tokens(target.exchange) == (STAGING_PAGES - 10) * PAGE
     # Another fetch gets other pages while the first may still write to its own.
     other = asyncio.create_task(target.exchange.fetch("r2", "s", tokens, "S", 5.0))
     await until(lambda: len(reader.reads) == 2)
@@ -217,9 +219,9 @@ async def test_pages_of_a_read_that_timed_out_stay_out_of_use(held_back: Made) -
     reader.reads[1][0].set_result(1)
     assert (await other).tokens == 10 * PAGE
     reader.reads[0][0].set_exception(ConnectionError("late"))
-    await until(lambda: target.exchange.staging_free_tokens == (STAGING_PAGES - 10) * PAGE)
+    await until(lambda: staging_free_tokens(target.exchange) == (STAGING_PAGES - 10) * PAGE)
     await target.exchange.discard("r2")
-    assert target.exchange.staging_free_tokens == STAGING_PAGES * PAGE
+    assert staging_free_tokens(target.exchange) == STAGING_PAGES * PAGE
     # The leases were given back: nothing keeps the pages at the source once the session goes.
     await source.exchange.release_session("s")
     await until(lambda: list(source.keeper.released) == [1])
@@ -227,7 +229,7 @@ async def test_pages_of_a_read_that_timed_out_stay_out_of_use(held_back: Made) -
 
 async def test_a_cancelled_fetch_leaves_nothing(held_back: Made) -> None:
     source, target, _peers = held_back
-    reader: Any = target.exchange._reader
+    reader: Any = target.exchange.staging._reader
     tokens = context(10)
     source.fill("s", tokens, first_page=20)
     fetch = asyncio.create_task(target.exchange.fetch("r1", "s", tokens, "S", 60.0))
@@ -236,7 +238,7 @@ async def test_a_cancelled_fetch_leaves_nothing(held_back: Made) -> None:
     with pytest.raises(asyncio.CancelledError):
         await fetch
     reader.reads[0][0].set_result(1)
-    await until(lambda: target.exchange.staging_free_tokens == STAGING_PAGES * PAGE)
+    await until(lambda: staging_free_tokens(target.exchange) == STAGING_PAGES * PAGE)
     await source.exchange.release_session("s")
     await until(lambda: list(source.keeper.released) == [1])
 
@@ -251,11 +253,11 @@ async def test_staged_pages_stay_while_the_engine_copies_them(workers: Made) -> 
     discard = asyncio.create_task(reader.exchange.discard("r1"))
     await asyncio.sleep(0.1)
     assert not discard.done()
-    assert reader.exchange.staging_free_tokens < STAGING_PAGES * PAGE
+    assert staging_free_tokens(reader.exchange) < STAGING_PAGES * PAGE
     assert reader.keeper.begin_load("r1", names) is None
     reader.keeper.end_load("r1")
     await discard
-    assert reader.exchange.staging_free_tokens == STAGING_PAGES * PAGE
+    assert staging_free_tokens(reader.exchange) == STAGING_PAGES * PAGE
 
 
 async def test_a_release_waits_for_the_readers_lease(workers: Made) -> None:
