@@ -1,6 +1,7 @@
-"""Can a round be split: first token sampled on a prefill worker, the rest decoded elsewhere, with the same result?
+"""Whether a round can be split, with the first token from a prefill worker and the others from a decode worker.
 
-What is not known to survive the split stays on one engine, so a new option of Dynamo is safe before it is understood.
+The split must not change the output. A request with an option that is not listed here stays on one engine, so that a
+new option of Dynamo is safe before it is understood.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _STOPS = frozenset(
         "ignore_eos",
     }
 )
-"""Stop conditions that can be checked token by token (the limits shrink by what is there), or that the frontend checks
-over the whole stream."""
+"""Stop conditions that can be checked token by token (the limits shrink by the tokens that exist), or that the frontend
+checks over the whole stream."""
 
 _OUTPUTS = frozenset({"logprobs", "skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"})
 """Output options that concern one token at a time."""
@@ -85,7 +86,7 @@ def _sampling_reason(sampling: Mapping[str, Any]) -> str | None:
 def _stops_reason(stops: Mapping[str, Any]) -> str | None:
     for name, value in stops.items():
         if name == "max_tokens" and value == 0:
-            return name  # a prefill worker would sample a token that nobody asked for
+            return name  # a prefill worker would sample a token that was not asked for
         if value is None or name in _STOPS:
             continue
         return name

@@ -1,4 +1,4 @@
-"""Gives up calls to workers that hang: a stream that is silent while its worker has left the view."""
+"""Gives up calls to workers that hang: the stream is silent and the worker has left the view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.round_errors import WorkerLostError
 
 
 class Stream:
-    """A call in progress; `waits` says at each turn that it is still being read."""
+    """A call in progress. `waits` marks at each turn that it is still being read."""
 
     __slots__ = ("_clock", "_task", "context", "seen_s", "was_given_up", "worker_id")
 
@@ -32,7 +32,7 @@ class Stream:
         self.seen_s = self._clock()
 
     def give_up(self) -> None:
-        """Break off the wait; stopping the call alone does not, for that is up to the worker."""
+        """End the wait. Stopping the call alone is not enough, because a worker that hangs does not react."""
         self.was_given_up = True
         self.context.stop_generating()
         if self._task is not None:
@@ -75,7 +75,7 @@ class StreamGuard:
             self._streams.discard(stream)
 
     async def run(self) -> None:
-        """Look at all calls, for ever."""
+        """Check all calls repeatedly, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
             self.check()

@@ -1,8 +1,9 @@
 """Whether the frontends see this coordinator: only while there is a live decode worker.
 
-Without one the frontends answer 503 ("not ready") at once, for every kind of request. An error that a coordinator
-raises itself comes too late for that: in a stream, Dynamo has already said 200 and hides the reason. And a request on
-its way to a coordinator that just leaves discovery may fail with 500, so one that starts waits before it enters.
+Without a coordinator the frontends answer 503 ("not ready") at once, for every kind of request. An error that a
+coordinator raises itself comes too late: in a stream, Dynamo has already sent status 200 and hides the reason. A
+request on its way to a coordinator that just leaves discovery may fail with 500, so a coordinator that starts waits for
+a decode worker before it enters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _POLL_S = 0.05
 
 
 class Presence:
-    """Enters and leaves Dynamo's discovery as `is_ready` says, from the moment that the endpoint is served.
+    """Enters and leaves Dynamo's discovery as `is_ready` changes, from the moment that the endpoint is served.
 
     Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
     coordinator that ends does not come back.
@@ -55,7 +56,7 @@ class Presence:
         """Leave discovery for good."""
         self._is_leaving = True
         if self._task is None:
-            return  # it never came
+            return  # it never entered
         await self.stop()
         await self._endpoint.unregister_endpoint_instance()
 
@@ -79,5 +80,5 @@ class Presence:
                 await self._endpoint.unregister_endpoint_instance()
                 log.warning("no live decode worker: out of discovery until there is one")
         except Exception as error:
-            # The next change tries again; until then rounds are refused one by one.
+            # The next change tries again. Until then each round is refused separately.
             log.warning("could not change the presence in discovery: %s", error)

@@ -1,4 +1,4 @@
-"""What the coordinator logs of a round: where it was placed, how it ended."""
+"""The log lines of a round in the coordinator: its placement and its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def log_placed(wanted: RoundLog, record: DecisionRecord, slo: Slo) -> None:
-    """A decision, with the estimates that it rests on; a round whose worker is lost is placed again."""
+    """Log a decision and its estimates. A round whose worker is lost is placed, and logged, again."""
     log_fields(
         log,
         wanted.step_level,

@@ -1,4 +1,4 @@
-"""The rounds of the last minute, second by second: what a coordinator tells those who look on (`ampd top`)."""
+"""The rounds of the last minute, second by second, which a coordinator publishes for `ampd top`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _REPINNED = "outcome", "route", "outpu
 _TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "itl"
 
 _Key = tuple[Any, ...]
-"""What is counted and of which kind: (`outcome`, word), (`route`, route, reason), (`itl`, bucket), (`itl`,) for the
-sum of its nanoseconds, which unlike seconds can be taken back without a rest."""
+"""A count: (`outcome`, value), (`route`, route, reason), (`itl`, bucket), or (`itl`,) for the sum of the latencies in
+integer nanoseconds, so that subtracting old samples leaves no rounding error."""
 
 
 class RoundWindow:
@@ -57,11 +57,11 @@ class RoundWindow:
         self._add(counts)
 
     def add_sessions(self, bound: int, repinned: int) -> None:
-        """Count sessions that were bound, and moved to another decode worker, just now."""
+        """Count sessions that have just been bound, or moved to another decode worker."""
         self._add({(_BOUND,): bound, (_REPINNED,): repinned})
 
     def read(self) -> ServedWindow:
-        """What ended within the window."""
+        """The rounds that ended within the window."""
         number = self._advance()
         total = self._total
         now_s = self._clock()
@@ -97,7 +97,7 @@ class RoundWindow:
                 counter[key] += count
 
     def _advance(self) -> int:
-        """The second that runs; those that have left the window are taken back."""
+        """The running second, after subtracting the seconds that have left the window."""
         # a clock that steps back must not reorder the seconds
         number = max(int(self._clock()), self._seconds[-1][0] if self._seconds else 0)
         while self._seconds and self._seconds[0][0] <= number - self._length_s:

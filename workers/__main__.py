@@ -33,7 +33,7 @@ def _run(arguments: list[str]) -> int:
 
     system.prepare(PROG)
 
-    # Only now: --help and mistakes should not wait for these.
+    # Imported late, so that --help and mistakes do not wait for these.
     import uvloop
     from dynamo.runtime import DistributedRuntime, dynamo_worker
 

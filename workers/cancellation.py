@@ -1,4 +1,4 @@
-"""Ends a round's work when its client goes: Dynamo does not cancel a handler that waits."""
+"""Ends a round's work when its client goes, because Dynamo does not cancel a handler that waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ItemT = TypeVar("ItemT")
 
 
 class StopSignal(Protocol):
-    """The part of Dynamo's `Context` that tells when the caller has gone."""
+    """The part of Dynamo's `Context` that shows when the caller has gone."""
 
     def is_stopped(self) -> bool: ...
 
@@ -23,7 +23,7 @@ class StopSignal(Protocol):
 async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal) -> AsyncIterator[ItemT]:
     """The items of `source` until it ends or the caller goes; then `source` is cancelled where it waits, and closed.
 
-    `source` runs in one task of its own, so that nothing is created per item.
+    `source` runs in a separate task, so that no task is created per item.
     """
     items: asyncio.Queue[ItemT | None] = asyncio.Queue()
     if context.is_stopped():
@@ -41,7 +41,7 @@ async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal
     finally:
         stopped.cancel()
         if not pump.cancelling():
-            # Once is enough: a second time would cut the clean-up short.
+            # A second cancellation would cut the clean-up short.
             pump.cancel()
         await asyncio.wait({pump})
 

@@ -17,7 +17,7 @@ class DynamoPeers:
 
     Args:
         client: a client of the workers' KV endpoint.
-        worker_id: of this worker, for the others' logs.
+        worker_id: of this worker, for the logs of the other workers.
     """
 
     def __init__(self, client: Client, worker_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What a worker logs of a round's steps: its place in the queue, its reads of KV, its prefill and its decode."""
+"""The log lines of a round's steps on a worker: queue, reads of KV, prefill and decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundSteps:
-    """The lines of one worker. Ids come from the round that is being served.
+    """Writes the log lines of one worker. The ids come from the round that is being served.
 
     Args:
         worker_id: of this worker.
@@ -50,7 +50,7 @@ class RoundSteps:
         )
 
     def read(self, source: str, part: str, fetched: KvFetch) -> None:
-        """KV came from another worker, or did not: then it is computed again here. `part`: history or increment."""
+        """A read of KV from another worker has ended; missing KV is computed here. `part`: history or increment."""
         log_fields(
             log,
             logging.WARNING if fetched.error else self._level,
@@ -84,7 +84,7 @@ class RoundSteps:
         )
 
     def served(self, request: KvRequest, reply: KvReply) -> None:
-        """Another worker, or a coordinator, has been told about KV that is held here."""
+        """A call of another worker or of a coordinator about KV that is held here was answered."""
         trace, keys = tracing.current(), request.get("keys")
         log_fields(
             log,

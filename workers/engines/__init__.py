@@ -1,4 +1,4 @@
-"""Engine adapters, made by name; each is imported only when asked for: no engine loads the libraries of another."""
+"""Engine adapters by name. Each is imported only when it is chosen, so that no engine loads another's libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def performance_model(settings: WorkerSettings) -> PerformanceModel:
 
 
 def check_engine(settings: WorkerSettings, prog: str) -> None:
-    """Refuse at once what the engine would refuse later, when discovery and shared state have been joined.
+    """Check the settings before discovery and shared state are joined, as the engine would do later.
 
     Raises:
         UserError: the model folder or the degree cannot be used; the line starts with `prog`.

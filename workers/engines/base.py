@@ -1,4 +1,4 @@
-"""The engine protocol: what a worker needs of an inference engine."""
+"""The protocol of an inference engine, as workers use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.kv.exchange import KvExchange
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, known once it has started."""
+    """The properties of an engine, known when it has started."""
 
     parallelism: Parallelism
     kv_capacity_tokens: int
@@ -58,7 +58,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine measures of itself.
+    """The present load of an engine.
 
     Attributes:
         running_requests, running_context_tokens: the decode batch: requests whose first token is out.
@@ -79,7 +79,7 @@ class EngineError(Exception):
 
 
 class EngineLostError(EngineError):
-    """The engine is gone and will not come back: the worker ends."""
+    """The engine has ended for good, so the worker ends."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 503)
@@ -87,10 +87,10 @@ class EngineLostError(EngineError):
 
 @runtime_checkable
 class WatchedEngine(Protocol):
-    """An engine that can tell when it is lost, also when nobody calls it."""
+    """An engine that notices when it is lost, even while no request runs."""
 
     async def wait_lost(self) -> str:
-        """Return, with one line for people, when the engine cannot serve any more."""
+        """Return when the engine cannot serve any more, with one line for the log."""
         ...
 
 

@@ -46,7 +46,7 @@ def sampling_params(request: EngineRequest) -> dict[str, Any]:
         **_guide(options.get("guided_decoding") or {}),
     }
     given = {name: value for name, value in params.items() if value is not None}
-    # None is told as well: it means until EOS or the end of the context, leaving it out means 128.
+    # None is passed on: it means until EOS or the end of the context. Without the key, SGLang's limit is 128.
     return {**given, "max_new_tokens": request.max_new_tokens}
 
 
@@ -82,7 +82,7 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
     if not token_ids and not finish:
         return None
     options = request.request.get("output_options") or {}
-    # Parts are increments, log-probabilities included: nothing was seen of them before.
+    # Each part is an increment, log-probabilities included.
     log_probs, top_logprobs, _ = extract_from_sglang_meta(
         meta, 0, return_tokens_as_token_ids=bool(options.get("return_tokens_as_token_ids"))
     )

@@ -1,8 +1,8 @@
 """The channel between a worker and the linker inside its engine's scheduler process.
 
-One message: a JSON object, and the page keys as one frame of bytes. The worker calls and is answered by number; the
-linker also tells on its own what sessions hold. The socket's file lives in a private directory that goes as soon as
-both sides are connected.
+A message is a JSON object and one frame of bytes with the page keys. The worker's calls are answered by number. The
+linker also reports on its own how much sessions hold. The socket's file lies in a private directory, which is removed
+as soon as both sides are connected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ControlLink:
     """The worker's end.
 
     Args:
-        on_event: called with every message that is not an answer.
+        on_event: called with each message that is not an answer.
     """
 
     def __init__(self, on_event: Callable[[Message], None]) -> None:
@@ -64,7 +64,7 @@ class ControlLink:
         shutil.rmtree(self._directory, ignore_errors=True)
         return message
 
-    async def tell(self, message: Message, keys: Sequence[bytes] = ()) -> None:
+    async def send(self, message: Message, keys: Sequence[bytes] = ()) -> None:
         """Send without waiting for an answer; messages arrive in the order of the calls."""
         await self._socket.send_multipart(pack(message, keys))
 
@@ -73,7 +73,7 @@ class ControlLink:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            await self.tell({**message, "id": number}, keys)
+            await self.send({**message, "id": number}, keys)
             reply: Message = await asyncio.wait_for(answer, timeout_s)
         finally:
             self._waiting.pop(number, None)

@@ -1,4 +1,4 @@
-"""The KV exchange's protocol: what a worker asks of it, hiding the transport (NIXL, modelled, in-process)."""
+"""The protocol of a KV exchange, which hides the transport (NIXL, modelled, in-process) from the worker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ampd.wire import KvReply, KvRequest
 
 @dataclass(frozen=True, slots=True)
 class KvFetch:
-    """What one fetch moved.
+    """The result of one fetch.
 
     Attributes:
         tokens: tokens whose KV was read from the peer (full pages); 0 if nothing was missing or nothing was held there.
         bytes, seconds: of the transfer itself, directory look-up included.
-        error: why it ended short, if it did; the missing part is then recomputed.
+        error: why it ended early; None: it did not. The missing part is recomputed.
     """
 
     tokens: int = 0
@@ -29,7 +29,7 @@ class KvPeers(Protocol):
     """How a worker calls the KV endpoint of another worker."""
 
     async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
-        """Raises `TimeoutError` or `ConnectionError`; both mean: recompute."""
+        """Call a worker. After a `TimeoutError` or `ConnectionError` the worker recomputes the KV."""
         ...
 
 
@@ -38,7 +38,7 @@ HeldListener = Callable[[str, int], None]
 
 
 class KvExchange(Protocol):
-    """Moves the KV of sessions between workers. No call raises for a transfer that failed: it says so in its result."""
+    """Moves the KV of sessions between workers. A transfer that fails raises nothing; its result has the error."""
 
     async def serve(self, request: KvRequest) -> KvReply:
         """Answer a peer's (or a coordinator's) call: lease, unlease, match, release_session."""

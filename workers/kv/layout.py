@@ -1,4 +1,4 @@
-"""Where KV pages lie in memory: what a reader must know of a peer's pool, and how page lists become large blocks."""
+"""Where KV pages lie in memory: the description of a pool for its readers, and page lists as large blocks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PoolLayout:
     """A pool of KV pages, one buffer for K and one for V of each layer.
 
     Attributes:
-        fingerprint: what must be equal for pages to mean the same: model, dtype, heads.
-        page_size: tokens a page.
-        pages: pages a buffer.
+        fingerprint: of model, dtype and heads; pages are exchangeable only if it is equal.
+        page_size: tokens per page.
+        pages: pages per buffer.
         page_bytes: bytes of one page in each buffer; page i of a buffer starts i times that after its address.
         addresses: where each buffer starts.
         memory: `DRAM` or `VRAM`.

@@ -115,11 +115,11 @@ class NixlExchange:
 
     async def begin_request(self, session_id: str, keys: Sequence[bytes]) -> None:
         """A request of the session, with this context, is about to run: what is held of it stays."""
-        await self._control.tell({"op": "begin", "session": session_id}, keys)
+        await self._control.send({"op": "begin", "session": session_id}, keys)
 
     async def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
         """The request is over; `keys` name the session's context now."""
-        await self._control.tell({"op": "end", "session": session_id}, keys)
+        await self._control.send({"op": "end", "session": session_id}, keys)
 
     async def stats(self) -> Message:
         """Pinned tokens in all and by session, and the number of pins."""

@@ -1,7 +1,7 @@
 """The keeper of a pool's pins: a thread in the process that owns the pool.
 
 It owns the page directory, answers the worker (and through it the peers), and lets peers read the pool. The engine's
-own thread only hands offloads over and collects what was released, so that no peer ever makes it wait.
+own thread only hands over offloads and collects released pages, so that it never waits for a peer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.kv.staging import StagingMemory
 log = logging.getLogger(__name__)
 
 _LEASED_POLL_MS = 1
-"""While a peer may read, this side of the transport must be driven (it has no thread of its own: those spin)."""
+"""While a peer may read, this side of the transport must be driven: it has no thread, because NIXL's threads spin."""
 _IDLE_POLL_MS = 1000
 
 
@@ -48,7 +48,7 @@ class PinKeeper:
     Args:
         layout: of the pool; it is registered with NIXL as `regions` (address, bytes).
         address: the worker's control channel.
-        budget_tokens: what all pins together may take.
+        budget_tokens: the most tokens that all pins together may hold.
         staging_pages: pages that may wait in staging memory.
         wake: called from the keeper's thread when something was released.
     """

@@ -37,7 +37,7 @@ def pool_regions(pool: Any) -> list[tuple[int, int]]:
 
 
 def page_views(pool: Any, page_size: int) -> list[Any]:
-    """One tensor of bytes a buffer, shape [pages, bytes a page]; they alias the pool."""
+    """One tensor of bytes per buffer, shape [pages, bytes per page]. The tensors alias the pool."""
     views = []
     for buffer in _buffers(pool):
         slots = buffer.shape[0] // page_size * page_size

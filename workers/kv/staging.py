@@ -65,9 +65,9 @@ class PageAllocator:
 
 
 class StagingMemory:
-    """Anonymous shared memory that two processes map; it disappears with the last of them, whatever ends it.
+    """Anonymous shared memory that two processes map. It disappears when both have ended, however they end.
 
-    The process of the engine makes it, the worker opens it by the maker's process id and file descriptor.
+    The engine's process creates it. The worker opens it by that process's id and file descriptor.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
