@@ -13,24 +13,19 @@ from router.served import ServedRound
 
 
 class ClientStream:
-    """Completes the chunks of one round and measures them.
-
-    Args:
-        arrival_s: when the request came to this coordinator, on `clock`.
+    """Completes the chunks of one round and measures them, from the arrival of its request on.
 
     Attributes:
+        arrival_s: when the request came to this coordinator.
         emitted: output tokens of the first choice.
         prefilled_cached_tokens: prompt tokens that a prefill worker found in its cache; None: it was not asked.
     """
 
-    def __init__(
-        self, request: RoundRequest, record: DecisionRecord, arrival_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, request: RoundRequest, record: DecisionRecord, clock: Callable[[], float]) -> None:
         self._request = request
         self._record = record
-        self._arrival_s = arrival_s
         self._clock = clock
-        self._last_s = arrival_s
+        self.arrival_s = self._last_s = clock()
         self._finished_choices = 0
         self.emitted: list[int] = []
         self.prefilled_cached_tokens: int | None = None
@@ -55,7 +50,7 @@ class ClientStream:
             self.emitted += token_ids
             self._last_s = now_s
         if self._record.ttft_s is None:
-            self._record.ttft_s = now_s - self._arrival_s
+            self._record.ttft_s = now_s - self.arrival_s
             if self._request.wants_record:
                 self._attach_record(chunk)
 
@@ -80,7 +75,7 @@ class ClientStream:
     def served(self, *, is_initial: bool, was_left: bool) -> ServedRound:
         """The round as far as it came."""
         ttft_s, gaps = self._record.ttft_s, len(self.emitted) - 1
-        itl_s = (self._last_s - self._arrival_s - ttft_s) / gaps if ttft_s is not None and gaps > 0 else None
+        itl_s = (self._last_s - self.arrival_s - ttft_s) / gaps if ttft_s is not None and gaps > 0 else None
         return ServedRound(
             self._record,
             self._request.slo,
@@ -90,7 +85,7 @@ class ClientStream:
             itl_s=itl_s,
             output_tokens=len(self.emitted),
             was_left=was_left,
-            lasted_s=self._clock() - self._arrival_s,
+            lasted_s=self._clock() - self.arrival_s,
         )
 
     def _attach_record(self, chunk: Chunk) -> None:

@@ -37,14 +37,13 @@ class RoundRun:
         self._request = request
         self._context = context
         self._services = services
-        self._arrival_s = services.clock()
         self._links = LinkedContexts(context)
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
             request, self._record, services.sessions, services.cluster, options.page_size_tokens
         )
-        self._stream = ClientStream(request, self._record, self._arrival_s, services.clock)
+        self._stream = ClientStream(request, self._record, services.clock)
         self._recovery = Recovery(request, self._record, services.placer, options.retries)
         self._placement: Placement | None = None
         self._unreached: Placement | None = None
@@ -88,7 +87,7 @@ class RoundRun:
                 session_id=request.session_id,
                 prompt_tokens=len(request.token_ids) + len(self._stream.emitted),
                 slo=request.slo,
-                arrival_s=self._arrival_s,
+                arrival_s=self._stream.arrival_s,
                 hist_tokens=self._history.held_by,
                 local_only=self._recovery.local_only,
                 binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
