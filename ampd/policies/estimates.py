@@ -31,10 +31,11 @@ def queue_times_s(worker: WorkerView, model: PerformanceModel) -> list[float]:
 
 
 def queued_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Prefill time of everything that waits or runs at a worker, in seconds."""
+    """Sum of `queue_times_s`, without the list, because every estimate of a route needs it."""
+    prefill_s, parallelism = model.prefill_s, worker.parallelism
     total_s = 0.0
-    for time_s in queue_times_s(worker, model):
-        total_s += time_s
+    for task in worker.queue:
+        total_s += prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
     return total_s
 
 

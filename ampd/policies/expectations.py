@@ -11,6 +11,8 @@ from ampd.policies.moore_hodgson import Job
 from ampd.policies.registry import Policy
 from ampd.types import PrefillTask
 
+_new = tuple.__new__
+
 ITL_SHARE = 0.92
 """Share of the ITL target that slices of prefills may use up."""
 
@@ -34,4 +36,6 @@ class Expectations(Policy):
 
     def job(self, task: PrefillTask, position: int, time_s: float, now_s: float) -> Job:
         """A prefill that takes `time_s` seconds, as a job: a round whose session has missed a target weighs less."""
-        return Job(self.left_s(task, now_s), time_s, self.missed_weight if task.session_missed else 1.0, position)
+        # Without `left_s` and `Job()`, because this is called for every prefill of every queue.
+        due_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
+        return _new(Job, (due_s, time_s, self.missed_weight if task.session_missed else 1.0, position))
