@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import Run
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import Kind
 from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, WorkerView
 from benchmarks.live_policies import main
 from benchmarks.switched import SwitchedOrdering, SwitchedPools, SwitchedRouting, switch, switched_flags
+from tests.ampd.policies import situations
 
 MODEL = load_performance_model("tiny-cpu")
 SLO = Slo(1.0, 0.02)
@@ -46,8 +48,10 @@ def test_a_switch_holds_from_the_next_decision_on(tmp_path: Path) -> None:
         _policies(),
     ):
         switch(file, policies, prefill=1, slo=SLO)
-        decision = routing.route(_task("a"), DECODE, [PREFILL], MODEL, 0.0, random.Random(0))
-        seen.append((decision.route, ordering.pick(queue, Parallelism(), MODEL, 0.0, random.Random(0)).index))
+        decision = situations.route(routing, _task("a"), DECODE, [PREFILL], MODEL, 0.0, random.Random(0))
+        picked = situations.pick(ordering, queue, Parallelism(), MODEL, 0.0, random.Random(0))
+        assert isinstance(picked, Run)
+        seen.append((decision.route, picked.index))
     assert seen == [(Route.REMOTE, 0), (Route.LOCAL, 1), (Route.REMOTE, 0)]
 
 
@@ -56,7 +60,7 @@ def test_static_pools_bring_the_roles_of_the_start_back(tmp_path: Path, roles: s
     file = tmp_path / "switch.json"
     switch(file, _policies(), prefill=1, slo=SLO)
     workers = [WorkerView(str(i), Role.PREFILL if role == "p" else Role.DECODE) for i, role in enumerate(roles)]
-    got = SwitchedPools(file=file).change(workers, Slo(9.0, 9.0), MODEL, 0.0, 0.0, random.Random(0))
+    got = situations.change(SwitchedPools(file=file), workers, Slo(9.0, 9.0), MODEL, 0.0, 0.0, random.Random(0))
     assert "".join(change.role[0] for change in got) == changes
 
 
@@ -65,10 +69,9 @@ def test_other_pools_are_asked_with_the_targets_of_the_contest(tmp_path: Path) -
     switch(file, _policies(pools="predictive"), prefill=1, slo=Slo(1.0, 0.003))
     workers = [PREFILL, WorkerView("d", Role.DECODE, decode_batch=4, decode_context_tokens=4000)]
     # Under the graph's own loose targets nothing would be short.
-    assert not PredictivePools(high=0.6, low=0.35, cooldown_s=5.0).change(
-        workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0)
-    )
-    got = SwitchedPools(file=file).change(workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0))
+    policy = PredictivePools(high=0.6, low=0.35, cooldown_s=5.0)
+    assert not situations.change(policy, workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0))
+    got = situations.change(SwitchedPools(file=file), workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0))
     assert [(change.worker_id, change.role, change.reason) for change in got] == [("p", Role.DECODE, "itl-short")]
 
 
