@@ -33,9 +33,9 @@ def test_memory_that_a_peers_read_sets_free_is_used_at_the_next_step() -> None:
     for steps in (1, LONGEST_RUN_STEPS):
         with steps_at_once(steps):
             done = run([reads, long, waits], single(1, 3000), second_remote, slow_reads)
-        (one,) = [one for one in done.rounds if one.session_id == "waits"]
-        assert one.ttft_s is not None
-        assert 0.5 < one.ttft_s < 1.5
+        (record,) = [record for record in done.rounds if record.session_id == "waits"]
+        assert record.ttft_s is not None
+        assert 0.5 < record.ttft_s < 1.5
 
 
 @relaxed

@@ -40,9 +40,9 @@ def test_the_window_of_runs_reads_like_the_window_of_tokens(
 
 def _assert_alike(ours: GapWindow, theirs: SlidingWindow, now_s: float) -> None:
     # A hair later, so that no sample leaves at this very moment, which rounding would decide.
-    one, other = ours.read(now_s + 1.3e-7), theirs.read(now_s + 1.3e-7)
-    assert one.count == other.count
-    assert one.mean_s == pytest.approx(other.mean_s, rel=1e-6, abs=1e-8)
+    each, other = ours.read(now_s + 1.3e-7), theirs.read(now_s + 1.3e-7)
+    assert each.count == other.count
+    assert each.mean_s == pytest.approx(other.mean_s, rel=1e-6, abs=1e-8)
 
 
 def test_an_unfinished_run_counts_as_far_as_it_has_come() -> None:

@@ -73,18 +73,21 @@ def test_a_worker_that_turns_to_prefill_keeps_its_sessions_and_gets_no_new_ones(
     later = [session(f"later{number}", (600, 20), (300, 20), arrival_s=1.3 + 0.1 * number) for number in range(8)]
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
     done = run([*early, *later], cluster(1, 2), policies, how)
-    homes = {one.session_id: one.decode_worker_id for one in done.rounds}
+    homes = {record.session_id: record.decode_worker_id for record in done.rounds}
     assert {homes["early0"], homes["early1"]} == {"decode-0", "decode-1"}
     kept = "early0" if homes["early0"] == "decode-0" else "early1"
-    for one in done.rounds:
-        assert one.error is None
-        assert one.decode_worker_id == homes[one.session_id]
-        if one.session_id.startswith("later"):
-            assert one.decode_worker_id == "decode-1"
-        if one.session_id == kept:
+    for record in done.rounds:
+        assert record.error is None
+        assert record.decode_worker_id == homes[record.session_id]
+        if record.session_id.startswith("later"):
+            assert record.decode_worker_id == "decode-1"
+        if record.session_id == kept:
             # Its own worker is no prefill worker for it, and another one may prefill for it.
-            assert (one.route, one.worker_id) == ("remote", "prefill-0")
-    assert {one.worker_id for one in done.rounds if one.session_id.startswith("later")} == {"prefill-0", "decode-0"}
+            assert (record.route, record.worker_id) == ("remote", "prefill-0")
+    assert {record.worker_id for record in done.rounds if record.session_id.startswith("later")} == {
+        "prefill-0",
+        "decode-0",
+    }
     assert done.role_flips == 1
     assert done.result(SLO)["role_flips"] == 1
     assert done.worker_roles == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
@@ -96,18 +99,18 @@ def test_a_worker_that_turns_to_decode_gets_sessions_and_finishes_its_prefills(h
     later = [session(f"later{number}", (300, 20), arrival_s=4.0 + 0.2 * number) for number in range(6)]
     _, policies = turned((0.5, "prefill-0", Role.DECODE))
     done = run([*burst, *later], cluster(1, 1), policies, how)
-    assert all(one.error is None for one in done.rounds)
-    assert {one.worker_id for one in done.rounds if one.session_id.startswith("burst")} == {"prefill-0"}
-    after = [one for one in done.rounds if one.session_id.startswith("later")]
-    assert {one.route for one in after} == {"local"}, "there is no prefill worker any more"
-    assert {one.decode_worker_id for one in after} == {"prefill-0", "decode-0"}
+    assert all(record.error is None for record in done.rounds)
+    assert {record.worker_id for record in done.rounds if record.session_id.startswith("burst")} == {"prefill-0"}
+    after = [record for record in done.rounds if record.session_id.startswith("later")]
+    assert {each.route for each in after} == {"local"}, "there is no prefill worker any more"
+    assert {each.decode_worker_id for each in after} == {"prefill-0", "decode-0"}
 
 
 def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role() -> None:
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
     one_each = [session(f"s{number}", (800, 20), (300, 20), tool_s=2.0) for number in range(2)]
     done = run(one_each, cluster(0, 2), policies, OFTEN)
-    routes = {(one.decode_worker_id, one.index): (one.route, one.worker_id) for one in done.rounds}
+    routes = {(record.decode_worker_id, record.index): (record.route, record.worker_id) for record in done.rounds}
     assert routes["decode-0", 1] == ("local", "decode-0")
     assert routes["decode-1", 1] == ("remote", "decode-0")
 
@@ -115,7 +118,7 @@ def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role(
 def test_the_last_decode_worker_keeps_its_role() -> None:
     script, policies = turned((0.5, "decode-0", Role.PREFILL), (0.5, "decode-1", Role.PREFILL))
     done = run([session(f"s{number}", (500, 20), arrival_s=number) for number in range(3)], cluster(1, 2), policies)
-    assert all(one.error is None for one in done.rounds)
+    assert all(record.error is None for record in done.rounds)
     assert done.role_flips == 1
     _, last = script.seen[-1]
     assert {name for name, view in last.items() if view.role is Role.DECODE} == {"decode-1"}
@@ -167,7 +170,7 @@ def test_sessions_are_bound_and_refused_by_the_memory_of_those_that_decode_now()
     arrivals = {"before": 0.5, "between": 2.0, "after": 4.0}
     sessions = [session(name, (2000, 10), arrival_s=at_s) for name, at_s in arrivals.items()]
     done = run(sessions, Cluster((small,), (large,)), policies, OFTEN)
-    outcome = {one.session_id: (one.error, one.decode_worker_id) for one in done.rounds}
+    outcome = {record.session_id: (record.error, record.decode_worker_id) for record in done.rounds}
     for refused in ("before", "after"):
         assert outcome[refused] == (
             "prompt and output have 2010 tokens, the KV memory of a decode worker holds 1000 tokens",
@@ -180,7 +183,7 @@ def test_lanes_are_given_by_the_laps_pools_and_followed_by_its_routing() -> None
     policies = replace(REMOTE, routing=create("routing", "laps"), pools=create("pools", "laps"))
     sessions = [session(f"s{n}", (2000 if n % 2 else 100, 10), arrival_s=0.4 * n) for n in range(12)]
     done = run(sessions, cluster(2, 1), policies, OFTEN)
-    used = {(one.reason, one.worker_id) for one in done.rounds}
+    used = {(record.reason, record.worker_id) for record in done.rounds}
     assert used == {("short", "prefill-0"), ("long", "prefill-1")}
     assert done.role_flips == 0, "the first lane of a worker is no flip"
 
@@ -190,7 +193,7 @@ def test_a_lane_under_pressure_gets_another_worker() -> None:
     sessions = [session(f"s{number}", (2000, 5), arrival_s=0.12 * number) for number in range(60)]
     done = run(sessions, cluster(4, 1), policies, OFTEN)
     assert done.role_flips == 1
-    used = {one.worker_id for one in done.rounds}
+    used = {record.worker_id for record in done.rounds}
     assert len(used) == 3, "two were for long prefills at first, one has joined them, one stays for short ones"
 
 
@@ -205,8 +208,8 @@ def served(sessions: Sequence[Session], where: Cluster, pools: str) -> Simulatio
     return simulate(sessions, where, MODEL, named, PATIENT, SimulationOptions())
 
 
-def attained(one: SimulationRun) -> float:
-    share = one.result(PATIENT)["attainment"]["rounds"]
+def attained(simulation_run: SimulationRun) -> float:
+    share = simulation_run.result(PATIENT)["attainment"]["rounds"]
     assert isinstance(share, float)
     return share
 

@@ -21,7 +21,7 @@ def test_late_kv_of_a_rewritten_context_is_not_taken_for_the_new_one() -> None:
     blocker = session("blocker", (10, 2), (16000, 2), arrival_s=0.2, tool_s=0.4)
     rewritten = Session(session_id="s", arrival_s=0.0, rounds=rounds)
     done = run([rewritten, blocker], single(), FIRST_REMOTE.policies(), SLOW_READS)
-    again = next(one for one in done.rounds if (one.session_id, one.index) == ("s", 1))
+    again = next(record for record in done.rounds if (record.session_id, record.index) == ("s", 1))
     assert again.queued_s > 0.5
     assert again.ttft_s is not None
     # All 1600 tokens are new.
@@ -42,15 +42,15 @@ def test_late_kv_of_a_session_that_failed_is_not_kept() -> None:
     cluster = Cluster((ReplicaGroup(1, Parallelism(1), 1000),), (ReplicaGroup(1, Parallelism(1), 1000),))
     with watched_memories() as memories:
         done = run([session("s", (400, 1), (900, 1), tool_s=0.1)], cluster, FIRST_REMOTE.policies(), SLOW_READS)
-    assert [one.error is None for one in done.rounds] == [True, False]
+    assert [record.error is None for record in done.rounds] == [True, False]
     assert [memory.used_tokens for memory in memories] == [0, 0]
 
 
 def test_a_round_of_one_token_ends_with_its_first_token() -> None:
     for policies in (LOCAL, FIRST_REMOTE.policies()):
-        (one,) = run([session("s", (400, 1))], single(), policies, SLOW_READS).rounds
-        assert one.e2e_s == one.ttft_s == MODEL.prefill_s(0, 400, Parallelism(1))
+        (record,) = run([session("s", (400, 1))], single(), policies, SLOW_READS).rounds
+        assert record.e2e_s == record.ttft_s == MODEL.prefill_s(0, 400, Parallelism(1))
 
 
-def _slowly(one: Session, last_tool_s: float) -> tuple[Round, ...]:
-    return (*one.rounds[:-1], one.rounds[-1].model_copy(update={"tool_s": last_tool_s}))
+def _slowly(each: Session, last_tool_s: float) -> tuple[Round, ...]:
+    return (*each.rounds[:-1], each.rounds[-1].model_copy(update={"tool_s": last_tool_s}))

@@ -16,7 +16,7 @@ def test_a_session_bound_to_a_small_worker_is_refused_when_it_outgrows_it() -> N
     bound_small = replace(AMPD, binding=BindTo("decode-0"))
     sessions = [session("grows", (500, 10), (800, 10)), session("stays", (500, 10), (5, 5), arrival_s=0.1)]
     done = run(sessions, cluster, bound_small)
-    errors = {(one.session_id, one.index): one.error for one in done.rounds}
+    errors = {(record.session_id, record.index): record.error for record in done.rounds}
     assert errors == {
         ("grows", 0): None,
         ("grows", 1): "prompt and output have 1320 tokens, the KV memory of a decode worker holds 1000 tokens",

@@ -30,18 +30,18 @@ def test_every_round_ends_exactly_once(
 ) -> None:
     done = run(sessions, cluster, chosen, how)
     ended: dict[str, list[Any]] = defaultdict(list)
-    for one in done.rounds:
-        ended[one.session_id].append(one)
-    assert set(ended) == {one.session_id for one in sessions}
-    for one in sessions:
-        rounds = ended[one.session_id]
+    for record in done.rounds:
+        ended[record.session_id].append(record)
+    assert set(ended) == {session.session_id for session in sessions}
+    for session in sessions:
+        rounds = ended[session.session_id]
         assert [record.index for record in rounds] == list(range(len(rounds)))
         failed = [record for record in rounds if record.error]
         if failed:
             assert failed == rounds[-1:], "an error ends its session"
         else:
-            assert len(rounds) == len(one.rounds)
-        for record, item in zip(rounds, one.rounds, strict=False):
+            assert len(rounds) == len(session.rounds)
+        for record, item in zip(rounds, session.rounds, strict=False):
             assert record.output_tokens == item.output_tokens
             assert record.incr_tokens == item.incr_tokens
 
@@ -52,23 +52,23 @@ def test_no_effect_comes_before_its_cause(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
     done = run(sessions, cluster, chosen, how)
-    planned = {one.session_id: one for one in sessions}
-    before: dict[str, float] = {one.session_id: one.arrival_s for one in sessions}
-    for one in done.rounds:
-        tool_s = planned[one.session_id].rounds[one.index].tool_s
-        assert one.sent_s == pytest.approx(before[one.session_id] + tool_s, abs=1e-9)
-        if one.error:
+    planned = {session.session_id: session for session in sessions}
+    before: dict[str, float] = {session.session_id: session.arrival_s for session in sessions}
+    for record in done.rounds:
+        tool_s = planned[record.session_id].rounds[record.index].tool_s
+        assert record.sent_s == pytest.approx(before[record.session_id] + tool_s, abs=1e-9)
+        if record.error:
             continue
-        assert one.ttft_s is not None
-        assert one.e2e_s is not None
-        assert one.ttft_s >= how.dispatch_s + one.queued_s - 1e-9
-        assert one.e2e_s >= one.ttft_s - 1e-12
-        assert one.queued_s >= 0
-        assert (one.itl_s is None) == (one.output_tokens == 1)
-        theta = _parallelism(cluster, one.decode_worker_id)
+        assert record.ttft_s is not None
+        assert record.e2e_s is not None
+        assert record.ttft_s >= how.dispatch_s + record.queued_s - 1e-9
+        assert record.e2e_s >= record.ttft_s - 1e-12
+        assert record.queued_s >= 0
+        assert (record.itl_s is None) == (record.output_tokens == 1)
+        theta = _parallelism(cluster, record.decode_worker_id)
         token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
-        assert one.e2e_s - one.ttft_s >= (one.output_tokens - 1) * token_s - 1e-9
-        before[one.session_id] = one.sent_s + one.e2e_s
+        assert record.e2e_s - record.ttft_s >= (record.output_tokens - 1) * token_s - 1e-9
+        before[record.session_id] = record.sent_s + record.e2e_s
 
 
 @relaxed
@@ -79,33 +79,33 @@ def test_a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queu
     done = run(sessions, cluster, chosen, how)
     prefills = [span for span in done.timeline if span.kind == "prefill"]
     passes = Counter((span.worker_id, span.start_s) for span in prefills)
-    for one in done.rounds:
-        if one.error:
+    for record in done.rounds:
+        if record.error:
             continue
-        assert one.ttft_s is not None
-        turn_s, first_s = one.sent_s + how.dispatch_s + one.queued_s, one.sent_s + one.ttft_s
+        assert record.ttft_s is not None
+        turn_s, first_s = record.sent_s + how.dispatch_s + record.queued_s, record.sent_s + record.ttft_s
         mine = [
             span
             for span in prefills
-            if (span.worker_id, span.detail["session"]) == (one.worker_id, one.session_id)
+            if (span.worker_id, span.detail["session"]) == (record.worker_id, record.session_id)
             and turn_s - 1e-9 <= span.start_s
             and span.end_s <= first_s + 1e-9
         ]
-        prompt_tokens = one.hist_tokens + one.incr_tokens
+        prompt_tokens = record.hist_tokens + record.incr_tokens
         computed_tokens = sum(span.detail["tokens"] for span in mine)
-        assert one.incr_tokens <= computed_tokens <= prompt_tokens
+        assert record.incr_tokens <= computed_tokens <= prompt_tokens
         assert mine[-1].end_s == pytest.approx(first_s)
         alone = all(passes[span.worker_id, span.start_s] == 1 for span in mine)
         if alone and not how.chunk_tokens:
             assert len(mine) == 1 or not isinstance(chosen.slicing, WholeSlicing)
-            theta = _parallelism(cluster, one.worker_id)
+            theta = _parallelism(cluster, record.worker_id)
             behind_tokens = prompt_tokens - computed_tokens
             for span in mine:
                 seconds = MODEL.prefill_s(behind_tokens, span.detail["tokens"], theta)
                 assert span.end_s - span.start_s == pytest.approx(seconds)
                 behind_tokens += span.detail["tokens"]
-            if one.route == "remote":
-                assert one.kv_history_tokens <= prompt_tokens - computed_tokens
+            if record.route == "remote":
+                assert record.kv_history_tokens <= prompt_tokens - computed_tokens
 
 
 @relaxed
@@ -114,10 +114,10 @@ def test_the_gaps_between_tokens_are_the_time_between_first_and_last_tokens(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
     done = run(sessions, cluster, chosen, how)
-    served = [one for one in done.rounds if one.e2e_s is not None and one.ttft_s is not None]
-    assert sum(gap.steps * gap.batch for gap in done.gaps) == sum(one.output_tokens - 1 for one in served)
+    served = [record for record in done.rounds if record.e2e_s is not None and record.ttft_s is not None]
+    assert sum(gap.steps * gap.batch for gap in done.gaps) == sum(each.output_tokens - 1 for each in served)
     gaps_s = sum(steps_s(gap.first_s, gap.growth_s, gap.steps) * gap.batch for gap in done.gaps)
-    assert gaps_s == pytest.approx(sum((one.e2e_s or 0.0) - (one.ttft_s or 0.0) for one in served), abs=1e-6)
+    assert gaps_s == pytest.approx(sum((each.e2e_s or 0.0) - (each.ttft_s or 0.0) for each in served), abs=1e-6)
 
 
 @relaxed
@@ -126,7 +126,9 @@ def test_a_run_lasts_until_its_last_token(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
     done = run(sessions, cluster, chosen, how)
-    assert done.duration_s == max([0.0, *(one.sent_s + one.e2e_s for one in done.rounds if one.e2e_s is not None)])
+    assert done.duration_s == max(
+        [0.0, *(record.sent_s + record.e2e_s for record in done.rounds if record.e2e_s is not None)]
+    )
 
 
 @relaxed
@@ -155,32 +157,32 @@ def test_a_remote_round_reads_computes_returns_and_decodes_in_this_order(
     spans = defaultdict(list)
     for span in done.timeline:
         spans[span.kind, span.detail.get("session")].append(span)
-    for one in done.rounds:
-        if one.error or one.route != "remote":
+    for record in done.rounds:
+        if record.error or record.route != "remote":
             continue
-        assert one.ttft_s is not None
-        first_s = one.sent_s + one.ttft_s
-        if one.kv_history_tokens:
+        assert record.ttft_s is not None
+        first_s = record.sent_s + record.ttft_s
+        if record.kv_history_tokens:
             assert any(
-                one.sent_s <= span.start_s and span.end_s <= first_s + 1e-9
-                for span in spans["kv-history", one.session_id]
-                if span.worker_id == one.worker_id
+                record.sent_s <= span.start_s and span.end_s <= first_s + 1e-9
+                for span in spans["kv-history", record.session_id]
+                if span.worker_id == record.worker_id
             )
         assert any(
-            abs(span.end_s - first_s) < 1e-9 and span.worker_id == one.worker_id
-            for span in spans["prefill", one.session_id]
+            abs(span.end_s - first_s) < 1e-9 and span.worker_id == record.worker_id
+            for span in spans["prefill", record.session_id]
         )
-        if one.output_tokens > 1 and one.kv_increment_tokens:
+        if record.output_tokens > 1 and record.kv_increment_tokens:
             arrived = [
                 span.end_s
-                for span in spans["kv-increment", one.session_id]
-                if span.worker_id == one.decode_worker_id and span.start_s >= first_s + how.hand_over_s - 1e-9
+                for span in spans["kv-increment", record.session_id]
+                if span.worker_id == record.decode_worker_id and span.start_s >= first_s + how.hand_over_s - 1e-9
             ]
             assert arrived
-            assert one.e2e_s is not None
-            theta = _parallelism(cluster, one.decode_worker_id)
+            assert record.e2e_s is not None
+            theta = _parallelism(cluster, record.decode_worker_id)
             token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
-            assert one.sent_s + one.e2e_s >= min(arrived) + (one.output_tokens - 1) * token_s - 1e-9
+            assert record.sent_s + record.e2e_s >= min(arrived) + (record.output_tokens - 1) * token_s - 1e-9
 
 
 @relaxed
@@ -202,10 +204,10 @@ def test_kv_is_conserved_never_exceeds_the_memory_and_is_gone_at_the_end(
 def test_the_same_seed_gives_the_same_result(
     sessions: list[Session], cluster: Cluster, chosen: Policies, how: SimulationOptions
 ) -> None:
-    one, other = (run(sessions, cluster, chosen, how) for _ in range(2))
-    assert one.rounds == other.rounds
-    assert one.gaps == other.gaps
-    assert one.timeline == other.timeline
+    each, other = (run(sessions, cluster, chosen, how) for _ in range(2))
+    assert each.rounds == other.rounds
+    assert each.gaps == other.gaps
+    assert each.timeline == other.timeline
 
 
 def test_the_same_seed_gives_the_same_result_in_another_process() -> None:
@@ -252,7 +254,7 @@ def test_another_seed_may_route_otherwise() -> None:
         prefill=(_group(3),),
     )
     routed = {
-        tuple(one.worker_id for one in run(sessions, cluster, AMPD, SimulationOptions(seed=seed)).rounds)
+        tuple(record.worker_id for record in run(sessions, cluster, AMPD, SimulationOptions(seed=seed)).rounds)
         for seed in range(4)
     }
     assert len(routed) > 1

@@ -81,23 +81,23 @@ class LiveWorkers:
         for engine in self.peers.engines.values():
             await engine.start()
         times: dict[tuple[str, int], Times] = {}
-        await asyncio.gather(*(self._session(one, remote, times) for one in sessions))
+        await asyncio.gather(*(self._session(session, remote, times) for session in sessions))
         for engine in self.peers.engines.values():
             await engine.stop()
         return times
 
-    async def _session(self, one: Session, remote: Sequence[int], times: dict[tuple[str, int], Times]) -> None:
+    async def _session(self, session: Session, remote: Sequence[int], times: dict[tuple[str, int], Times]) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(one.arrival_s)
+        await asyncio.sleep(session.arrival_s)
         context: list[int] = []
-        for index, item in enumerate(one.rounds):
+        for index, item in enumerate(session.rounds):
             await asyncio.sleep(item.tool_s)
             sent_s = loop.time()
-            dice = random.Random(f"{one.session_id}/{index}")
+            dice = random.Random(f"{session.session_id}/{index}")
             new = [dice.randrange(10, 400) for _ in range(item.incr_tokens)]
             prompt = context[: kept_tokens(item, len(context))] + new
-            out, first_s = await self._round(one.session_id, prompt, item.output_tokens, index in remote)
-            times[one.session_id, index] = Times(sent_s, first_s, loop.time())
+            out, first_s = await self._round(session.session_id, prompt, item.output_tokens, index in remote)
+            times[session.session_id, index] = Times(sent_s, first_s, loop.time())
             context = prompt + out
 
     async def _round(self, session: str, prompt: list[int], output: int, is_remote: bool) -> tuple[list[int], float]:
@@ -172,14 +172,14 @@ def _compare(
     how = SimulationOptions(hand_over_pass=False)
     done = run(sessions, single(1, CAPACITY_TOKENS), routed, how).rounds
     assert len(done) == len(live)
-    for one in done:
-        theirs = live[one.session_id, one.index]
-        assert one.error is None
-        assert one.ttft_s is not None
-        assert one.e2e_s is not None
-        assert one.sent_s == pytest.approx(theirs.sent_s, abs=tolerance_s)
-        assert one.ttft_s == pytest.approx(theirs.first_s - theirs.sent_s, abs=tolerance_s)
-        assert one.e2e_s == pytest.approx(theirs.end_s - theirs.sent_s, abs=tolerance_s)
+    for each in done:
+        theirs = live[each.session_id, each.index]
+        assert each.error is None
+        assert each.ttft_s is not None
+        assert each.e2e_s is not None
+        assert each.sent_s == pytest.approx(theirs.sent_s, abs=tolerance_s)
+        assert each.ttft_s == pytest.approx(theirs.first_s - theirs.sent_s, abs=tolerance_s)
+        assert each.e2e_s == pytest.approx(theirs.end_s - theirs.sent_s, abs=tolerance_s)
     return done
 
 

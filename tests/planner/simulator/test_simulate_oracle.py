@@ -68,9 +68,13 @@ class Oracle:
     """All prefills remote, first come first served, memory without limit, reads of whole pages."""
 
     def __init__(self, sessions: list[Session], model: PerformanceModel, prefetch: int) -> None:
-        self.sessions, self.model, self.prefetch = {one.session_id: one for one in sessions}, model, prefetch
+        self.sessions, self.model, self.prefetch = (
+            {session.session_id: session for session in sessions},
+            model,
+            prefetch,
+        )
         self.now_s = 0.0
-        self.due = [(one.arrival_s, number, one.session_id, 0) for number, one in enumerate(sessions)]
+        self.due = [(session.arrival_s, number, session.session_id, 0) for number, session in enumerate(sessions)]
         self.entered = len(sessions)
         self.contexts = dict.fromkeys(self.sessions, 0)
         self.held = {name: {"prefill": 0, "decode": 0} for name in self.sessions}
@@ -121,9 +125,9 @@ class Oracle:
     def start_prefills(self) -> None:
         while True:
             if self.picked and self.picked[0].ready and self.computing is None:
-                one = self.computing = self.picked.pop(0)
-                behind = one.held["prefill"] + one.read
-                self.computed_s = self.now_s + self.model.prefill_s(behind, one.prompt - behind, PREFILL)
+                each = self.computing = self.picked.pop(0)
+                behind = each.held["prefill"] + each.read
+                self.computed_s = self.now_s + self.model.prefill_s(behind, each.prompt - behind, PREFILL)
                 continue
             free = 1 - (self.computing is not None) - len(self.picked)
             if self.queue and free + self.prefetch > 0 and (free > 0 or self.queue[0].hist > 0):
@@ -131,30 +135,30 @@ class Oracle:
                 continue
             return
 
-    def pick(self, one: One) -> None:
-        self.picked.append(one)
-        one.read = max(one.hist - one.held["prefill"], 0)
+    def pick(self, each: One) -> None:
+        self.picked.append(each)
+        each.read = max(each.hist - each.held["prefill"], 0)
 
         def arrived() -> None:
-            one.ready = True
+            each.ready = True
 
-        if one.read:
-            self.to_prefill.start(self.model.kv_transfer_s(one.read, DECODE, PREFILL), arrived)
+        if each.read:
+            self.to_prefill.start(self.model.kv_transfer_s(each.read, DECODE, PREFILL), arrived)
         else:
-            one.ready = True
+            each.ready = True
 
     def end_prefill(self) -> None:
-        one = self.computing
-        assert one is not None
+        each = self.computing
+        assert each is not None
         self.computing, self.computed_s = None, float("inf")
-        one.first_s = self.now_s
-        one.held["prefill"] = one.prompt // PAGE * PAGE
-        one.read = max(one.held["prefill"] - one.held["decode"], 0)
-        if one.read:
-            seconds = self.model.kv_transfer_s(one.read, PREFILL, DECODE)
-            self.to_decode.start(seconds, lambda: self.handed.append(one))
+        each.first_s = self.now_s
+        each.held["prefill"] = each.prompt // PAGE * PAGE
+        each.read = max(each.held["prefill"] - each.held["decode"], 0)
+        if each.read:
+            seconds = self.model.kv_transfer_s(each.read, PREFILL, DECODE)
+            self.to_decode.start(seconds, lambda: self.handed.append(each))
         else:
-            self.handed.append(one)
+            self.handed.append(each)
 
     # -- the decode worker
 
@@ -164,54 +168,54 @@ class Oracle:
         if self.handed:
             self.passing, self.handed = self.handed, []
             parts = []
-            for one in self.passing:
-                behind = one.held["decode"] + one.read
-                parts.append((behind, one.prompt + 1 - behind))
+            for each in self.passing:
+                behind = each.held["decode"] + each.read
+                parts.append((behind, each.prompt + 1 - behind))
             tokens = sum(incr for _, incr in parts)
             hist = sum(hist * incr for hist, incr in parts) // tokens
             self.decoded_s = self.now_s + self.model.prefill_s(hist, tokens, DECODE)
         elif self.batch:
-            context = sum(one.context for one in self.batch)
+            context = sum(each.context for each in self.batch)
             self.decoded_s = self.now_s + self.model.decode_step_s(len(self.batch), context, DECODE)
 
     def end_decoding(self) -> None:
         self.decoded_s = float("inf")
         if self.passing:
             stepped, self.passing = self.passing, []
-            for one in stepped:
-                one.left, one.context = one.output - 1, one.prompt + 1
+            for each in stepped:
+                each.left, each.context = each.output - 1, each.prompt + 1
             self.batch += stepped
         else:
             stepped = self.batch
-        for one in stepped:
-            one.left -= 1
-            one.context += 1
-        self.batch = [one for one in self.batch if one.left]
-        for one in stepped:
-            if not one.left:
-                self.end(one)
+        for each in stepped:
+            each.left -= 1
+            each.context += 1
+        self.batch = [each for each in self.batch if each.left]
+        for each in stepped:
+            if not each.left:
+                self.end(each)
 
-    def end(self, one: One) -> None:
-        one.held["decode"] = (one.prompt + one.output - 1) // PAGE * PAGE
-        self.times[one.name, one.index] = (one.sent_s, one.first_s - one.sent_s, self.now_s - one.sent_s)
-        rounds = self.sessions[one.name].rounds
-        if one.index + 1 < len(rounds):
+    def end(self, each: One) -> None:
+        each.held["decode"] = (each.prompt + each.output - 1) // PAGE * PAGE
+        self.times[each.name, each.index] = (each.sent_s, each.first_s - each.sent_s, self.now_s - each.sent_s)
+        rounds = self.sessions[each.name].rounds
+        if each.index + 1 < len(rounds):
             # Who comes at the same time as another one comes in the order in which they ended.
-            self.due.append((self.now_s + rounds[one.index + 1].tool_s, self.entered, one.name, one.index + 1))
+            self.due.append((self.now_s + rounds[each.index + 1].tool_s, self.entered, each.name, each.index + 1))
             self.entered += 1
 
 
 def _longer(sessions: list[Session]) -> list[Session]:
     """At least two tokens a round: what happens to the KV of shorter ones is a test of its own."""
     return [
-        one.model_copy(
+        session.model_copy(
             update={
                 "rounds": tuple(
-                    item.model_copy(update={"output_tokens": item.output_tokens + 1}) for item in one.rounds
+                    item.model_copy(update={"output_tokens": item.output_tokens + 1}) for item in session.rounds
                 )
             }
         )
-        for one in sessions
+        for session in sessions
     ]
 
 
@@ -222,9 +226,9 @@ def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session],
     cluster = Cluster(decode=(ReplicaGroup(1, DECODE),), prefill=(ReplicaGroup(1, PREFILL),))
     done = run(sessions, cluster, REMOTE, SimulationOptions(prefetch=prefetch))
     expected = Oracle(sessions, MODEL, prefetch).run()
-    assert {(one.session_id, one.index) for one in done.rounds} == set(expected)
-    for one in done.rounds:
-        sent_s, ttft_s, e2e_s = expected[one.session_id, one.index]
-        assert one.sent_s == pytest.approx(sent_s, rel=1e-9)
-        assert one.ttft_s == pytest.approx(ttft_s, rel=1e-9, abs=1e-9)
-        assert one.e2e_s == pytest.approx(e2e_s, rel=1e-9, abs=1e-9)
+    assert {(record.session_id, record.index) for record in done.rounds} == set(expected)
+    for record in done.rounds:
+        sent_s, ttft_s, e2e_s = expected[record.session_id, record.index]
+        assert record.sent_s == pytest.approx(sent_s, rel=1e-9)
+        assert record.ttft_s == pytest.approx(ttft_s, rel=1e-9, abs=1e-9)
+        assert record.e2e_s == pytest.approx(e2e_s, rel=1e-9, abs=1e-9)

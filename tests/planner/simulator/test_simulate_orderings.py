@@ -69,13 +69,13 @@ def by(ordering: OrderingPolicy, base: Policies = REMOTE) -> Policies:
 
 def check_each_round_once(done: SimulationRun, sessions: Sequence[Session]) -> None:
     ended = defaultdict(list)
-    for one in done.rounds:
-        ended[one.session_id].append(one)
-    assert set(ended) == {one.session_id for one in sessions}
-    for one in sessions:
-        rounds = ended[one.session_id]
+    for each in done.rounds:
+        ended[each.session_id].append(each)
+    assert set(ended) == {each.session_id for each in sessions}
+    for each in sessions:
+        rounds = ended[each.session_id]
         assert [record.index for record in rounds] == list(range(len(rounds)))
-        assert len(rounds) == len(one.rounds) or rounds[-1].error
+        assert len(rounds) == len(each.rounds) or rounds[-1].error
         assert not any(record.error for record in rounds[:-1])
 
 
@@ -111,12 +111,12 @@ def test_every_ordering_serves_a_loaded_cluster_and_says_the_same_again(name: st
         )
         for number in range(60)
     ]
-    one, other = (run(sessions, single(prefill=2), by(create("ordering", name))) for _ in range(2))
-    check_each_round_once(one, sessions)
-    assert one.rounds == other.rounds
+    each, other = (run(sessions, single(prefill=2), by(create("ordering", name))) for _ in range(2))
+    check_each_round_once(each, sessions)
+    assert each.rounds == other.rounds
     in_order = run(sessions, single(prefill=2), REMOTE)
     if name not in ("fcfs", "edf"):  # edf with one target is order of arrival
-        assert [record.ttft_s for record in one.rounds] != [record.ttft_s for record in in_order.rounds]
+        assert [record.ttft_s for record in each.rounds] != [record.ttft_s for record in in_order.rounds]
 
 
 @pytest.mark.parametrize("base", [REMOTE, LOCAL], ids=["remote", "local"])
@@ -127,7 +127,7 @@ def test_a_pass_of_several_is_one_pass_of_an_idle_engine(base: Policies) -> None
     together_s = MODEL.prefill_s(0, 160, TP1)
     for span in spans.values():
         assert (span.start_s, span.end_s) == pytest.approx((0.3, 0.3 + together_s))
-    assert {one.session_id: one.ttft_s for one in done.rounds} == pytest.approx(
+    assert {record.session_id: record.ttft_s for record in done.rounds} == pytest.approx(
         {"a": 0.3 + together_s, "b": together_s}
     )
 
@@ -170,6 +170,6 @@ def test_a_policy_that_only_waits_ends_too(wait_s: float) -> None:
     check_each_round_once(done, sessions)
     assert done.events < 3 * (LONGEST_WAIT_S / SHORTEST_WAIT_S + 100)
     # The oldest one runs after the longest wait, and the next one after another.
-    assert {one.session_id: one.queued_s for one in done.rounds if one.index == 0} == pytest.approx(
+    assert {record.session_id: record.queued_s for record in done.rounds if record.index == 0} == pytest.approx(
         {"a": LONGEST_WAIT_S, "b": 2 * LONGEST_WAIT_S - 3.0}, abs=0.05
     )

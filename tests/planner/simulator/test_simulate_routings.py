@@ -52,24 +52,24 @@ def test_every_round_ends_exactly_once(
     with watched_memories() as memories:
         done = run(sessions, cluster, by(routing, pools=pools, binding=binding), how)
     ended = defaultdict(list)
-    for one in done.rounds:
-        ended[one.session_id].append(one)
-    for one in sessions:
-        rounds = ended[one.session_id]
+    for each in done.rounds:
+        ended[each.session_id].append(each)
+    for each in sessions:
+        rounds = ended[each.session_id]
         assert [record.index for record in rounds] == list(range(len(rounds)))
-        assert len(rounds) == len(one.rounds) or rounds[-1].error
+        assert len(rounds) == len(each.rounds) or rounds[-1].error
     assert all(memory.used_tokens == 0 and not memory._keepers for memory in memories)
 
 
 def test_the_first_round_leaves_and_the_later_ones_stay() -> None:
     done = run([session("a", (900, 5), (40, 5), (700, 5))], single(), by("first-remote"))
-    assert [one.reason for one in done.rounds] == ["first-round", "later-round", "later-round"]
-    assert [one.route for one in done.rounds] == ["remote", "local", "local"]
+    assert [record.reason for record in done.rounds] == ["first-round", "later-round", "later-round"]
+    assert [record.route for record in done.rounds] == ["remote", "local", "local"]
 
 
 def test_the_threshold_looks_at_what_is_new_on_the_decode_worker() -> None:
     done = run([session("a", (900, 5), (40, 5), (700, 5))], single(), by("threshold(tokens=300)"))
-    assert [one.route for one in done.rounds] == ["remote", "local", "remote"]
+    assert [record.route for record in done.rounds] == ["remote", "local", "remote"]
 
 
 def crowd() -> list[Session]:
@@ -83,14 +83,14 @@ def test_deflected_prefills_leave_the_batch_its_target_and_shorten_the_first_tok
     how = SimulationOptions(hand_over_pass=False)
     deflected, whole = (run(crowd(), single(), by("deflection", slicing), how) for slicing in ("itl-chunks", "whole"))
     remote = run(crowd(), single(), by("always-remote"), how)
-    assert 0 < sum(one.route == "local" for one in deflected.rounds if one.session_id[0] == "p") < 12
+    assert 0 < sum(record.route == "local" for record in deflected.rounds if record.session_id[0] == "p") < 12
     assert longest_gap_s(deflected) <= SLO.itl_s
     assert longest_gap_s(whole) > SLO.itl_s * 2
     assert worst_ttft_s(deflected) < worst_ttft_s(remote)
 
 
 def worst_ttft_s(done: SimulationRun) -> float:
-    return max(one.ttft_s or 0.0 for one in done.rounds)
+    return max(record.ttft_s or 0.0 for record in done.rounds)
 
 
 def test_arrow_turns_a_decode_worker_and_sends_it_prefills_while_it_still_decodes() -> None:
@@ -98,7 +98,7 @@ def test_arrow_turns_a_decode_worker_and_sends_it_prefills_while_it_still_decode
     burst = [session(f"p{number}", (3000, 2), arrival_s=2.0 + 0.01 * number) for number in range(30)]
     cluster = Cluster(single().decode + single().decode, single().prefill)
     done = run([*talkers, *burst], cluster, by("arrow", pools="arrow", binding="arrow"))
-    used = {one.reason: one.worker_id for one in done.rounds if one.session_id[0] == "p"}
+    used = {record.reason: record.worker_id for record in done.rounds if record.session_id[0] == "p"}
     assert used.keys() == {"prefill", "decode-to-prefill", "least-delay"}
     assert used["prefill"] == "prefill-0"
     assert used["decode-to-prefill"].startswith("decode")

@@ -29,12 +29,12 @@ def test_macro_steps_equal_single_steps(
     with steps_at_once(1):
         one_by_one = run(sessions, cluster, chosen, how)
     assert len(at_once.rounds) == len(one_by_one.rounds)
-    others = {(one.session_id, one.index): one for one in one_by_one.rounds}
-    for one in at_once.rounds:
-        other = others[one.session_id, one.index]
-        assert (one.route, one.worker_id, one.error) == (other.route, other.worker_id, other.error)
+    others = {(record.session_id, record.index): record for record in one_by_one.rounds}
+    for record in at_once.rounds:
+        other = others[record.session_id, record.index]
+        assert (record.route, record.worker_id, record.error) == (other.route, other.worker_id, other.error)
         for name in ("sent_s", "ttft_s", "itl_s", "e2e_s"):
-            ours, theirs = getattr(one, name), getattr(other, name)
+            ours, theirs = getattr(record, name), getattr(other, name)
             assert ours == theirs or ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
     many, single_steps = gap_percentiles(at_once.gaps), gap_percentiles(one_by_one.gaps)
     for name, value in many.items():
@@ -60,7 +60,7 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
     """
     now_s = 0.0
     has_stepped = True
-    ready = [(one.arrival_s, number, 0) for number, one in enumerate(sessions)]
+    ready = [(each.arrival_s, number, 0) for number, each in enumerate(sessions)]
     contexts = [0] * len(sessions)
     batch: list[Sequence] = []
     times: dict[tuple[str, int], list[float]] = {}
@@ -75,7 +75,7 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
             ready.append((sent_s, session, index + 1))
 
     while ready or batch:
-        waiting = sorted(one for one in ready if one[0] <= now_s)
+        waiting = sorted(each for each in ready if each[0] <= now_s)
         if waiting and (has_stepped or not batch):
             has_stepped = False
             sent_s, session, index = waiting[0]
@@ -95,14 +95,14 @@ def oracle(sessions: list[Session], model: PerformanceModel, theta: Parallelism)
                 batch.append(Sequence(session, index, kept + item.incr_tokens + 1, item.output_tokens - 1, now_s))
         elif batch:
             has_stepped = True
-            now_s += model.decode_step_s(len(batch), sum(one.context for one in batch), theta)
+            now_s += model.decode_step_s(len(batch), sum(each.context for each in batch), theta)
             _assume_no_tie(ready, now_s)
-            for one in batch:
-                one.context += 1
-                one.left -= 1
-            for one in [one for one in batch if not one.left]:
-                finish(one.session, one.index, one.first_s)
-            batch = [one for one in batch if one.left]
+            for each in batch:
+                each.context += 1
+                each.left -= 1
+            for each in [each for each in batch if not each.left]:
+                finish(each.session, each.index, each.first_s)
+            batch = [each for each in batch if each.left]
         else:
             now_s = min(ready)[0]
     return times
@@ -118,12 +118,12 @@ def _assume_no_tie(ready: list[tuple[float, int, int]], now_s: float) -> None:
 def test_a_colocated_worker_equals_the_oracle(sessions: list[Session], tp: int) -> None:
     done = run(sessions, single(tp, prefill=0), LOCAL)
     expected = oracle(sessions, MODEL, Parallelism(tp))
-    assert {(one.session_id, one.index) for one in done.rounds} == set(expected)
-    for one in done.rounds:
-        sent_s, ttft_s, e2e_s = expected[one.session_id, one.index]
-        assert one.sent_s == pytest.approx(sent_s, rel=1e-9)
-        assert one.ttft_s == pytest.approx(ttft_s, rel=1e-9)
-        assert one.e2e_s == pytest.approx(e2e_s, rel=1e-9)
+    assert {(record.session_id, record.index) for record in done.rounds} == set(expected)
+    for record in done.rounds:
+        sent_s, ttft_s, e2e_s = expected[record.session_id, record.index]
+        assert record.sent_s == pytest.approx(sent_s, rel=1e-9)
+        assert record.ttft_s == pytest.approx(ttft_s, rel=1e-9)
+        assert record.e2e_s == pytest.approx(e2e_s, rel=1e-9)
 
 
 # -- the arithmetic

@@ -16,8 +16,8 @@ def test_a_worker_that_was_slow_once_is_not_slow_for_ever() -> None:
     for delay_s, coordinators in ((0.0, 1), (0.2, 1), (0.0, 2)):
         how = SimulationOptions(state_delay_s=delay_s, coordinators=coordinators)
         done = run([*burst, later], single(), AMPD, how)
-        (one,) = [one for one in done.rounds if one.session_id == "later"]
-        assert (one.route, one.reason) == ("remote", "ttft-slack")
+        (record,) = [record for record in done.rounds if record.session_id == "later"]
+        assert (record.route, record.reason) == ("remote", "ttft-slack")
 
 
 def test_a_decode_batch_is_seen_while_it_runs() -> None:
