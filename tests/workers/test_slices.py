@@ -11,11 +11,9 @@ import pytest
 
 from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, Wait
 from ampd.policies.registry import create
-from ampd.types import RunningRound
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Switched, message, out, script
-from workers.decoding import DecodingRounds
 from workers.engines.base import EngineError
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.round_service import RoundService
@@ -227,17 +225,6 @@ async def test_the_policy_sees_the_rounds_that_decode(station: Any) -> None:
         await asyncio.wait({local, handed})
         await one.round(prompt_of(100, seed=4), 2, session="d")
         assert policy.running[-1] == ()
-
-
-async def test_choices_of_a_round_are_one_round() -> None:
-    now_s = 1.0
-    rounds = DecodingRounds(lambda: now_s)
-    for index in (0, 1, 0, 1, 1):
-        rounds.add_tokens("r", 0.1, 40, index, 1)
-    assert rounds.running(1.5) == (RunningRound(3, 0.5, 0.1, 43),)
-    rounds.ended("r")
-    rounds.ended("r")
-    assert rounds.running(2.0) == ()
 
 
 async def test_a_wait_leaves_the_worker_to_the_batch_and_ends_with_it(station: Any) -> None:
