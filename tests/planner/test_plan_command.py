@@ -19,8 +19,8 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     return whole
 
 
-def test_a_plan_has_checked_layouts_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--gpus", "4", "--rate", "6", "--ttft", "0.3", "--itl", "0.03", "--cache", str(tmp_path)]
+def test_a_plan_has_checked_layouts_and_says_why(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gpus", "4", "--rate", "6", "--ttft", "0.2", "--itl", "0.02", "--cache", str(curves)]
     plan = planned(capsys, *flags)
     assert len(plan["layouts"]) == 3
     for layout in plan["layouts"]:
@@ -59,27 +59,29 @@ def test_a_second_plan_simulates_no_replica_again(
         main([*TAU, *flags, "--itl", "0.01"])
 
 
-def test_targets_that_no_layout_meets_give_the_best_and_the_miss(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = planned(capsys, "--gpus", "2", "--rate", "3", "--ttft", "0.02", "--itl", "0.004", "--no-use-cache")
+def test_targets_that_no_layout_meets_give_the_best_and_the_miss(
+    curves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(capsys, "--gpus", "2", "--rate", "3", "--ttft", "0.02", "--itl", "0.004", "--cache", str(curves))
     assert not plan["meets_slo"]
     assert plan["layouts"]
     assert any("No layout meets the targets" in line and "misses by" in line for line in plan["explanation"])
-    much = planned(capsys, "--gpus", "2", "--rate", "120", "--no-use-cache")
+    much = planned(capsys, "--gpus", "2", "--rate", "25", "--top", "1", "--cache", str(curves))
     assert not much["meets_slo"]
     assert much["layouts"][0]["headroom"] < 1
     assert any("No layout carries the rate" in line for line in much["explanation"])
 
 
-def test_without_a_rate_it_plans_for_that_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TAU, "--json", "--gpus", "2", "--no-use-cache"]) == 0
+def test_without_a_rate_it_plans_for_that_of_the_trace(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TAU, "--json", "--gpus", "2", "--cache", str(curves)]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["rate"] == pytest.approx(15 / 145.7, rel=0.01)
     assert "the trace's own rate" in err
 
 
-def test_a_degree_that_does_not_fit_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-70b", "--gpu", "h100", "--gpus", "8", "--rate", "1"]
-    assert main([*argv, "--no-use-cache", "--top", "1"]) == 0
+def test_a_degree_that_does_not_fit_is_left_out_and_named(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-70b", "--gpu", "h100", "--gpus", "4", "--rate", "1"]
+    assert main([*argv, "--degrees", "1,2", "--cache", str(curves), "--top", "1"]) == 0
     out = capsys.readouterr().out
     assert "TP1 left out" in out
     assert re.search(r"prefill \d+xTP[24]", out)
@@ -101,8 +103,10 @@ def test_a_degree_that_does_not_fit_is_left_out_and_named(capsys: pytest.Capture
         (["--gpus", "4", "--rate", "0"], r"--rate"),
     ],
 )
-def test_wrong_calls_are_refused_in_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TAU, "--no-use-cache", *flags]) == 2
+def test_wrong_calls_are_refused_in_one_line(
+    flags: list[str], words: str, curves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TAU, "--cache", str(curves), *flags]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     lines = [line for line in err.splitlines() if "own rate" not in line]

@@ -5,10 +5,10 @@ from pathlib import Path
 from ampd.cli.main import main
 
 
-def test_the_plan_report_shows_the_layouts_and_why(tmp_path: Path) -> None:
+def test_the_plan_report_shows_the_layouts_and_why(tmp_path: Path, curves: Path) -> None:
     report = tmp_path / "plan.html"
     argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--gpus", "3", "--rate", "4"]
-    assert main([*argv, "--no-use-cache", "--report", str(report)]) == 0
+    assert main([*argv, "--degrees", "1", "--cache", str(curves), "--report", str(report)]) == 0
     page = report.read_text()
     for words in ("Layouts, best first", "What binds is", "What a GPU carries: prefill", "TP1"):
         assert words in page

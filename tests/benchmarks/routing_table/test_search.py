@@ -15,6 +15,8 @@ from benchmarks.routing_table.trial import rounds_attained
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from workloads.trace import Round, Session
 
+pytestmark = pytest.mark.long
+
 MODEL = analytic_model("llama-3.1-8b", "h20")
 
 

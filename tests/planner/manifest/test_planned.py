@@ -27,24 +27,19 @@ TAU = ["plan", "tau-bench-airline", "--gpus", "6", "--rate", "12", "--ttft", "0.
 LLAMA = [*TAU, "--model", "llama-3.1-8b", "--gpu", "h100"]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def planned(capsys: pytest.CaptureFixture[str], argv: list[str], cache: Path) -> tuple[dict[str, Any], str]:
-    assert ampd([*argv, "--json", "--cache", str(cache)]) == 0
+def planned(capsys: pytest.CaptureFixture[str], argv: list[str], curves: Path) -> tuple[dict[str, Any], str]:
+    assert ampd([*argv, "--json", "--cache", str(curves)]) == 0
     out, err = capsys.readouterr()
     result: dict[str, Any] = json.loads(out)
     return result, err
 
 
 @needs_kubectl
-def test_a_plan_is_written_in_both_forms(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_written_in_both_forms(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = tmp_path / "plan.yaml", tmp_path / "plan"
-    result, err = planned(capsys, [*LLAMA, "--output-manifest", str(file)], cache)
+    result, err = planned(capsys, [*LLAMA, "--output-manifest", str(file)], curves)
     assert result["manifest"] == str(file)
-    again, _ = planned(capsys, [*LLAMA, "--output-manifest", str(folder)], cache)
+    again, _ = planned(capsys, [*LLAMA, "--output-manifest", str(folder)], curves)
     assert again["manifest"] == str(folder)
     objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     assert by_identity(built(folder)) == by_identity(objects)
@@ -73,10 +68,10 @@ def test_a_plan_is_written_in_both_forms(tmp_path: Path, cache: Path, capsys: py
 
 
 def test_the_annotations_are_what_the_plan_expects(
-    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.yaml"
-    result, _ = planned(capsys, [*LLAMA, "--output-manifest", str(file), "--manifest-layout", "2"], cache)
+    result, _ = planned(capsys, [*LLAMA, "--output-manifest", str(file), "--manifest-layout", "2"], curves)
     objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     annotations = graph_of(objects)["metadata"]["annotations"]
     ours = {key.removeprefix("ampd.dev/"): value for key, value in annotations.items() if "ampd.dev/" in key}
@@ -115,7 +110,7 @@ def test_the_annotations_are_what_the_plan_expects(
     assert names == [f"{role}-tp{each['tp']}" for role in ("prefill", "decode") for each in layout[role]]
 
 
-def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_and_the_users_own_choices(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     rounds = [{"incr_tokens": 40, "output_tokens": 1}]
     trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(9)))
@@ -124,7 +119,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys
     argv += ["--ordering", "fcfs", "--slicing", "whole", "--kv-capacity-tokens", "9000", "--limit", "8"]
     argv += ["--output-manifest", str(file), "--manifest-model-path", "/models/mine/My-Model/"]
     argv += ["--manifest-image", "registry.example/ampd:7", "--degrees", "1"]
-    result, err = planned(capsys, argv, cache)
+    result, err = planned(capsys, argv, curves)
     objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     graph = components(objects)
     coordinator, worker = main(graph["coordinator"]), main(graph["decode-tp1"])
@@ -153,16 +148,16 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, cache: Path, capsys
         (["--degrees", "1"], True, []),
         (["--degrees", "2"], True, ["refuse --tp above 1"]),
         (["--degrees", "1", "--itl", "0.004"], False, ["does not meet the targets: it misses by"]),
-        (["--degrees", "1", "--rate", "900"], False, ["does not meet the targets: it carries"]),
+        (["--degrees", "1", "--rate", "90"], False, ["does not meet the targets: it carries"]),
     ],
 )
 def test_what_speaks_against_a_manifest_is_in_the_manifest(
-    flags: list[str], is_met: bool, words: list[str], tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], is_met: bool, words: list[str], tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "plan.yaml", tmp_path / "plan"
     argv = [*LLAMA, "--top", "1", "--limit", "60", *flags]
     for path, head in ((file, file), (folder, folder / "kustomization.yaml")):
-        result, err = planned(capsys, [*argv, "--output-manifest", str(path)], cache)
+        result, err = planned(capsys, [*argv, "--output-manifest", str(path)], curves)
         warnings = result["manifest_warnings"]
         assert len(warnings) == len(words)
         assert all(word in warning for word, warning in zip(words, warnings, strict=True))
@@ -174,11 +169,11 @@ def test_what_speaks_against_a_manifest_is_in_the_manifest(
         assert annotations["ampd.dev/meets-targets"] == ("true" if is_met else "false")
         assert annotations.get("ampd.dev/warnings") == ("\n".join(warnings) or None)
         assert all(f"ampd plan: {warning}" in err.splitlines() for warning in warnings)
-    assert planned(capsys, argv, cache)[0]["manifest_warnings"] == []
+    assert planned(capsys, argv, curves)[0]["manifest_warnings"] == []
 
 
 def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known(
-    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, perf, file = tmp_path / "mine.json", tmp_path / "perf.json", tmp_path / "plan.yaml"
     table.write_bytes(DEFAULT_TABLE.read_bytes())
@@ -186,7 +181,7 @@ def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known
     named = profile.provenance.model_copy(update={"model": "meta-llama/Llama-3.1-8B, 16-bit"})
     write_profile(profile.model_copy(update={"provenance": named}), perf)
     argv = [*TAU, "--perf", str(perf), "--routing", f"table(table={table})", "--top", "1"]
-    result = planned(capsys, [*argv, "--output-manifest", str(file)], cache)[0]
+    result = planned(capsys, [*argv, "--output-manifest", str(file)], curves)[0]
     assert f"the image must hold {table}, which the policy table reads" in result["manifest_warnings"]
     objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     arguments = main(components(objects)["coordinator"])["args"]
@@ -195,11 +190,11 @@ def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known
     assert "--dyn-tool-call-parser=llama3_json" in arguments
 
 
-def test_the_table_names_the_file_too(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_the_file_too(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.yaml"
-    assert ampd([*LLAMA, "--cache", str(cache), "--output-manifest", str(file)]) == 0
+    assert ampd([*LLAMA, "--cache", str(curves), "--output-manifest", str(file)]) == 0
     assert f"Manifest: {file}" in capsys.readouterr().out.splitlines()
-    assert ampd([*LLAMA, "--cache", str(cache)]) == 0
+    assert ampd([*LLAMA, "--cache", str(curves)]) == 0
     assert "Manifest" not in capsys.readouterr().out
 
 
@@ -245,10 +240,10 @@ def test_wrong_calls_are_refused_before_anything_is_planned(
 
 
 def test_a_layout_that_the_plan_does_not_have_is_refused(
-    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--gpus", "2", "--rate", "3"]
-    argv += ["--cache", str(cache), "--output-manifest", str(tmp_path / "plan.yaml"), "--manifest-layout", "3"]
+    argv += ["--cache", str(curves), "--output-manifest", str(tmp_path / "plan.yaml"), "--manifest-layout", "3"]
     assert ampd(argv) == 2
     assert "--manifest-layout: there is no layout 3, the plan has 1" in capsys.readouterr().err
 
