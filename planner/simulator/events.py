@@ -50,7 +50,7 @@ class EventLoop:
             ValueError: the time has passed, so that the effect would come before its cause.
         """
         if when_s < self.now_s:
-            raise ValueError(f"it is {self.now_s} s: too late for an action at {when_s} s")
+            raise ValueError(f"it is {self.now_s} s, nothing can be done at {when_s} s any more")
         self._count += 1
         heappush(self._heap, (when_s, self._count, action, argument))
 
