@@ -2,10 +2,11 @@
 
     python -m benchmarks.structure [--json] [--root FOLDER]
 
-Counts every line of the product's Python and Lua files (tests, benchmarks and docs are not product). A class is over
-the limit if its constructor takes more than 8 parameters or if it has more than 12 fields that it sets on itself.
-Frozen dataclasses, pydantic models, typed dictionaries and protocols are values, not state, and do not count. Other
-dataclasses are records, listed apart: their fields are what they are for.
+Counts every line of the product's Python and Lua files (tests, benchmarks and docs are not product). Lines of code are
+those that are neither blank, nor comment, nor documentation. A class is over the limit if its constructor takes more
+than 8 parameters or if it has more than 12 fields that it sets on itself. Frozen dataclasses, pydantic models, typed
+dictionaries and protocols are values, not state, and do not count. Other dataclasses are records, listed apart: their
+fields are what they are for.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def classes(path: Path, tree: ast.Module) -> Iterator[ClassSize]:
 def measured(root: Path) -> dict[str, object]:
     """All figures of a source tree."""
     lines: Counter[str] = Counter()
+    code: Counter[str] = Counter()
     files: Counter[str] = Counter()
     imports: Counter[str] = Counter()
     functions: list[tuple[int, str]] = []
@@ -67,6 +69,7 @@ def measured(root: Path) -> dict[str, object]:
             lines[package] += len(path.read_text("utf-8").splitlines())
             files[package] += 1
     for path, tree in modules(root):
+        code[path.parts[0]] += len(_code_lines((root / path).read_text("utf-8"), tree))
         sizes += classes(path, tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -77,6 +80,7 @@ def measured(root: Path) -> dict[str, object]:
     over = sorted((size for size in sizes if size.is_over), key=lambda size: -size.fields)
     return {
         "lines": dict(lines) | {"product": lines.total()},
+        "code_lines": dict(code) | {"product": code.total()},
         "files": dict(files) | {"product": files.total()},
         "functions": len(functions),
         "function_lines_mean": round(mean(length for length, _ in functions), 1),
@@ -106,6 +110,18 @@ def main() -> None:
             print(f"{name}: {', '.join(f'{key} {count}' for key, count in value.items())}")
         else:
             print(f"{name}: {value}")
+
+
+def _code_lines(text: str, tree: ast.Module) -> set[int]:
+    """Numbers of the lines that hold code: neither blank, nor comment, nor documentation."""
+    texts = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    return {number for number, line in lines.items() if line and not line.startswith("#")} - texts
 
 
 def _line(size: ClassSize) -> str:
