@@ -13,6 +13,8 @@ from typing import Any
 
 from dynamo.llm import HttpError
 
+from ampd.serving.placement import PlacementPolicies
+from ampd.serving.roles import RoleReview
 from ampd.state.store import StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
@@ -76,8 +78,9 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
         guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
+        placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng)
         self._services = Services(
-            placer=_placer(settings, policies, self.view, store, rng, clock),
+            placer=Placer(self.view, store, placement, settings.session_ttl_s, SUSPECT_S, clock),
             cluster=Cluster(self.view, store, calls, guard, CALL_TIMEOUT_S),
             sessions=SessionMemory(settings.context_memory_mib << 20),
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
@@ -153,27 +156,6 @@ class Coordinator:
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
 
 
-def _placer(
-    settings: CoordinatorSettings,
-    policies: CoordinatorPolicies,
-    view: ClusterView,
-    store: StateStore,
-    rng: random.Random,
-    clock: Callable[[], float],
-) -> Placer:
-    return Placer(
-        view,
-        store,
-        policies.binding,
-        policies.routing,
-        policies.model,
-        session_ttl_s=settings.session_ttl_s,
-        suspect_s=SUSPECT_S,
-        rng=rng,
-        clock=clock,
-    )
-
-
 def _pools_keeper(
     settings: CoordinatorSettings,
     policies: CoordinatorPolicies,
@@ -185,6 +167,5 @@ def _pools_keeper(
     policy = policies.pools
     if policy is None or policy.is_idle:
         return None
-    return PoolsKeeper(
-        view, store, policy, policies.model, settings.slo, settings.pools_interval_s, settings.lease_s, rng, clock
-    )
+    review = RoleReview(policy, policies.model, settings.slo, rng)
+    return PoolsKeeper(view, store, review, settings.pools_interval_s, settings.lease_s, clock)

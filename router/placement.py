@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ampd.errors import UserError
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import BindingPolicy, RoutingPolicy
 from ampd.policies.estimates import local
 from ampd.serving.placement import PlacementPolicies, deterministic_choice, exceeded_limit, fits, prefill_task
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
@@ -74,18 +71,15 @@ class Placer:
         self,
         view: ClusterView,
         store: StateStore,
-        binding: BindingPolicy,
-        routing: RoutingPolicy,
-        model: PerformanceModel,
+        policies: PlacementPolicies,
         session_ttl_s: float,
         suspect_s: float,
-        rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.view = view
-        self.store = store
+        self._view = view
+        self._store = store
         self.counters = SessionCounts()
-        self._policies = PlacementPolicies(binding, routing, model, rng)
+        self._policies = policies
         self._session_ttl_s = session_ttl_s
         self._suspect_s = suspect_s
         self._clock = clock
@@ -95,7 +89,7 @@ class Placer:
 
     def suspect(self, worker_id: str) -> None:
         """A call to this worker failed: leave it out until it publishes again."""
-        self.view.suspect(worker_id, self._suspect_s)
+        self._view.suspect(worker_id, self._suspect_s)
         self._suspects[worker_id] = self._clock() + self._suspect_s
 
     async def place(self, ask: Ask) -> Placement:
@@ -138,20 +132,20 @@ class Placer:
         """The bound worker if it can be used; None if the session must move."""
         if known.worker_id in ask.lost:
             return None
-        if found := self.view.worker(known.worker_id):
+        if found := self._view.worker(known.worker_id):
             return found
         if self._suspects.get(known.worker_id, 0.0) > self._clock() or not self._store_answers():
             return None
         # It may be so new that its first words are still on the way to this replica.
         try:
-            views = await self.store.snapshot()
+            views = await self._store.snapshot()
         except StateUnavailableError as error:
             self._lost_store(error)
             return None
         return next((view for view in views if view.worker_id == known.worker_id), None)
 
     def _bind(self, ask: Ask) -> WorkerView:
-        live = [view for view in self.view.decode() if view.worker_id not in ask.lost]
+        live = [view for view in self._view.decode() if view.worker_id not in ask.lost]
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
         _check_fits(ask, live)
@@ -172,7 +166,7 @@ class Placer:
             self.counters.add(repinned=1)
             return moved
         try:
-            outcome = await self.store.repin(known, worker_id, self._session_ttl_s)
+            outcome = await self._store.repin(known, worker_id, self._session_ttl_s)
         except StateUnavailableError as error:
             self._lost_store(error)
             self.counters.add(repinned=1)
@@ -184,7 +178,7 @@ class Placer:
 
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
         task = _task(ask, await ask.hist_tokens(decode))
-        prefill = self.view.prefill()
+        prefill = self._view.prefill()
         try:
             decision = self._policies.route(
                 task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only
@@ -206,7 +200,7 @@ class Placer:
         epoch = known.epoch if known else 0
         write = RouteWrite(ask.session_id, decode.worker_id, epoch, decision.worker_id, task)
         try:
-            outcome = await self.store.route(write, self._session_ttl_s)
+            outcome = await self._store.route(write, self._session_ttl_s)
         except StateUnavailableError as error:
             self._lost_store(error)
             return None
@@ -214,7 +208,7 @@ class Placer:
             self._is_alone = False
             log.warning("shared state answers again: bindings are shared with the other coordinators")
         if outcome.accepted:
-            self.view.apply(TaskQueued(decision.worker_id, task))
+            self._view.apply(TaskQueued(decision.worker_id, task))
         return outcome
 
     def _store_answers(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 import uuid
 from collections import Counter
@@ -17,17 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
-from ampd.perf.model import PerformanceModel
-from ampd.policies.base import PoolsPolicy
 from ampd.serving.roles import DueChange, RoleReview
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.types import Role, Slo, WorkerView, pool_name
+from ampd.types import Role, WorkerView, pool_name
 
 log = logging.getLogger(__name__)
 
 _ROLE_LEASES = 3.0
-"""Leases for which an assigned role is remembered: a worker that lives hears of it within a third of one."""
+"""Leases for which an assigned role is remembered; a live worker learns it within a third of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class PoolsKeeper:
     Without the shared state no coordinator leads and no role changes.
 
     Args:
-        slo: the default targets of a round.
+        review: the policy, with the default targets of a round.
         interval_s: seconds between two questions to the policy.
         lease_s: a leader that falls silent is replaced after it; longer than the interval.
 
@@ -57,17 +54,14 @@ class PoolsKeeper:
         self,
         view: ClusterView,
         store: StateStore,
-        policy: PoolsPolicy,
-        model: PerformanceModel,
-        slo: Slo,
+        review: RoleReview,
         interval_s: float,
         lease_s: float,
-        rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
         self._store = store
-        self._review = RoleReview(policy, model, slo, rng)
+        self._review = review
         self._interval_s = interval_s
         self._lease_s = max(lease_s, 3 * interval_s)
         self._clock = clock
@@ -75,7 +69,7 @@ class PoolsKeeper:
         self._holder = uuid.uuid4().hex
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -103,7 +97,7 @@ class PoolsKeeper:
                 await self.step()
             except (StateUnavailableError, UserError) as error:
                 self._follow()
-                self._say_once(str(error))
+                self._warn_once(str(error))
             except Exception:
                 log.exception("the pools policy failed; asking again")
             await asyncio.sleep(self._interval_s)
@@ -125,7 +119,7 @@ class PoolsKeeper:
             return
         if not self._is_leading:
             self._is_leading = True
-            self._said.clear()
+            self._warned.clear()
             log.info("this coordinator leads: it assigns the workers' roles")
         await self._ask(lead)
 
@@ -134,7 +128,7 @@ class PoolsKeeper:
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
         due = self._review.due(self._as_assigned(now_s), now_s, changed_s)
         for kept in due.kept:
-            self._say_once(f"worker {kept.worker_id} stays decode ({kept.reason}): it is the last one")
+            self._warn_once(f"worker {kept.worker_id} stays decode ({kept.reason}): it is the last one")
         for change in due.changes:
             if not await self._assign(change):
                 return
@@ -175,8 +169,8 @@ class PoolsKeeper:
         self._is_leading = False
         self._assigned.clear()
 
-    def _say_once(self, line: str) -> None:
-        """Each line once a lead, for the policy is asked twice a second."""
-        if line not in self._said:
-            self._said.add(line)
+    def _warn_once(self, line: str) -> None:
+        """Log each message once per leadership term, because the policy runs twice a second."""
+        if line not in self._warned:
+            self._warned.add(line)
             log.warning("pools: %s", line)

@@ -10,6 +10,7 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
+from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
@@ -134,12 +135,14 @@ class Replica:
             placer=Placer(
                 self.view,
                 self.store,
-                Failing() if failing == "binding" else registry.create("binding", "least-kv"),
-                Failing() if failing == "routing" else registry.create("routing", routing),
-                load_performance_model("tiny-cpu"),
+                PlacementPolicies(
+                    Failing() if failing == "binding" else registry.create("binding", "least-kv"),
+                    Failing() if failing == "routing" else registry.create("routing", routing),
+                    load_performance_model("tiny-cpu"),
+                    random.Random(1),
+                ),
                 session_ttl_s=60.0,
                 suspect_s=60.0,
-                rng=random.Random(1),
             ),
             cluster=Cluster(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), call_timeout_s=1.0),
             sessions=SessionMemory(1 << 20),

@@ -215,7 +215,7 @@ async def test_a_worker_that_is_lost_and_its_sessions() -> None:
 async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     change = RoleChange("d2", Role.PREFILL, "ttft-short")
     other = RoleChange("d3", Role.PREFILL, "7 s late")
-    policy = SimpleNamespace(change=lambda *_: (change, other))
+    policy = SimpleNamespace(change=lambda *_: (change, other), is_idle=False)
     one = await site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
         while not one.total("ampd_role_assignments_total", reason=OTHER):  # noqa: ASYNC110

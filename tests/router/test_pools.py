@@ -13,6 +13,7 @@ import pytest
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.serving.roles import RoleReview
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import RoleAssigned, StateStore
@@ -76,7 +77,7 @@ async def replica(opened: Open, policy: Script, lease_s: float = LEASE_S) -> Asy
     store = await opened()
     async with ClusterView(store, lease_s=LEASE_S) as view:
         keeper = PoolsKeeper(
-            view, store, policy, MODEL, Slo(1.0, 0.1), INTERVAL_S, lease_s, random.Random(1), time.monotonic
+            view, store, RoleReview(policy, MODEL, Slo(1.0, 0.1), random.Random(1)), INTERVAL_S, lease_s, time.monotonic
         )
         try:
             yield keeper
