@@ -216,7 +216,8 @@ async def consume(live: Driver, endpoint: str, worker: str, request: Any, contex
 
 async def test_sigterm_drains(live: Driver) -> None:
     """In-flight rounds finish, the KV stays readable meanwhile, newcomers are refused, the view goes at once."""
-    worker = await live.start(Role.DECODE)
+    # With a lease this long, only the worker itself can take its view away in time.
+    worker = await live.start(Role.DECODE, "--lease-s", "60")
     name = live.graph.processes[worker]
     stream = await live.call(GENERATE_ENDPOINT, worker, message(PROMPT, session="drain", max_tokens=200))
     out = [await anext(aiter(stream))]
