@@ -1,5 +1,5 @@
 # ruff: noqa: ASYNC110
-"""The publisher on a real Redis: what it writes, and a Redis that goes away and comes back empty."""
+"""The publisher: what it writes and how long, and a real Redis that goes away and comes back empty."""
 
 import asyncio
 import logging
@@ -11,6 +11,8 @@ from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateStore
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from tests.memory_store import MemoryState, MemoryStore
+from tests.virtual_time import run_virtually
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 
@@ -44,27 +46,33 @@ async def until(store: StateStore, condition: Callable[[list[WorkerView]], bool]
             await asyncio.sleep(0.01)
 
 
-async def test_changes_heartbeats_and_leaving(store: StateStore) -> None:
-    station = Station()
-    changes = PendingChanges()
-    publisher = Publisher(store, "w1", station.view, changes, lease_s=0.6)
-    await publisher.start()
-    await asyncio.sleep(1.0)
-    assert [view.worker_id for view in await store.snapshot()] == ["w1"], "the heartbeat renews the lease"
+def test_changes_heartbeats_and_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time, so that a busy machine lets no lease lapse."""
 
-    station.queue = (PrefillTask("t1", "s1", 0, 5, 0.0, Slo(1, 1)),)
-    changes.changed()
-    changes.held("s1", 320)
-    await until(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
-    station.queue = ()
-    changes.finished("t1")
-    changes.held("s1", 0)
-    await until(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        store = MemoryStore(MemoryState(clock), clock)
+        station, changes = Station(), PendingChanges()
+        publisher = Publisher(store, "w1", station.view, changes, lease_s=0.6)
+        await publisher.start()
+        await asyncio.sleep(10.0)
+        assert [view.worker_id for view in await store.snapshot()] == ["w1"], "the heartbeat renews the lease"
 
-    await publisher.retire()
-    assert await store.snapshot() == []
-    await asyncio.sleep(0.4)
-    assert await store.snapshot() == [], "nobody publishes any more"
+        station.queue = (PrefillTask("t1", "s1", 0, 5, 0.0, Slo(1, 1)),)
+        changes.changed()
+        changes.held("s1", 320)
+        await until(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
+        station.queue = ()
+        changes.finished("t1")
+        changes.held("s1", 0)
+        await until(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
+
+        await publisher.retire()
+        assert await store.snapshot() == []
+        await asyncio.sleep(10.0)
+        assert await store.snapshot() == [], "nobody publishes any more"
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher")
 
 
 async def test_a_redis_that_comes_back_empty_hears_everything_again(
