@@ -139,7 +139,7 @@ class PodLab:
         if words[0] == "python3":
             words = [sys.executable, *words[1:]]
         path = f"{redis_server_path().parent}:{os.environ['PATH']}"
-        return ["env", "-i", f"PATH={path}", *(f"{name}={value}" for name, value in variables.items()), *words]
+        return ["/usr/bin/env", "-i", f"PATH={path}", *(f"{name}={value}" for name, value in variables.items()), *words]
 
     def _make_volumes(self, one: Running) -> None:
         for volume in one.pod.spec["volumes"]:
