@@ -49,6 +49,7 @@ class Coordinator:
 
     Args:
         observers: called with each round at its end.
+        vocabulary_size: of the model; None: it is not known, and token ids are left to the workers.
 
     Attributes:
         view: the workers as this replica knows them.
@@ -66,9 +67,11 @@ class Coordinator:
         observers: tuple[Observer, ...] = (),
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        vocabulary_size: int | None = None,
     ) -> None:
         rng = rng or random.Random()
         self._slo = settings.slo
+        self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks()
         self._guard_task: asyncio.Task[None] | None = None
@@ -125,7 +128,7 @@ class Coordinator:
         self.running += 1
         self._idle.clear()
         try:
-            wanted = parse_round(request, self._slo)
+            wanted = parse_round(request, self._slo, self._vocabulary_size)
             trace = trace.of_session(wanted.session_id)
             if wanted.max_tokens == 0 and wanted.is_final:
                 yield await self._end_session(wanted)

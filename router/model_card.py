@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from router.settings import PROG, CoordinatorSettings, context_length
+from router.settings import PROG, CoordinatorSettings, context_length, vocabulary_size
 
 
 class ModelCard:
@@ -24,6 +24,7 @@ class ModelCard:
         self.folder = folder
         self.name = settings.served_name
         self.context_length = context_length(folder, settings.context_length)
+        self.vocabulary_size = vocabulary_size(folder)
         self.tool_call_parser = _known("--dyn-tool-call-parser", settings.dyn_tool_call_parser, get_tool_parser_names())
         self.reasoning_parser = _known(
             "--dyn-reasoning-parser", settings.dyn_reasoning_parser, get_reasoning_parser_names()

@@ -64,7 +64,9 @@ class CoordinatorProcess:
         self._card = card
         self._endpoint = runtime.endpoint(f"{settings.namespace}.{COORDINATOR_COMPONENT}.{COORDINATOR_ENDPOINT}")
         recorder, window = RoundRecorder(), RoundWindow()
-        coordinator = Coordinator(settings, calls, store, policies, observers=(recorder, window))
+        coordinator = Coordinator(
+            settings, calls, store, policies, observers=(recorder, window), vocabulary_size=card.vocabulary_size
+        )
         coordinator.session_counts.subscribe(window.add_sessions)
         self._coordinator = coordinator
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))

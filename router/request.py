@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.types import Slo
+from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS
 from router.carriable import local_only_reason
 from router.round_errors import RoundRefusedError
@@ -56,8 +57,11 @@ class RoundRequest:
         return self.is_final or not self.is_named
 
 
-def parse_round(request: Mapping[str, Any], default_slo: Slo) -> RoundRequest:
+def parse_round(request: Mapping[str, Any], default_slo: Slo, vocabulary_size: int | None = None) -> RoundRequest:
     """Read Dynamo's preprocessed request.
+
+    Args:
+        vocabulary_size: token ids from here on are refused; None: it is not known.
 
     Raises:
         RoundRefusedError: 400 because this graph cannot serve the request.
@@ -68,6 +72,8 @@ def parse_round(request: Mapping[str, Any], default_slo: Slo) -> RoundRequest:
     token_ids = request.get("token_ids")
     if not token_ids:
         raise RoundRefusedError(400, "the prompt is empty")
+    if vocabulary_size is not None and (reason := unknown_token(token_ids, request, vocabulary_size)):
+        raise RoundRefusedError(400, reason)
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)

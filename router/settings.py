@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import AliasChoices, Field
 
@@ -12,6 +13,7 @@ from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.policies import defaults
 from ampd.settings import OldFlag
+from ampd.vocabulary import vocabulary_tokens
 
 PROG = "python -m router"
 
@@ -78,10 +80,25 @@ def context_length(folder: Path, chosen: int | None) -> int | None:
     """
     if chosen is not None:
         return chosen
+    return _from_config(folder, _longest_context)
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """The size of the model's vocabulary; None if its config.json does not name it.
+
+    Raises:
+        UserError: config.json cannot be read.
+    """
+    return _from_config(folder, vocabulary_tokens)
+
+
+def _longest_context(config: dict[str, Any]) -> int | None:
+    length = (config.get("text_config") or config).get("max_position_embeddings")
+    return int(length) if length else None
+
+
+def _from_config(folder: Path, read: Callable[[dict[str, Any]], int | None]) -> int | None:
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        config = config.get("text_config") or config
-        length = config.get("max_position_embeddings")
-        return int(length) if length else None
+        return read(json.loads((folder / "config.json").read_bytes()))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{PROG}: --model: {folder / 'config.json'} is not usable ({error})") from None

@@ -13,8 +13,9 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ampd.page_keys import page_keys
+from ampd.vocabulary import unknown_token
 from ampd.wire import REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
-from workers.engines.base import Engine, EngineOutput, EngineRequest
+from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
 from workers.round_progress import RoundProgress
@@ -67,8 +68,8 @@ class RoundService:
 
     async def prefill(self, request: PrefillRequest) -> Chunks:
         """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
-        progress = self._begin(request)
         source = self._peer(request["source_worker_id"])
+        progress = self._begin(request)
         try:
             with self._place(progress, source) as place:
                 async with self._sessions.round(progress.task.session_id):
@@ -83,8 +84,8 @@ class RoundService:
 
     async def generate(self, request: GenerateRequest) -> Chunks:
         """Run a round to its end. With a source its increment was prefilled there; without a source it queues here."""
-        progress = self._begin(request)
         source = self._peer(request["source_worker_id"])
+        progress = self._begin(request)
         chunks = self._taken_over(request, progress, source) if source else self._local(request, progress)
         try:
             async with self._sessions.round(progress.task.session_id), aclosing(chunks):
@@ -171,7 +172,12 @@ class RoundService:
     def _begin(self, request: PrefillRequest | GenerateRequest) -> RoundProgress:
         now_s = self._clock()
         task, token_ids = decode_task(request["task"], now_s), request["token_ids"]
-        keys = page_keys(token_ids, self._engine.info.page_size_tokens)
+        info = self._engine.info
+        size = info.vocabulary_size
+        if size is not None and (reason := unknown_token(token_ids, request["request"], size)):
+            raise EngineError(reason, 400)
+        keys = page_keys(token_ids, info.page_size_tokens)
+        # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self.running += 1
         self._idle.clear()
         return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys)

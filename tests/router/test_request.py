@@ -81,3 +81,11 @@ def test_what_cannot_be_served_is_refused(fields: dict[str, Any], text: str) -> 
     with pytest.raises(RoundRefusedError, match=text) as refusal:
         parse(**fields)
     assert refusal.value.status == 400
+
+
+def test_a_token_id_outside_the_vocabulary_is_the_client_s_error() -> None:
+    request = {"token_ids": [5, 6, 4_000_000_000]}
+    with pytest.raises(RoundRefusedError, match=r"token id 4000000000 in the prompt .* 1000 tokens") as refusal:
+        parse_round(request, DEFAULT, 1000)
+    assert refusal.value.status == 400
+    assert parse_round(request, DEFAULT).token_ids == request["token_ids"]

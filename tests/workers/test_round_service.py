@@ -14,6 +14,7 @@ from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import message
+from workers.engines.base import EngineError
 
 
 @pytest.mark.parametrize("source", [None, "gone"], ids=["prefilled here", "prefilled elsewhere"])
@@ -40,3 +41,23 @@ async def test_a_round_that_begins_to_decode_is_published(
             assert report["decode_batch"] == 1
             assert report["decode_context_tokens"] > 40
         await publisher.retire()
+
+
+@pytest.mark.parametrize("endpoint", ["prefill", "generate"])
+async def test_a_request_that_cannot_run_is_not_counted(model_folder: Path, endpoint: str) -> None:
+    lab = Lab(model_folder, Times())
+    async with lab.engine("D") as engine:
+        rounds = worker_parts("D", engine, lab.times).rounds
+        known = engine.info.vocabulary_size
+        assert known is not None
+        foreign: Any = message([5, known], 3, "s")
+        with pytest.raises(EngineError, match=f"token id {known} in the prompt") as refusal:
+            await anext(getattr(rounds, endpoint)(foreign))
+        assert refusal.value.status == 400
+        malformed: Any = message(prompt_of(40), 3, "s")
+        del malformed["source_worker_id"]
+        with pytest.raises(KeyError):
+            await anext(getattr(rounds, endpoint)(malformed))
+        assert rounds.running == 0
+        async with asyncio.timeout(5):
+            await rounds.drained()

@@ -12,13 +12,18 @@ from workers.kv.exchange import KvExchange
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The properties of an engine, known when it has started."""
+    """The properties of an engine, known when it has started.
+
+    Attributes:
+        vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
+    """
 
     parallelism: Parallelism
     kv_capacity_tokens: int
     max_context_tokens: int
     page_size_tokens: int
     kv_bytes_per_token: int
+    vocabulary_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class ModelledEngine:
             max_context_tokens=facts.max_context_tokens,
             page_size_tokens=page_size,
             kv_bytes_per_token=facts.kv_bytes_per_token,
+            vocabulary_size=facts.vocabulary_size,
         )
         self._facts = facts
         self._model = model

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.vocabulary import vocabulary_tokens
 
 _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""
@@ -30,6 +31,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     max_context_tokens: int
     kv_bytes_per_token: int
+    vocabulary_size: int | None = None
 
 
 def read_model_folder(folder: Path) -> ModelFacts:
@@ -51,6 +53,7 @@ def read_model_folder(folder: Path) -> ModelFacts:
             eos_token_ids=tuple(_as_list(config.get("eos_token_id"))),
             max_context_tokens=int(config.get("max_position_embeddings", 32_768)),
             kv_bytes_per_token=2 * int(config["num_hidden_layers"]) * heads * head_dim * value_bytes,
+            vocabulary_size=vocabulary_tokens(config),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"model folder {folder}: config.json or tokenizer.json is not usable ({error!r})") from None

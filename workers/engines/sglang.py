@@ -211,6 +211,7 @@ class SglangEngine:
             max_context_tokens=min(int(self._manager.context_len), capacity),
             page_size_tokens=layout.page_size,
             kv_bytes_per_token=layout.bytes_per_page // layout.page_size,
+            vocabulary_size=int(self._manager.model_config.vocab_size),
         )
 
     async def _warm_up(self) -> None:
@@ -226,7 +227,10 @@ class SglangEngine:
         from workers.engines.sglang_request import choices, logprob_arguments, sampling_params
 
         self._check(request)
-        arguments = {"sampling_params": sampling_params(request), **logprob_arguments(request)}
+        arguments = {
+            "sampling_params": sampling_params(request, self.info.vocabulary_size),
+            **logprob_arguments(request),
+        }
         count = choices(request)
         async with _RequestAccount(self, request) as account:
             if count == 1:

@@ -15,6 +15,7 @@ from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_re
 from dynamo.common.utils.structural_tag import serialize_structural_tag
 from dynamo.llm import HttpError
 
+from ampd.vocabulary import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest
 
 _SAMPLING_FIELDS = (
@@ -28,8 +29,10 @@ _SAMPLING_FIELDS = (
 )
 
 
-def sampling_params(request: EngineRequest) -> dict[str, Any]:
+def sampling_params(request: EngineRequest, vocabulary_size: int | None = None) -> dict[str, Any]:
     """SGLang's `sampling_params` of one choice.
+
+    Stop tokens that the vocabulary lacks are left out: SGLang ends with `min_new_tokens` and one of them.
 
     Raises:
         EngineError: 400 for a guide that SGLang cannot use.
@@ -42,7 +45,7 @@ def sampling_params(request: EngineRequest) -> dict[str, Any]:
         "sampling_seed": options.get("seed"),
         "ignore_eos": stop.get("ignore_eos"),
         "min_new_tokens": _min_tokens(request, stop),
-        "stop_token_ids": sorted(stop_token_ids) or None,
+        "stop_token_ids": known_tokens(stop_token_ids, vocabulary_size) or None,
         **_guide(options.get("guided_decoding") or {}),
     }
     given = {name: value for name, value in params.items() if value is not None}

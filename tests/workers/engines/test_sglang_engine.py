@@ -106,6 +106,12 @@ async def test_stop_tokens_end_the_output_and_are_named(engine: SglangEngine) ->
     assert free[at] not in longer.token_ids[:9]
 
 
+async def test_a_stop_token_outside_the_vocabulary_does_not_end_the_engine(engine: SglangEngine) -> None:
+    stops = {"stop_token_ids_hidden": [999_999_999], "min_tokens": 2}
+    assert len((await ask(engine, 4, stop_conditions=stops)).token_ids) == 4
+    assert len((await ask(engine, 4)).token_ids) == 4
+
+
 async def test_log_probabilities_align_with_tokens(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     request = EngineRequest(
         rid(), "", PROMPT, 5, {"sampling_options": {"temperature": 0.0}, "output_options": {"logprobs": 0}}
