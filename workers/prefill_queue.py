@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import OrderingPolicy
+from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.serving.prefill_queue import PrefillQueue, QueueEntry
 from ampd.types import Parallelism, PrefillTask
+
+log = logging.getLogger(__name__)
 
 
 class QueuePlace:
@@ -68,7 +71,7 @@ class AsyncPrefillQueue(PrefillQueue):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
-            ordering,
+            _Unfailing(ordering),
             model,
             parallelism,
             _LoopTimer(clock),
@@ -86,6 +89,37 @@ class AsyncPrefillQueue(PrefillQueue):
             yield place
         finally:
             place.leave()
+
+
+class _Unfailing:
+    """An ordering policy of which an exception, or a pick that does not exist, does not stop the queue.
+
+    The first prefill in order of arrival runs instead, and the log has one line for failures in a row.
+    """
+
+    def __init__(self, policy: OrderingPolicy) -> None:
+        self._policy = policy
+        self._is_failing = False
+
+    def pick(self, situation: OrderingSituation) -> Pick:
+        try:
+            pick = self._policy.pick(situation)
+            _check_pick(pick, len(situation.queue))
+            self._is_failing = False
+            return pick
+        except Exception as error:
+            if not self._is_failing:
+                self._is_failing = True
+                log.exception("the ordering policy failed, the first prefill in order of arrival runs: %r", error)
+            return Run(0)
+
+
+def _check_pick(pick: Pick, waiting: int) -> None:
+    if isinstance(pick, Wait):
+        return
+    for position in (pick.index, *pick.together, *pick.postponed):
+        if not 0 <= position < waiting:
+            raise IndexError(f"position {position} of {waiting} prefills")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,13 @@ class PrefillQueue:
         """Enter a prefill. Its turn may come before this returns."""
         entry = QueueEntry(task, fetches, on_turn)
         self.waiting.append(entry)
-        self._advance()
+        try:
+            self._advance()
+        except BaseException:
+            # The owner gets no entry that could leave.
+            self._take_out(entry)
+            entry.stage = Stage.LEFT
+            raise
         return entry
 
     def fetched(self, entry: QueueEntry) -> None:

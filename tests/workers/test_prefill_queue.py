@@ -223,3 +223,41 @@ async def test_changes_are_told() -> None:
     with queue.place(task("a"), False):
         assert told[-1] == 1
     assert told[-1] == 0
+
+
+class Failing:
+    """An ordering that raises, or picks what does not exist."""
+
+    def __init__(self, pick: Pick | None) -> None:
+        self._pick = pick
+
+    def pick(self, _: OrderingSituation) -> Pick:
+        if self._pick is None:
+            raise ZeroDivisionError("no idea")
+        return self._pick
+
+
+@pytest.mark.parametrize("pick", [None, Run(7), Run(0, together=(5,)), Run(-1)])
+async def test_a_failing_policy_does_not_block_the_queue(pick: Pick | None, caplog: pytest.LogCaptureFixture) -> None:
+    log: list[tuple[str, str]] = []
+    queue = logged_queue(log, Failing(pick))
+    owners = [Owner(queue, name, False, log) for name in "abc"]
+    for owner in owners:
+        await settle()
+        owner.computed.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(owner.task for owner in owners))
+    assert [name for event, name in log if event == "done"] == ["a", "b", "c"]
+    assert len(queue) == 0
+    failures = [record for record in caplog.records if "ordering policy failed" in record.getMessage()]
+    assert len(failures) == 1
+
+
+async def test_a_prefill_that_cannot_enter_leaves_nothing() -> None:
+    def fail() -> None:
+        raise RuntimeError("changed")
+
+    queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism(), on_change=fail)
+    with pytest.raises(RuntimeError, match="changed"), queue.place(task("a"), fetches=False):
+        pass
+    assert len(queue) == 0
