@@ -161,6 +161,10 @@ _ERROR = re.compile(r"ampd-error (\d{3}): (.*)", re.DOTALL)
 _ENVELOPE = re.compile(r"\{.*\}", re.DOTALL)
 
 
+ENGINE_DIED = 502
+"""The status of a call during which the worker's engine ended. Other failures of a call never have it."""
+
+
 def error_text(status: int, message: str) -> str:
     """The text of an exception that a worker raises: Dynamo passes on the text of an exception, but not its class."""
     return f"ampd-error {status}: {message}"

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 
 from ampd.errors import one_line_of
 from ampd.telemetry.tracing import TracedContext, context_for_call
-from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, parse_error
+from ampd.wire import (
+    COMPONENT,
+    ENGINE_DIED,
+    GENERATE_ENDPOINT,
+    KV_ENDPOINT,
+    PREFILL_ENDPOINT,
+    KvReply,
+    KvRequest,
+    parse_error,
+)
 from router.outputs import Chunk
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
@@ -74,16 +83,22 @@ class DynamoCalls:
         raise WorkerLostError(worker_id, "empty answer about KV")
 
 
-def worker_error(worker_id: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
+def worker_error(worker_id: str, error: Exception, *, has_begun: bool = False) -> WorkerLostError | WorkerRefusedError:
     """Classify a failed call: the worker refused with an HTTP status, or it is lost.
 
     A worker's exception loses its class on the way, so its status travels in the text (`ampd-error <status>: ...`).
+
+    Args:
+        has_begun: the worker had taken the call, so a worker that is lost died during it.
     """
     if isinstance(error, (WorkerLostError, WorkerRefusedError)):
         return error
     if refusal := parse_error(str(error)):
-        return WorkerRefusedError(worker_id, *refusal)
-    return WorkerLostError(worker_id, one_line_of(error))
+        status, message = refusal
+        if status == ENGINE_DIED:
+            return WorkerLostError(worker_id, message, has_died=True)
+        return WorkerRefusedError(worker_id, status, message)
+    return WorkerLostError(worker_id, one_line_of(error), has_died=has_begun)
 
 
 class LinkedContexts:

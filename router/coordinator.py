@@ -36,6 +36,7 @@ from router.services import RoundOptions, Services
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
+from router.worker_deaths import WorkerDeaths
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Coordinator:
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
+            deaths=WorkerDeaths(clock),
             observers=(end_logger(self._round_log), *observers),
         )
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
@@ -97,6 +99,11 @@ class Coordinator:
     def session_counts(self) -> SessionCounts:
         """How many sessions this replica bound and moved."""
         return self._services.placer.counters
+
+    @property
+    def worker_deaths(self) -> int:
+        """Workers that died while they had a round of this replica, once per round."""
+        return self._services.deaths.count
 
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""

@@ -70,6 +70,7 @@ class CoordinatorReader:
         yield Reading(names.ROUNDS_IN_PROGRESS, coordinator.running)
         for status, count in {**_USUAL_FAILURES, **coordinator.failures}.items():
             yield Reading(names.ROUND_FAILURES, count, (str(status),))
+        yield Reading(names.ROUND_DEATHS, coordinator.worker_deaths)
         sessions = coordinator.session_counts
         yield Reading(names.SESSIONS_BOUND, sessions.bound)
         yield Reading(names.SESSIONS_REPINNED, sessions.repinned)

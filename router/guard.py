@@ -70,7 +70,7 @@ class StreamGuard:
             task = asyncio.current_task()
             if not stream.was_given_up or (task is not None and task.uncancel()):
                 raise
-            raise WorkerLostError(worker_id, "silent, and its lease has run out") from None
+            raise WorkerLostError(worker_id, "silent, and its lease has run out", has_died=True) from None
         finally:
             self._streams.discard(stream)
 

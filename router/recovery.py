@@ -8,6 +8,7 @@ from router.decision_record import DecisionRecord
 from router.placement import Placer
 from router.request import RoundRequest
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+from router.worker_deaths import RequestDeaths
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +20,21 @@ class Recovery:
 
     Args:
         retries: lost workers that the round survives.
+        deaths: of workers, under this round's request.
 
     Attributes:
         lost: workers that failed this round.
         kv_source: the prefill worker that has the KV of the whole context; None: the decode worker prefills.
     """
 
-    def __init__(self, request: RoundRequest, record: DecisionRecord, placer: Placer, retries: int) -> None:
+    def __init__(
+        self, request: RoundRequest, record: DecisionRecord, placer: Placer, retries: int, deaths: RequestDeaths
+    ) -> None:
         self._request = request
         self._record = record
         self._placer = placer
         self._retries = retries
+        self._deaths = deaths
         self._local_only: str | None = None
         self.lost: set[str] = set()
         self.kv_source: str | None = None
@@ -42,13 +47,19 @@ class Recovery:
         return self._local_only
 
     def after_prefill(self, error: WorkerLostError | WorkerRefusedError) -> None:
-        """Make ready to prefill locally because a prefill worker failed."""
+        """Make ready to prefill locally because a prefill worker failed.
+
+        Raises:
+            RoundRefusedError: the round cannot go on.
+        """
         if isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
             self._local_only = "prefill-worker-refused"
         else:
             self._local_only = "prefill-worker-lost"
             self._leave_out(error.worker_id)
         self._record.retries += 1
+        if isinstance(error, WorkerLostError):
+            self._check_death(error)
         log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, error)
 
     def after_decode(self, error: WorkerLostError, emitted_tokens: int) -> None:
@@ -60,6 +71,7 @@ class Recovery:
         request, record = self._request, self._record
         self._leave_out(error.worker_id)
         record.retries += 1
+        self._check_death(error)
         if record.retries > self._retries:
             raise RoundRefusedError(UNAVAILABLE, f"{record.retries} workers failed this round; the last one: {error}")
         if emitted_tokens and request.local_only is not None:
@@ -73,6 +85,10 @@ class Recovery:
             self.kv_source = None
         self._local_only = "resumed" if self.kv_source else None
         log.warning("session %r goes on elsewhere after %d tokens: %s", request.session_id, emitted_tokens, error)
+
+    def _check_death(self, error: WorkerLostError) -> None:
+        if error.has_died:
+            self._deaths.add(error.worker_id)
 
     def _leave_out(self, worker_id: str) -> None:
         self._placer.suspect(worker_id)

@@ -12,11 +12,16 @@ class RoundRefusedError(Exception):
 
 
 class WorkerLostError(Exception):
-    """A worker could not be reached, or its stream ended before the round did. Another worker can take over."""
+    """A worker could not be reached, or its stream ended before the round did. Another worker can take over.
 
-    def __init__(self, worker_id: str, message: str) -> None:
+    Attributes:
+        has_died: the worker had taken the round, and then died or hung. The round may be the reason.
+    """
+
+    def __init__(self, worker_id: str, message: str, *, has_died: bool = False) -> None:
         super().__init__(f"worker {worker_id}: {message}")
         self.worker_id = worker_id
+        self.has_died = has_died
 
 
 class WorkerRefusedError(Exception):

@@ -44,7 +44,8 @@ class RoundRun:
             request, self._record, services.sessions, services.cluster, options.page_size_tokens
         )
         self._stream = ClientStream(request, self._record, services.clock)
-        self._recovery = Recovery(request, self._record, services.placer, options.retries)
+        self._deaths = services.deaths.of_request(self._record.request_id, self._history.packed)
+        self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
         self._placement: Placement | None = None
         self._unreached: Placement | None = None
         self._is_initial = False
@@ -57,6 +58,7 @@ class RoundRun:
             RoundRefusedError: it cannot be served.
         """
         try:
+            self._deaths.check()
             while not self._context.is_stopped():
                 placement = await self._place()
                 if placement.decision.route is Route.REMOTE:
@@ -110,18 +112,19 @@ class RoundRun:
         worker_id, cluster = placement.decision.worker_id, self._services.cluster
         request = prefill_request(self._request, self._stream.emitted, placement, self._services.clock())
         context = self._links.new()
+        has_begun = False
         try:
             with cluster.guard.watch(worker_id, context):
                 chunks = await cluster.calls.prefill(worker_id, request, context)
-                self._unreached = None
+                self._unreached, has_begun = None, True
                 async for chunk in chunks:
                     if chunk.get("token_ids"):
                         return self._first(placement, chunk)
             raise WorkerLostError(worker_id, "the prefill ended without a token")
         except Exception as error:
             if not self._context.is_stopped():
-                self._recovery.after_prefill(worker_error(worker_id, error))
                 self._withdraw(placement)
+                self._recovery.after_prefill(worker_error(worker_id, error, has_begun=has_begun))
             return None
 
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
@@ -163,10 +166,13 @@ class RoundRun:
         self._services.spawn(self._take_over(placement.binding.worker_id, request, context))
 
     async def _take_over(self, worker_id: str, request: GenerateRequest, context: CallContext) -> None:
+        cluster = self._services.cluster
         try:
-            async for chunk in await self._services.cluster.calls.generate(worker_id, request, context):
-                if report := chunk.get(REPORT_KEY):
-                    self._take_report(worker_id, report)
+            with cluster.guard.watch(worker_id, context) as watched:
+                async for chunk in await cluster.calls.generate(worker_id, request, context):
+                    if report := chunk.get(REPORT_KEY):
+                        self._take_report(worker_id, report)
+                    watched.waits()
         except Exception as error:
             reason = worker_error(worker_id, error)
             log.warning("KV of session %r was not taken over: %s", self._request.session_id, reason)
@@ -178,13 +184,14 @@ class RoundRun:
         worker_id, cluster = placement.binding.worker_id, self._services.cluster
         source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
         context = self._links.new()
+        has_begun = False
         try:
             with cluster.guard.watch(worker_id, context) as watched:
                 request = generate_request(
                     self._request, self._stream.emitted, placement, source, self._services.clock()
                 )
                 chunks = await cluster.calls.generate(worker_id, request, context)
-                self._unreached = None
+                self._unreached, has_begun = None, True
                 if source is not None and placement.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
@@ -197,7 +204,8 @@ class RoundRun:
                     yield chunk
                     watched.waits()
         except Exception as error:
-            raise decode_error(worker_error(worker_id, error)) from None
+            has_begun = has_begun and not self._context.is_stopped()
+            raise decode_error(worker_error(worker_id, error, has_begun=has_begun)) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
 
@@ -229,6 +237,8 @@ class RoundRun:
         if placement is None:
             return
         was_left = self._is_dropped or self._context.is_stopped()
+        if self._stream.is_complete:
+            self._deaths.survived()
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
         if request.ends_session:
             used = (placement.binding.worker_id, placement.decision.worker_id, self._recovery.kv_source)

@@ -11,6 +11,7 @@ from router.cluster import Cluster
 from router.placement import Placer
 from router.served import Observer
 from router.session_memory import SessionMemory
+from router.worker_deaths import WorkerDeaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Services:
 
     Attributes:
         spawn: starts work that outlives the round.
+        deaths: the workers that died lately under a request.
         observers: called with each round at its end.
     """
 
@@ -45,6 +47,7 @@ class Services:
     options: RoundOptions
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
+    deaths: WorkerDeaths
     observers: tuple[Observer, ...] = ()
 
     async def end_session(self, session_id: str, used: set[str]) -> None:

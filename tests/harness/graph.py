@@ -159,10 +159,12 @@ class Graph:
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
         return self._start(role, module, *engine, *shared, *whole, *flags)
 
-    async def new_worker(self, role: str, perf: Path, *flags: str) -> str:
+    async def new_worker(
+        self, role: str, perf: Path, *flags: str, module: str = "tests.harness.scripted_worker"
+    ) -> str:
         """Start a worker and wait for it; returns its id, by which `processes` knows its process."""
         before = {view.worker_id for view in await self.until_views(lambda views: [*views, None]) if view}
-        name = self.start_worker(role, perf, *flags)
+        name = self.start_worker(role, perf, *flags, module=module)
         (worker_id,) = await self.until_views(lambda views: {view.worker_id for view in views} - before)
         self.processes[worker_id] = name
         return str(worker_id)

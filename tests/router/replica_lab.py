@@ -18,10 +18,10 @@ from router.cluster import Cluster
 from router.guard import StreamGuard
 from router.placement import Placer
 from router.request import parse_round
-from router.round_errors import WorkerLostError
 from router.round_run import RoundRun
 from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
+from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
 
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
@@ -96,7 +96,7 @@ class Workers:
         context_tokens = len(request["token_ids"])
         for number in range(count):
             if fails_after == number:
-                raise WorkerLostError(worker_id, "gone")
+                raise ConnectionError("gone")
             if context.is_stopped():
                 return
             await asyncio.sleep(0)
@@ -149,6 +149,7 @@ class Replica:
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
             spawn=lambda work: self.tasks.append(asyncio.create_task(work)),
+            deaths=WorkerDeaths(),
         )
 
     async def __aenter__(self) -> "Replica":

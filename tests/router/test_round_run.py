@@ -8,6 +8,8 @@ import pytest
 from ampd.page_keys import page_keys
 from ampd.serving.placement import deterministic_choice
 from ampd.types import Role
+from ampd.wire import error_text
+from router.calls import worker_error
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
 
@@ -125,6 +127,51 @@ async def test_a_round_survives_no_more_workers_than_allowed() -> None:
             await replica.round()
         assert refusal.value.status == 503
         assert len(set(replica.workers.asked("generate"))) == 3
+
+
+async def test_a_request_that_ends_two_workers_is_not_given_to_a_third() -> None:
+    names = [f"d{number}" for number in range(4)]
+    state = await cluster(*(worker(name) for name in names))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {("generate", name): 0 for name in names}
+        for session in ("s", "again"):
+            with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request") as refusal:
+                await replica.round(session)
+            assert refusal.value.status == 500
+        assert len(replica.workers.asked("generate")) == replica.services.deaths.count == 2
+
+
+async def test_a_request_that_ended_a_worker_of_each_kind_is_given_up() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("p1", Role.PREFILL), worker("p2", Role.PREFILL))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {
+            (name, kind + n): 0 for name, kind in (("prefill", "p"), ("generate", "d")) for n in "12"
+        }
+        with pytest.raises(RoundRefusedError, match="2 workers died"):
+            await replica.round()
+        assert [len(replica.workers.asked(name)) for name in ("prefill", "generate")] == [1, 1]
+    assert await queues(state) == {}
+
+
+async def test_the_deaths_under_a_request_count_until_it_is_served() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("d3"))
+    async with Replica(state, retries=0) as replica:
+        replica.workers.fail |= {("generate", name): 0 for name in ("d1", "d2", "d3")}
+        with pytest.raises(RoundRefusedError, match="1 workers failed this round"):
+            await replica.round()
+        assert len(replica.services.deaths) > 0
+        replica.workers.fail.clear()
+        assert (await replica.round())[0] == EXPECTED
+        assert len(replica.services.deaths) == 0
+
+
+async def test_an_engine_that_ended_under_a_round_counts_as_a_death() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("d3"))
+    async with Replica(state) as replica:
+        lost = RuntimeError(error_text(502, "SGLang has ended"))
+        replica.workers.fail |= {("generate", name): worker_error(name, lost) for name in ("d1", "d2", "d3")}
+        with pytest.raises(RoundRefusedError, match="2 workers died"):
+            await replica.round()
 
 
 async def test_a_refusal_is_the_client_s_with_its_status() -> None:

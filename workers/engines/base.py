@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ampd.types import Parallelism
+from ampd.wire import ENGINE_DIED
 from workers.kv.exchange import KvExchange
 
 
@@ -84,10 +85,14 @@ class EngineError(Exception):
 
 
 class EngineLostError(EngineError):
-    """The engine has ended for good, so the worker ends."""
+    """The engine has ended for good, so the worker ends.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, 503)
+    Args:
+        has_run: it ended while it ran the request, which may be the reason. Otherwise it never took the request.
+    """
+
+    def __init__(self, message: str, *, has_run: bool = False) -> None:
+        super().__init__(message, ENGINE_DIED if has_run else 503)
 
 
 @runtime_checkable

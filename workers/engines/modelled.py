@@ -81,7 +81,7 @@ class ModelledEngine:
         if self._loop_task:
             self._loop_task.cancel()
             await asyncio.wait({self._loop_task})
-        self._fail("the engine was stopped")
+        self._fail(EngineLostError("the engine was stopped"))
 
     async def wait_lost(self) -> str:
         """Return, with one line, when the engine cannot serve any more."""
@@ -245,10 +245,10 @@ class ModelledEngine:
             return
         line = f"the modelled engine failed: {task.exception()!r}"
         log.error("%s", line, exc_info=task.exception())
-        self._fail(line)
+        self._fail(EngineLostError(line, has_run=True))
         if not self._lost.done():
             self._lost.set_result(line)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, error: EngineLostError) -> None:
         for sequence in self._alive:
-            sequence.outputs.put_nowait(EngineLostError(reason))
+            sequence.outputs.put_nowait(error)

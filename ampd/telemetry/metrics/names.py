@@ -139,6 +139,12 @@ ROUND_RETRIES = Metric(
     "Workers that failed a round, which then went on elsewhere or failed.",
     _COORDINATOR,
 )
+ROUND_DEATHS = Metric(
+    "ampd_round_worker_deaths_total",
+    Kind.COUNTER,
+    "Workers that died while they had a round, once per round. A request under which two died is refused from then on.",
+    _COORDINATOR,
+)
 ROUNDS_IN_PROGRESS = Metric(
     "ampd_rounds_in_progress", Kind.GAUGE, "Rounds that this coordinator serves now.", _COORDINATOR
 )

@@ -1,0 +1,28 @@
+"""`python -m workers` with a modelled engine that ends its process as soon as it takes a prompt with `DEADLY_TOKEN`."""
+
+import os
+import signal
+import sys
+
+from workers.__main__ import main
+from workers.engines.base import EngineRequest
+from workers.engines.modelled import ModelledEngine
+from workers.engines.modelled_sequence import EngineSequence
+
+DEADLY_TOKEN = 66
+
+_submit = ModelledEngine._submit
+
+
+def _die(engine: ModelledEngine, request: EngineRequest) -> EngineSequence:
+    if DEADLY_TOKEN in request.token_ids:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _submit(engine, request)
+
+
+if __name__ == "__main__":
+    ModelledEngine._submit = _die  # type: ignore[method-assign]
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
