@@ -53,7 +53,7 @@ class Cluster:
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a task out of a worker's queue in the shared state."""
         try:
-            await self.store.finish_task(worker_id, task_id)
+            await self.store.finish_tasks(worker_id, [task_id])
         except StateUnavailableError as error:
             log.debug("task %s stays entered until it expires: %s", task_id, error)
 

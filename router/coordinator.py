@@ -23,6 +23,7 @@ from router.background_tasks import BackgroundTasks
 from router.calls import CallContext, WorkerCalls
 from router.cluster import Cluster
 from router.guard import StreamGuard
+from router.lease_probe import LeaseProbe
 from router.outputs import Chunk, merged_usage
 from router.placement import Placer
 from router.policies import CoordinatorPolicies
@@ -75,7 +76,6 @@ class Coordinator:
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks()
-        self._guard_task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.running = 0
@@ -93,6 +93,7 @@ class Coordinator:
             deaths=WorkerDeaths(clock),
             observers=(end_logger(self._round_log), *observers),
         )
+        self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
 
     @property
@@ -108,7 +109,8 @@ class Coordinator:
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""
         await self.view.start()
-        self._guard_task = asyncio.create_task(self._services.cluster.guard.run(), name="stream-guard")
+        self._services.cluster.guard.start()
+        self._lease_probe.start()
         if self.pools is not None:
             self.pools.start()
 
@@ -121,8 +123,8 @@ class Coordinator:
         if self.pools is not None:
             await self.pools.stop()
         await self._background.finish(timeout_s)
-        if self._guard_task is not None:
-            self._guard_task.cancel()
+        await self._services.cluster.guard.stop()
+        await self._lease_probe.stop()
         await self.view.stop()
 
     async def generate(self, request: Mapping[str, Any], context: CallContext) -> AsyncGenerator[Chunk, None]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ampd.state.store import StateStore, StateUnavailableError
+from ampd.supervised_task import SupervisedTask
 from ampd.telemetry.coordinator_view import CoordinatorView
 from router.coordinator import Coordinator
 from router.round_window import RoundWindow
@@ -72,19 +73,17 @@ class CoordinatorViewPublisher:
         self._read_view = read_view
         self._lease_s = lease_s
         self._interval_s = min(interval_s, lease_s / 3)
-        self._task: asyncio.Task[None] | None = None
+        self._task = SupervisedTask("coordinator-publisher", self._run)
 
     def start(self) -> None:
         """Begin to publish."""
-        self._task = asyncio.create_task(self._run(), name="coordinator-publisher")
+        self._task.start()
 
     async def stop(self) -> None:
         """Stop, and take back what was published (if the state does not answer, the lease ends it)."""
-        task, self._task = self._task, None
-        if task is None:
+        if not self._task.is_running:
             return
-        task.cancel()
-        await asyncio.wait({task})
+        await self._task.stop()
         try:
             await self._store.remove_coordinator(self._coordinator_id)
         except StateUnavailableError as error:
@@ -96,6 +95,4 @@ class CoordinatorViewPublisher:
                 await self._store.publish_coordinator(self._read_view(), self._lease_s)
             except StateUnavailableError as error:
                 log.debug("this coordinator's view was not published: %s", error)  # the cluster view logs the loss
-            except Exception:
-                log.exception("publishing this coordinator's view failed; trying again")
             await asyncio.sleep(self._interval_s)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ampd.state.view import ClusterView
+from ampd.supervised_task import SupervisedTask
 from router.calls import CallContext
 from router.round_errors import WorkerLostError
 
@@ -54,6 +55,7 @@ class StreamGuard:
         self._interval_s = interval_s
         self._clock = clock
         self._streams: set[Stream] = set()
+        self._checks = SupervisedTask("stream-guard", self._run)
 
     @contextmanager
     def watch(self, worker_id: str, context: CallContext) -> Iterator[Stream]:
@@ -74,8 +76,15 @@ class StreamGuard:
         finally:
             self._streams.discard(stream)
 
-    async def run(self) -> None:
-        """Check all calls repeatedly, until cancelled."""
+    def start(self) -> None:
+        """Begin to check all calls repeatedly."""
+        self._checks.start()
+
+    async def stop(self) -> None:
+        """End the checks."""
+        await self._checks.stop()
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
             self.check()

@@ -9,10 +9,11 @@ a decode worker before it enters.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
+
+from ampd.supervised_task import SupervisedTask
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class Presence:
         self._endpoint = endpoint
         self._is_ready = is_ready
         self._is_leaving = False
-        self._task: asyncio.Task[None] | None = None
+        self._has_entered = self._is_present = False
+        self._task = SupervisedTask("presence", self._run)
 
     async def until_ready(self) -> bool:
         """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
@@ -42,33 +44,30 @@ class Presence:
 
     def start(self) -> None:
         """Begin once the event loop runs; the endpoint may be served later."""
-        self._task = asyncio.create_task(self._run(), name="presence")
+        self._task.start()
 
     async def stop(self) -> None:
         """Leave things as they are."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._task.stop()
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery for good."""
         self._is_leaving = True
-        if self._task is None:
+        if not self._task.is_running:
             return  # it never entered
         await self.stop()
         await self._endpoint.unregister_endpoint_instance()
 
     async def _run(self) -> None:
-        client = await self._endpoint.client()
-        while self._endpoint.connection_id() not in client.instance_ids():  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        is_present = True
+        if not self._has_entered:
+            client = await self._endpoint.client()
+            while self._endpoint.connection_id() not in client.instance_ids():  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+            self._has_entered = self._is_present = True
         while True:
-            if self._is_ready() != is_present:
-                is_present = not is_present
-                await self._set(is_present)
+            if self._is_ready() != self._is_present:
+                self._is_present = not self._is_present
+                await self._set(self._is_present)
             await asyncio.sleep(_POLL_S)
 
     async def _set(self, is_present: bool) -> None:

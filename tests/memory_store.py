@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ampd.serving.overlay import QUEUE_GRACE_S, merge
@@ -234,10 +234,18 @@ class MemoryStore:
         await self._trip("remove")
         self._state.drop_worker(worker_id)
 
-    async def finish_task(self, worker_id: str, task_id: str) -> None:
+    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
         await self._trip("finish")
-        self._state.put_task(worker_id, task_id, "")
-        self._publish(TaskDone(worker_id, task_id))
+        for task_id in task_ids:
+            self._state.put_task(worker_id, task_id, "")
+            self._publish(TaskDone(worker_id, task_id))
+
+    async def announce(self, event: StateEvent) -> None:
+        await self._trip("publish")
+        self._publish(event)
+
+    def refused_ago_s(self) -> float:
+        return float("inf")
 
     async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
         record = codec.encode_task(write.task, self._clock())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
@@ -18,6 +19,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
+from ampd.supervised_task import SupervisedTask
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
@@ -57,8 +59,8 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
         parts = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
         engine.kv.connect(DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id), parts.held)
-        _start_in_background("roles", follow_roles(store, worker_id, parts.changes.changed), stack)
-        _start_in_background("session-sweeper", parts.sessions.run(), stack)
+        _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
+        _start_in_background("session-sweeper", parts.sessions.run, stack)
         expose(
             ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
             endpoints[GENERATE_ENDPOINT],
@@ -232,5 +234,7 @@ async def _start_engine(settings: WorkerSettings, model: PerformanceModel, stack
     return engine
 
 
-def _start_in_background(name: str, work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
-    stack.callback(asyncio.create_task(work, name=name).cancel)
+def _start_in_background(name: str, work: Callable[[], Awaitable[None]], stack: AsyncExitStack) -> None:
+    task = SupervisedTask(name, work)
+    task.start()
+    stack.push_async_callback(task.stop)

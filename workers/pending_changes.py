@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
+from collections.abc import Iterable
 
-_MAX_FINISHED = 10_000
+from ampd.serving.overlay import QUEUE_GRACE_S
+
+_MOST_REPORTED = 500
 
 
 class PendingChanges:
@@ -16,7 +21,7 @@ class PendingChanges:
 
     def __init__(self) -> None:
         self.held_tokens: dict[str, int] = {}
-        self._finished: dict[str, None] = {}
+        self._finished: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._is_sampled = False
 
@@ -42,9 +47,8 @@ class PendingChanges:
 
     def finished(self, task_id: str) -> None:
         """A prefill has left this worker's queue."""
-        self._finished[task_id] = None
-        if len(self._finished) > _MAX_FINISHED:
-            del self._finished[next(iter(self._finished))]
+        self._finished[task_id] = time.monotonic()
+        self._drop_old()
         self._changed.set()
 
     # -- the publisher's side
@@ -54,14 +58,20 @@ class PendingChanges:
         """Whether there are new samples."""
         return self._is_sampled
 
-    @property
     def finished_tasks(self) -> list[str]:
-        """Prefills that have left the queue, oldest first."""
-        return list(self._finished)
+        """Prefills that have left the queue, oldest first, as many as one write may report.
 
-    def forget_finished(self, task_id: str) -> None:
-        """The shared state knows that this prefill has finished."""
-        self._finished.pop(task_id, None)
+        Those that left it longer than the grace ago are forgotten, because readers have dropped them by themselves.
+        """
+        self._drop_old()
+        return list(itertools.islice(self._finished, _MOST_REPORTED))
+
+    def forget_finished(self, task_ids: Iterable[str]) -> None:
+        """The shared state knows that these prefills have finished. Any others are still to be reported."""
+        for task_id in task_ids:
+            self._finished.pop(task_id, None)
+        if self._finished:
+            self._changed.set()
 
     async def wait_changed(self, timeout_s: float) -> bool:
         """Wait for a change, at most for `timeout_s`. Returns whether there is one."""
@@ -76,3 +86,8 @@ class PendingChanges:
         """Begin a publication: the changes and samples so far are part of it."""
         self._is_sampled = False
         self._changed.clear()
+
+    def _drop_old(self) -> None:
+        horizon_s = time.monotonic() - QUEUE_GRACE_S
+        while self._finished and (oldest := next(iter(self._finished.items())))[1] < horizon_s:
+            del self._finished[oldest[0]]

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ampd.serving.overlay import SAMPLE_INTERVAL_S
-from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.store import (
+    RoleAssigned,
+    StateRefusedError,
+    StateStore,
+    StateUnavailableError,
+    WorkerRemoved,
+    WorkerUpdated,
+)
+from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from workers.pending_changes import PendingChanges
 
@@ -25,8 +33,9 @@ class Publisher:
     again after the next publication.
 
     Structural changes (queue, batch, sessions) are written after at most `interval_s`, new samples after a quarter of a
-    second, and the whole view at least every third of the lease. A write that failed is repeated when the state is
-    back.
+    second, and the whole view at least every third of the lease. Finished prefills are reported after the view, so that
+    their number cannot delay the renewal of the lease. A write that failed is repeated when the state is back. While
+    the state refuses the view, it is announced as an event.
 
     Args:
         read_view: the worker's view now, without its held sessions (`changes` has those).
@@ -53,7 +62,8 @@ class Publisher:
         self._on_role = on_role
         self._published_s = float("-inf")
         self._is_lost = False
-        self._task: asyncio.Task[None] | None = None
+        self._task = SupervisedTask("publisher", self._run)
+        self._write = asyncio.Lock()
 
     @property
     def available(self) -> bool:
@@ -67,32 +77,37 @@ class Publisher:
             StateUnavailableError: the first publication failed.
         """
         await self._publish()
-        self._task = asyncio.create_task(self._run(), name="publisher")
+        self._task.start()
 
     async def retire(self) -> None:
         """Stop publishing and take this worker out of the shared state (if that does not answer, its lease ends it)."""
-        if self._task is None:
+        if not self._task.is_running:
             return
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        self._task = None
+        # A publication that is broken off may reach the store after the removal, on another connection.
+        async with self._write:
+            await self._task.stop()
         try:
-            await self._store.remove_worker(self._worker_id)
+            await self._remove()
         except StateUnavailableError as error:
             log.warning("could not leave the shared state, the lease ends in %g s: %s", self._lease_s, error)
+
+    async def _remove(self) -> None:
+        try:
+            await self._store.remove_worker(self._worker_id)
+        except StateRefusedError:
+            await self._store.announce(WorkerRemoved(self._worker_id))
+            raise
 
     async def _run(self) -> None:
         while True:
             await self._wait()
             try:
-                await self._flush()
+                async with self._write:
+                    await self._flush()
             except StateUnavailableError as error:
                 if not self._is_lost:
                     log.error("the shared state is lost, serving goes on without it: %s", error)
                 self._is_lost = True
-                await asyncio.sleep(min(1.0, self._lease_s / 3))
-            except Exception:
-                log.exception("publishing failed; trying again")
                 await asyncio.sleep(min(1.0, self._lease_s / 3))
             else:
                 if self._is_lost:
@@ -114,15 +129,20 @@ class Publisher:
                 return
 
     async def _flush(self) -> None:
-        for task_id in self._changes.finished_tasks:
-            await self._store.finish_task(self._worker_id, task_id)
-            self._changes.forget_finished(task_id)
         await self._publish()
+        if finished := self._changes.finished_tasks():
+            await self._store.finish_tasks(self._worker_id, finished)
+            self._changes.forget_finished(finished)
 
     async def _publish(self) -> None:
         self._changes.clear()
         view = replace(self._read_view(), held_tokens=dict(self._changes.held_tokens))
-        role = await self._store.publish_worker(view, self._lease_s)
+        try:
+            role = await self._store.publish_worker(view, self._lease_s)
+        except StateRefusedError:
+            # The store may be full or a replica. It still passes on events, by which coordinators see this worker.
+            await self._store.announce(WorkerUpdated(view, self._lease_s))
+            raise
         self._published_s = time.monotonic()
         if role is not None and self._on_role(role):
             self._changes.changed()

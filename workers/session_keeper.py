@@ -81,11 +81,8 @@ class SessionKeeper:
         """Release idle sessions until cancelled."""
         while True:
             await asyncio.sleep(min(self._ttl_s / 4, _MAX_SWEEP_S))
-            try:
-                for session_id in await self.release_idle():
-                    log.info("released the KV of session %s: no round for %g s", session_id, self._ttl_s)
-            except Exception:
-                log.exception("releasing idle sessions failed; trying again")
+            for session_id in await self.release_idle():
+                log.info("released the KV of session %s: no round for %g s", session_id, self._ttl_s)
 
     async def _drop(self, session_id: str) -> int:
         self._uses.pop(session_id, None)

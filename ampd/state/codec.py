@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ampd import wire
+from ampd.state.checks import check_duration, checked
 from ampd.state.store import (
     RoleAssigned,
     SessionEnded,
@@ -31,6 +32,10 @@ _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 _POLICIES = ("routing", "binding", "pools")
 _LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
+
+
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a malformed record may raise."""
 
 
 class CodecError(Exception):
@@ -58,7 +63,7 @@ def decode_task(record: str | bytes, written_s: float) -> PrefillTask:
     Raises:
         CodecError: the record is malformed.
     """
-    return _read(record, lambda fields: wire.decode_task(fields, written_s))
+    return _read(record, lambda fields: checked(wire.decode_task(fields, written_s)))
 
 
 def encode_view(view: WorkerView, now_s: float) -> str:
@@ -132,13 +137,15 @@ def decode_event(record: str | bytes, now_s: float) -> StateEvent:
 def _event(fields: list[Any], now_s: float) -> StateEvent:
     match fields:
         case ["updated", view, lease_s]:
+            if lease_s is not None:
+                check_duration(lease_s)
             return WorkerUpdated(_view(view, now_s), lease_s)
         case ["removed", str(worker_id)]:
             return WorkerRemoved(worker_id)
         case ["removed", str(worker_id), "expired"]:
             return WorkerRemoved(worker_id, is_expired=True)
         case ["queued", str(worker_id), task]:
-            return TaskQueued(worker_id, wire.decode_task(task, now_s))
+            return TaskQueued(worker_id, checked(wire.decode_task(task, now_s)))
         case ["done", str(worker_id), str(task_id)]:
             return TaskDone(worker_id, task_id)
         case ["ended", str(session_id)]:
@@ -167,15 +174,20 @@ def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
 
 
 def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
-    return wire.from_fields(
-        WorkerView,
-        fields,
-        role=Role(fields["role"]),
-        parallelism=Parallelism(tp=fields["tp"]),
-        queue=tuple(wire.decode_task(task, written_s) for task in fields["queue"]),
-        ttft=Window(*fields["ttft"]),
-        itl=Window(*fields["itl"]),
-    )
+    try:
+        return checked(
+            wire.from_fields(
+                WorkerView,
+                fields,
+                role=Role(fields["role"]),
+                parallelism=Parallelism(tp=fields["tp"]),
+                queue=tuple(wire.decode_task(task, written_s) for task in fields["queue"]),
+                ttft=Window(*fields["ttft"]),
+                itl=Window(*fields["itl"]),
+            )
+        )
+    except _MALFORMED as error:
+        raise ValueError(f"view of worker {str(fields['worker_id'])[:64]!r}: {error!r}") from None
 
 
 def _coordinator_fields(view: CoordinatorView) -> dict[str, Any]:
@@ -206,5 +218,6 @@ def _coordinator(fields: dict[str, Any]) -> CoordinatorView:
 def _read(record: str | bytes, build: Callable[[Any], T]) -> T:
     try:
         return build(json.loads(to_text(record) if isinstance(record, bytes) else record))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CodecError(f"unreadable record: {error!r}") from None
+    except _MALFORMED as error:
+        reason = str(error) if type(error) is ValueError else repr(error)
+        raise CodecError(f"unreadable record: {reason}") from None

@@ -9,22 +9,37 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoScriptError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    MasterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from ampd.errors import UserError, one_line_of
 from ampd.state.counting import RoundTrips
-from ampd.state.store import StateUnavailableError
+from ampd.state.store import StateRefusedError, StateUnavailableError
 
 MAX_CONNECTIONS = 32
+
+_NOT_THE_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
+"""Answers of a server that is no master (any more). A new connection to the same address may reach the master."""
+
+_ALWAYS_WRITE = ("publish", "publish_coordinator")
+"""Scripts that always write; processes repeat them as heartbeats. Their success proves that the server is a master."""
 
 
 class RedisConnection:
@@ -53,6 +68,9 @@ class RedisConnection:
         except (ValueError, TypeError, RedisError) as error:
             raise UserError(f"state URL {self.place}: {_reason(error)}") from None
         self._redis: Any = Redis(connection_pool=self._pool)
+        self._refused_s = float("-inf")
+        self._was_demoted = False
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet.
@@ -60,15 +78,23 @@ class RedisConnection:
         Raises:
             StateUnavailableError: no answer in time, or a refusal.
         """
-        text, digest = _script(name)
         async with self._guarded():
-            with self.round_trips.trip(name):
-                try:
-                    return await self._redis.execute_command("EVALSHA", digest, len(keys), *keys, *arguments)
-                except NoScriptError:
-                    pass
-            with self.round_trips.trip(name):
-                return await self._redis.execute_command("EVAL", text, len(keys), *keys, *arguments)
+            answer = await self._run_script(name, keys, arguments)
+        if self._was_demoted and name in _ALWAYS_WRITE:
+            self._was_demoted = False
+            for subscription in self._subscriptions:
+                subscription.is_outdated = True
+        return answer
+
+    async def _run_script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+        text, digest = _script(name)
+        with self.round_trips.trip(name):
+            try:
+                return await self._redis.execute_command("EVALSHA", digest, len(keys), *keys, *arguments)
+            except NoScriptError:
+                pass
+        with self.round_trips.trip(name):
+            return await self._redis.execute_command("EVAL", text, len(keys), *keys, *arguments)
 
     async def command(self, name: str, *arguments: bytes | str | float) -> Any:
         """Run one plain command.
@@ -95,7 +121,13 @@ class RedisConnection:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return Subscription(connection, self.timeout_s, self.place)
+        subscription = Subscription(connection, self.timeout_s, self.place)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def refused_ago_s(self) -> float:
+        """Seconds since the server last refused a command; infinite if it never did."""
+        return time.monotonic() - self._refused_s
 
     async def close(self) -> None:
         """Close every connection."""
@@ -109,24 +141,43 @@ class RedisConnection:
     async def _guarded(self) -> AsyncIterator[None]:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
-        failure = ""
+        failure: StateUnavailableError | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
                 yield
         except TimeoutError:
-            failure = f"{self.place} did not answer within {self.timeout_s:g} s; is Redis running there?"
+            place = f"shared state {self.place}"
+            failure = StateUnavailableError(
+                f"{place} did not answer within {self.timeout_s:g} s; is Redis running there?"
+            )
+        except (ResponseError, BusyLoadingError) as error:
+            failure = StateRefusedError(f"shared state {self.place}: {_reason(error)}")
+            await self._refused(error)
         except (RedisError, OSError) as error:
-            failure = f"{self.place}: {_reason(error)}"
+            failure = StateUnavailableError(f"shared state {self.place}: {_reason(error)}")
         if task and task.cancelling() > cancelled:
             # redis-py uses `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes just when the
             # awaited operation succeeds or fails. The task would then never end.
             raise asyncio.CancelledError
-        if failure:
-            raise StateUnavailableError(f"shared state {failure}")
+        if failure is not None:
+            raise failure
+
+    async def _refused(self, error: Exception) -> None:
+        self._refused_s = time.monotonic()
+        kinds = (ReadOnlyError, MasterDownError, BusyLoadingError)
+        # In an error of a script the server's code is in the middle of the text.
+        if isinstance(error, kinds) or any(code in str(error) for code in _NOT_THE_MASTER):
+            self._was_demoted = True
+            with suppress(RedisError, OSError, TimeoutError):
+                await self._pool.disconnect(inuse_connections=False)
 
 
 class Subscription:
-    """One subscribed connection. It never reconnects by itself, because events in between would be missing."""
+    """One subscribed connection. It never reconnects by itself, because events in between would be missing.
+
+    Attributes:
+        is_outdated: another server is the master by now; reading fails from the next look on.
+    """
 
     def __init__(self, connection: Any, timeout_s: float, place: str) -> None:
         self._connection = connection
@@ -134,6 +185,7 @@ class Subscription:
         self._place = place
         self._last_answer_s = time.monotonic()
         self._pinged = False
+        self.is_outdated = False
 
     def silent_s(self) -> float:
         """Seconds since the last answer or message of the server."""
@@ -146,7 +198,10 @@ class Subscription:
             StateUnavailableError: the connection is lost.
         """
         while True:
-            match await self._read():
+            answer = await self._read()
+            if self.is_outdated:
+                raise StateUnavailableError(f"shared state {self._place} has moved to another server")
+            match answer:
                 case [b"message", _, bytes(payload)]:
                     return payload
                 case None if self._pinged:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ampd.serving.overlay import merge
 from ampd.state import codec
@@ -84,13 +85,19 @@ class RedisStore:
             [to_bytes(worker_id), schema.events, self._event(WorkerRemoved(worker_id))],
         )
 
-    async def finish_task(self, worker_id: str, task_id: str) -> None:
+    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
         schema = self._schema
+        finished: list[bytes | str] = []
+        for task_id in task_ids:
+            finished += to_bytes(task_id), self._event(TaskDone(worker_id, task_id))
         await self._connection.script(
             "finish",
             [schema.worker(worker_id), schema.queue(worker_id)],
-            [to_bytes(task_id), schema.events, self._event(TaskDone(worker_id, task_id)), ms(QUEUE_TTL_S)],
+            [schema.events, ms(QUEUE_TTL_S), *finished],
         )
+
+    async def announce(self, event: StateEvent) -> None:
+        await self._connection.command("PUBLISH", self._schema.events, self._event(event))
 
     async def route(self, write: RouteWrite, session_ttl_s: float) -> RouteOutcome:
         schema = self._schema
@@ -174,7 +181,7 @@ class RedisStore:
             try:
                 views.append(Heard(reader.worker(view, queue), reader.age_s(view)))
             except codec.CodecError as error:
-                log.warning("left out a worker: %s", error)
+                _warn_once(f"left out a worker: {error}")
         return views
 
     async def _coordinators(self) -> list[Heard[CoordinatorView]]:
@@ -186,7 +193,7 @@ class RedisStore:
             try:
                 views.append(Heard(codec.decode_coordinator(record.partition(b" ")[2]), reader.age_s(record)))
             except codec.CodecError as error:
-                log.warning("left out a coordinator: %s", error)
+                _warn_once(f"left out a coordinator: {error}")
         return views
 
     def watch(self) -> RedisWatcher:
@@ -194,6 +201,9 @@ class RedisStore:
 
     def watch_roles(self) -> RedisWatcher:
         return RedisWatcher(self._connection, self._schema.roles, self._clock)
+
+    def refused_ago_s(self) -> float:
+        return self._connection.refused_ago_s()
 
     async def ping(self) -> float:
         start_s = time.perf_counter()
@@ -234,7 +244,7 @@ class RedisWatcher:
             try:
                 return codec.decode_event(record, self._clock())
             except codec.CodecError as error:
-                log.warning("skipped an event: %s", error)
+                _warn_once(f"skipped an event: {error}")
 
     async def aclose(self) -> None:
         if self._subscription is not None:
@@ -254,18 +264,28 @@ class _SnapshotReader:
         entered: list[tuple[float, PrefillTask]] = []
         done: set[str] = set()
         for task_id, change in zip(queue[::2], queue[1::2], strict=True):
-            written_s, record = self._stamped(change)
-            if record:
-                entered.append((written_s, codec.decode_task(record, written_s)))
-            else:
-                done.add(to_text(task_id))
+            try:
+                written_s, record = self._stamped(change)
+                if record:
+                    entered.append((written_s, codec.decode_task(record, written_s)))
+                else:
+                    done.add(to_text(task_id))
+            except (codec.CodecError, UnicodeDecodeError) as error:
+                _warn_once(f"left out a task: {error}")
         entered.sort(key=lambda item: (item[0], item[1].arrival_s))
         written_s, record = self._stamped(view)
         return merge(codec.decode_view(record, written_s), [task for _, task in entered], done)
 
     def age_s(self, record: bytes) -> float:
-        """Seconds since a stamped record was written, by the server's clock."""
-        return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
+        """Seconds since a stamped record was written, by the server's clock.
+
+        Raises:
+            CodecError: the stamp is no number.
+        """
+        try:
+            return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
+        except ValueError:
+            raise codec.CodecError("a record without the time of writing") from None
 
     def _stamped(self, record: bytes) -> tuple[float, bytes]:
         return self._now_s - self.age_s(record), record.partition(b" ")[2]
@@ -275,4 +295,14 @@ def _binding(session_id: str, record: bytes | None) -> Binding | None:
     if record is None:
         return None
     epoch, _, worker_id = record.partition(b" ")
-    return Binding(session_id, to_text(worker_id), int(epoch))
+    try:
+        return Binding(session_id, to_text(worker_id), int(epoch))
+    except ValueError:
+        _warn_once("left out a binding that cannot be read")
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(line: str) -> None:
+    """Log a line once, because a worker may publish the same nonsense many times per second."""
+    log.warning("%s", line)

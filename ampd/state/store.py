@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -16,6 +16,10 @@ ViewT = TypeVar("ViewT")
 
 class StateUnavailableError(RunError):
     """The store did not answer in time or refused; the message is one line that a user can act on."""
+
+
+class StateRefusedError(StateUnavailableError):
+    """The store answers but refuses the command: its memory is full, it is a replica, or a right is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +181,12 @@ class StateStore(Protocol):
         """Remove a worker and everything that it published."""
         ...
 
-    async def finish_task(self, worker_id: str, task_id: str) -> None:
-        """Remove a prefill from the stored queue of a worker."""
+    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
+        """Remove prefills from the stored queue of a worker."""
+        ...
+
+    async def announce(self, event: StateEvent) -> None:
+        """Publish an event without writing, because a store that refuses writes may still pass on events."""
         ...
 
     # -- sessions (written by coordinators; Lua compare-and-set on Redis)
@@ -235,6 +243,10 @@ class StateStore(Protocol):
 
     def watch_roles(self) -> Watcher:
         """Like `watch`, for assigned roles (`RoleAssigned`) only."""
+        ...
+
+    def refused_ago_s(self) -> float:
+        """Seconds since the store last refused a command of this process; infinite if it never did."""
         ...
 
     @property

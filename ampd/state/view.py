@@ -4,12 +4,15 @@ It starts from a snapshot and follows the store's events. While the store is los
 reconnects with backoff. Leases do not expire during that time, because no worker can renew them. A fresh snapshot then
 replaces the views. A worker that the snapshot lacks is kept for one more lease, because a restarted Redis is empty
 until all workers have published again.
+
+The end of a lease alone does not remove a worker. Another worker of its role must have published shortly before, which
+proves that publications arrive. While the store refuses commands of this process, it may refuse the publications of
+some workers only, and that is no proof. A worker without the proof is `overdue`: it stays until a call to it fails.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -30,12 +33,17 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
+from ampd.supervised_task import SupervisedTask
 from ampd.types import PrefillTask, Role, WorkerView
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
+
+_PROOF_SHARE = 0.5
+"""Share of a lease after which a publication proves that the state is reachable for workers. They publish at least in
+every third of a lease, so that all have fallen silent by then if their publications stop at the same time."""
 
 
 @dataclass(slots=True)
@@ -62,6 +70,7 @@ class _Worker:
     Attributes:
         published: the view that the worker published last.
         deadline_s: the end of its lease.
+        proof_s: a publication of its role at this time or later proves that its own would have arrived.
         suspect_until_s: it is left out until then.
         entered: task id -> when a coordinator entered the prefill in its queue, and the prefill.
         done: task id -> when the prefill finished.
@@ -71,11 +80,16 @@ class _Worker:
 
     published: WorkerView
     deadline_s: float
+    proof_s: float
     suspect_until_s: float = float("-inf")
     entered: dict[str, tuple[float, PrefillTask]] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     merged: WorkerView | None = None
+
+    def renew(self, now_s: float, lease_s: float) -> None:
+        self.deadline_s = now_s + lease_s
+        self.proof_s = now_s + _PROOF_SHARE * lease_s
 
     def view(self) -> WorkerView:
         if self.merged is None:
@@ -105,9 +119,10 @@ class ClusterView:
         self._workers: dict[str, _Worker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
+        self._published_s = dict.fromkeys(Role, float("-inf"))
         self._watcher: Watcher | None = None
         self._fresh_s = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._task = SupervisedTask("cluster-view", self._follow)
 
     # -- life
 
@@ -118,15 +133,11 @@ class ClusterView:
             StateUnavailableError: the store does not answer.
         """
         await self._connect()
-        self._task = asyncio.create_task(self._follow(), name="cluster-view")
+        self._task.start()
 
     async def stop(self) -> None:
         """Stop following the store; the last views stay readable."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._task.stop()
         await self._disconnect()
 
     async def __aenter__(self) -> ClusterView:
@@ -176,6 +187,23 @@ class ClusterView:
             worker.suspect_until_s = self._clock() + for_s
             self._lists = None
 
+    def overdue(self) -> list[str]:
+        """Workers whose lease is over, although nothing proves that they could have renewed it. Ask them."""
+        self._expire(self._clock())
+        return self._over(self._clock())
+
+    def answered(self, worker_id: str) -> None:
+        """A worker has answered a call: its lease begins again."""
+        if worker := self._workers.get(worker_id):
+            worker.renew(self._clock(), self._lease_s)
+
+    def drop_overdue(self, worker_id: str) -> None:
+        """Remove a worker whose lease is over, unless it has published meanwhile."""
+        if worker_id in self._over(self._clock()):
+            del self._workers[worker_id]
+            self.counters.expired_workers += 1
+            self._lists = None
+
     def decoding(self, worker_id: str, rounds: int, context_tokens: int) -> None:
         """Apply a worker's report of its decode batch until the worker publishes."""
         worker = self._workers.get(worker_id)
@@ -194,12 +222,14 @@ class ClusterView:
         """Apply an event of the store, or the reader's own write before the store repeats it: events are idempotent."""
         match event:
             case WorkerUpdated(view, lease_s):
+                self._published_s[view.role] = self._clock()
                 self._updated(view, self._lease_s if lease_s is None else lease_s)
                 self._workers[view.worker_id].suspect_until_s = float("-inf")
             case WorkerRemoved(worker_id, is_expired):
-                # The next worker that publishes announces the end of a lease, which may have been noticed here before.
-                if self._workers.pop(worker_id, None) is not None and is_expired:
-                    self.counters.expired_workers += 1
+                # The end of a lease is noticed here by the time since the last publication. The store's clock may have
+                # jumped, and it may have refused the renewals of some workers, which were announced all the same.
+                if not is_expired:
+                    self._workers.pop(worker_id, None)
             case TaskQueued(worker_id, task):
                 self._queued(worker_id, task)
             case TaskDone(worker_id, task_id):
@@ -211,9 +241,9 @@ class ClusterView:
 
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
-        worker = self._workers.setdefault(view.worker_id, _Worker(view, now_s))
+        worker = self._workers.setdefault(view.worker_id, _Worker(view, now_s, now_s))
         worker.published = view
-        worker.deadline_s = now_s + lease_s
+        worker.renew(now_s, lease_s)
         worker.held.clear()
         worker.merged = None
         # A task that the worker lists is gone when the worker no longer lists it.
@@ -251,9 +281,7 @@ class ClusterView:
         return self._lists
 
     def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
-        if self._watcher is not None:
-            # A store that is silent may have received the renewals that are missing here.
-            self._expire(now_s - self._watcher.silent_s())
+        self._expire(now_s)
         lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         self._recheck_s = float("inf")
         for worker in self._workers.values():
@@ -265,28 +293,37 @@ class ClusterView:
             lists[worker.published.role].append(worker.view())
         return {role: tuple(views) for role, views in lists.items()}
 
-    def _expire(self, heard_s: float) -> None:
-        """Drop the workers whose lease was over at the last sign of life of the store."""
-        for worker_id, worker in list(self._workers.items()):
-            if worker.deadline_s <= heard_s:
-                del self._workers[worker_id]
-                self.counters.expired_workers += 1
+    def _expire(self, now_s: float) -> None:
+        if self._store.refused_ago_s() < self._lease_s:
+            return
+        for worker_id in self._over(now_s):
+            worker = self._workers[worker_id]
+            if self._published_s[worker.published.role] >= worker.proof_s:
+                self.drop_overdue(worker_id)
+
+    def _over(self, now_s: float) -> list[str]:
+        """The workers whose lease was over at the last sign of life of the store."""
+        if self._watcher is None:
+            return []
+        # A store that is silent may have received the renewals that are missing here.
+        heard_s = now_s - self._watcher.silent_s()
+        return [worker_id for worker_id, worker in self._workers.items() if worker.deadline_s <= heard_s]
 
     # -- following the store
 
     async def _follow(self) -> None:
         while True:
+            if self._watcher is None:
+                await self._reconnect()
             assert self._watcher is not None
             try:
                 async for event in self._watcher:
                     self.apply(event)
             except StateUnavailableError as error:
                 log.warning("%s; serving the last view", error)
-            except Exception:
-                log.exception("following the shared state failed; starting over from a snapshot")
+            finally:
+                await self._disconnect()
             self.counters.losses += 1
-            await self._disconnect()
-            await self._reconnect()
 
     async def _reconnect(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -321,7 +358,7 @@ class ClusterView:
     def _reset(self, views: list[WorkerView]) -> None:
         now_s = self._clock()
         for worker in self._workers.values():
-            worker.deadline_s = now_s + self._lease_s
+            worker.renew(now_s, self._lease_s)
         for view in views:
             self._updated(view, self._lease_s)
         self._lists = None

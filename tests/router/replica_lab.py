@@ -91,7 +91,7 @@ class Workers:
         self, worker_id: str, request: Any, limit: int | None, fails_after: int | None, context: Any
     ) -> AsyncIterator[dict[str, Any]]:
         with suppress(StateUnavailableError):
-            await self.store.finish_task(worker_id, request["task"]["task_id"])
+            await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
         count = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
         context_tokens = len(request["token_ids"])
         for number in range(count):

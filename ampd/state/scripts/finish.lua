@@ -1,11 +1,17 @@
--- Remove a prefill from a live worker's queue and publish the event. The removal is kept for a while, because a view
--- that was written before the prefill finished may still arrive.
--- KEYS: worker, queue   ARGV: task id, channel, event, queue TTL ms
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  local time = redis.call('TIME')
-  redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)) .. ' ')
-  redis.call('PEXPIRE', KEYS[2], ARGV[4])
-else
-  redis.call('HDEL', KEYS[2], ARGV[1])
+-- Remove prefills from a live worker's queue and publish the events. A removal is kept for a while, because a view that
+-- was written before the prefill finished may still arrive.
+-- KEYS: worker, queue   ARGV: channel, queue TTL ms, {task id, event} ...
+local time = redis.call('TIME')
+local removal = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)) .. ' '
+local is_live = redis.call('EXISTS', KEYS[1]) == 1
+for i = 3, #ARGV, 2 do
+  if is_live then
+    redis.call('HSET', KEYS[2], ARGV[i], removal)
+  else
+    redis.call('HDEL', KEYS[2], ARGV[i])
+  end
+  redis.call('PUBLISH', ARGV[1], ARGV[i + 1])
 end
-redis.call('PUBLISH', ARGV[2], ARGV[3])
+if is_live then
+  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+end

@@ -170,7 +170,7 @@ class TestAccessControl:
         await watcher.start()
         await store.publish_worker(make.view("d1", held_tokens={"s1": 3}), 60)
         binding = (await store.route(make.write(), 60)).binding
-        await store.finish_task("d1", "t1")
+        await store.finish_tasks("d1", ["t1"])
         await store.repin(binding, "d2", 60)
         assert await store.binding("s1") is not None
         assert (await store.snapshot())[0].held_tokens == {"s1": 3}

@@ -300,7 +300,7 @@ class TestQueues:
         store = await cluster.store()
         written_before = make.view("p1", queue=(make.task("t1"), make.task("t2")))
         await store.publish_worker(written_before, LONG_S)
-        await store.finish_task("p1", "t1")
+        await store.finish_tasks("p1", ["t1"])
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
         await store.publish_worker(written_before, LONG_S)
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
@@ -309,7 +309,7 @@ class TestQueues:
         store = await cluster.store()
         await store.publish_worker(make.view("d1"), LONG_S)
         await store.route(make.write(), LONG_S)
-        await store.finish_task("d1", "t1")
+        await store.finish_tasks("d1", ["t1"])
         await store.route(make.write(epoch=1), LONG_S)
         assert [task.task_id for task in (await view_of(store, "d1")).queue] == ["t1"]
 
@@ -346,7 +346,7 @@ class TestEvents:
         await worker.publish_worker(make.view("d1", held_tokens={"a": 1}), LONG_S)
         write = make.write()
         await coordinator.route(write, LONG_S)
-        await worker.finish_task("d1", "t1")
+        await worker.finish_tasks("d1", ["t1"])
         await coordinator.end_session("s1")
         await worker.remove_worker("d1")
         for watcher in watchers:

@@ -85,7 +85,7 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
         case "remove", worker_id:
             await store.remove_worker(worker_id)
         case "finish", worker_id, task_id:
-            await store.finish_task(worker_id, task_id)
+            await store.finish_tasks(worker_id, [task_id])
         case "route", session_id, worker_id, epoch, queue_worker_id, task_id:
             outcome = await store.route(RouteWrite(session_id, worker_id, epoch, queue_worker_id, task(task_id)), 60)
             return outcome, await store.binding(session_id)

@@ -11,7 +11,7 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved
+from ampd.state.store import StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
@@ -144,16 +144,45 @@ class TestForgetting:
             await fixture.others.publish_worker(make.view(name), LEASE_S)
         async with fixture.view as view:
             view.apply(WorkerRemoved("d1", is_expired=True))
-            view.apply(WorkerRemoved("d1", is_expired=True))
             view.apply(WorkerRemoved("d2"))
+            assert [worker.worker_id for worker in view.decode()] == ["d1", "d3"], "the store's clock may have jumped"
+            fixture.clock.now_s += LEASE_S
+            view.apply(WorkerUpdated(make.view("d3"), LEASE_S))
+            view.apply(WorkerRemoved("d1", is_expired=True))
             assert [worker.worker_id for worker in view.decode()] == ["d3"]
+            view.apply(WorkerRemoved("d1", is_expired=True))
             assert view.counters.expired_workers == 1
+
+    async def test_workers_that_fall_silent_together_are_asked_before_they_go(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        for name in ("d1", "d2", "d3"):
+            await fixture.others.publish_worker(make.view(name), LEASE_S)
+        await fixture.others.publish_worker(make.view("p1", Role.PREFILL), LEASE_S)
+        async with fixture.view as view:
+            for name in ("d1", "d2", "d3"):
+                fixture.clock.now_s += LEASE_S / 9
+                await fixture.publish(make.view(name), waiting)
+            fixture.clock.now_s += 2 * LEASE_S
+            await fixture.publish(make.view("p1", Role.PREFILL), waiting)
+            assert len(view.decode()) == 3, "a publication of another role proves nothing"
+            assert sorted(view.overdue()) == ["d1", "d2", "d3"]
+            view.drop_overdue("d1")
+            view.answered("d2")
+            assert [worker.worker_id for worker in view.decode()] == ["d2", "d3"]
+            assert view.overdue() == ["d3"]
+            await fixture.publish(make.view("d2"), waiting)
+            assert [worker.worker_id for worker in view.decode()] == ["d2"], "d3 could have published, too"
+            view.drop_overdue("d2")
+            assert [worker.worker_id for worker in view.decode()] == ["d2"], "its lease holds"
+            assert view.counters.expired_workers == 2
 
     async def test_an_event_brings_its_own_lease(self, fixture: Any, make: Any, waiting: Any) -> None:
         async with fixture.view as view:
             await fixture.others.publish_worker(make.view("d1"), 3 * LEASE_S)
             await waiting.until(view.decode)
             fixture.clock.now_s += 3 * LEASE_S - 0.1
+            await fixture.publish(make.view("d2"), waiting)
             assert view.worker("d1") is not None
             fixture.clock.now_s += 0.1
             assert view.worker("d1") is None
@@ -265,13 +294,16 @@ class TestStoreLoss:
                 return Silent(fixture.state, fixture.clock)
 
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
         store = SilentStore(fixture.state, fixture.clock)
         async with ClusterView(store, lease_s=LEASE_S, clock=fixture.clock) as view:
             fixture.clock.now_s += 3 * LEASE_S  # still connected: that the store hangs has not been noticed yet
             assert view.connected
-            assert [worker.worker_id for worker in view.decode()] == ["d1"]
-            Silent.heard_s = fixture.clock()  # it was heard again, and without a renewal
-            assert view.decode() == ()
+            assert [worker.worker_id for worker in view.decode()] == ["d1", "d2"]
+            assert view.overdue() == []
+            Silent.heard_s = fixture.clock()  # it was heard again, and without a renewal of d1
+            view.apply(WorkerUpdated(make.view("d2"), LEASE_S))
+            assert [worker.worker_id for worker in view.decode()] == ["d2"]
             assert view.counters.expired_workers == 1
 
     async def test_suspects_and_own_tasks_still_count_while_it_is_away(

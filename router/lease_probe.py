@@ -1,0 +1,54 @@
+"""Asks workers whose lease is over whether they live, because the shared state may have refused their renewals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ampd.state.view import ClusterView
+from ampd.supervised_task import SupervisedTask
+from router.calls import WorkerCalls
+from router.round_errors import WorkerLostError, WorkerRefusedError
+
+log = logging.getLogger(__name__)
+
+
+class LeaseProbe:
+    """Calls the overdue workers of a view: one that answers stays for another lease, one that does not is dropped.
+
+    Args:
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, view: ClusterView, calls: WorkerCalls, timeout_s: float, interval_s: float = 0.5) -> None:
+        self._view = view
+        self._calls = calls
+        self._timeout_s = timeout_s
+        self._interval_s = interval_s
+        self._task = SupervisedTask("lease-probe", self._run)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._task.start()
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        await self._task.stop()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            async with asyncio.TaskGroup() as group:
+                for worker_id in self._view.overdue():
+                    group.create_task(self._ask(worker_id))
+
+    async def _ask(self, worker_id: str) -> None:
+        try:
+            await self._calls.kv(worker_id, {"op": "match", "keys": []}, self._timeout_s)
+        except WorkerLostError as error:
+            log.warning("worker %s: its lease is over, and %s", worker_id, error)
+            self._view.drop_overdue(worker_id)
+        except WorkerRefusedError:
+            self._view.answered(worker_id)
+        else:
+            self._view.answered(worker_id)
