@@ -6,7 +6,9 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ampd.errors import UserError
 from ampd.policies.estimates import local
@@ -18,6 +20,7 @@ from router.round_errors import RoundRefusedError
 from router.session_counts import SessionCounts
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _CONFLICTS = 16
 _STORE_RETRY_S = 1.0
@@ -83,14 +86,14 @@ class Placer:
         self._session_ttl_s = session_ttl_s
         self._suspect_s = suspect_s
         self._clock = clock
-        self._suspects: dict[str, float] = {}
+        self._gone_until_s: dict[str, float] = {}
         self._store_retry_s = float("-inf")
         self._is_alone = False
 
     def suspect(self, worker_id: str) -> None:
         """A call to this worker failed: leave it out until it publishes again."""
         self._view.suspect(worker_id, self._suspect_s)
-        self._suspects[worker_id] = self._clock() + self._suspect_s
+        self._expect_no_more(worker_id)
 
     async def place(self, ask: Ask) -> Placement:
         """Decide and write; decide again when another replica was faster.
@@ -134,7 +137,7 @@ class Placer:
             return None
         if found := self._view.worker(known.worker_id):
             return found
-        if self._suspects.get(known.worker_id, 0.0) > self._clock() or not self._store_answers():
+        if self._gone_until_s.get(known.worker_id, 0.0) > self._clock() or not self._store_answers():
             return None
         # It may be so new that its first words are still on the way to this replica.
         try:
@@ -142,7 +145,17 @@ class Placer:
         except StateUnavailableError as error:
             self._lost_store(error)
             return None
-        return next((view for view in views if view.worker_id == known.worker_id), None)
+        found = next((view for view in views if view.worker_id == known.worker_id), None)
+        if found is None:
+            # A dead worker has thousands of sessions, and each snapshot holds the whole cluster.
+            self._expect_no_more(known.worker_id)
+        return found
+
+    def _expect_no_more(self, worker_id: str) -> None:
+        """Do not ask the store for this worker for a while."""
+        now_s = self._clock()
+        self._gone_until_s = {gone: until_s for gone, until_s in self._gone_until_s.items() if until_s > now_s}
+        self._gone_until_s[worker_id] = now_s + self._suspect_s
 
     def _bind(self, ask: Ask) -> WorkerView:
         live = [view for view in self._view.decode() if view.worker_id not in ask.lost]
@@ -152,11 +165,13 @@ class Placer:
         roomy = [view for view in live if fits(ask.prompt_tokens + 1, view.max_context_tokens)]
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
-        try:
-            chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())
-        except UserError as error:
-            # As for routes: a parallelism that the performance model lacks.
-            log.error("binding without the policy: %s", error)
+        task, now_s = _task(ask, 0), self._clock()
+
+        def bind(workers: Sequence[WorkerView]) -> str | None:
+            return self._policies.bind(task, workers, now_s) if workers else None
+
+        chosen = self._choice(bind, roomy)
+        if chosen is None:
             return deterministic_choice(ask.session_id, roomy)
         return next(view for view in roomy if view.worker_id == chosen)
 
@@ -178,16 +193,26 @@ class Placer:
 
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
         task = _task(ask, await ask.hist_tokens(decode))
-        prefill = self._view.prefill()
+        now_s = self._clock()
+
+        def route(prefill: Sequence[WorkerView]) -> RouteDecision:
+            return self._policies.route(task, decode, prefill, now_s, lost=ask.lost, local_only=ask.local_only)
+
+        return task, self._choice(route, self._view.prefill()) or local(decode, "no-performance-model")
+
+    def _choice(self, policy: Callable[[Sequence[WorkerView]], T], workers: Sequence[WorkerView]) -> T | None:
+        """The policy's choice, without the workers whose parallelism the performance model lacks if it needs the model.
+
+        Returns None if the policy cannot choose without them either. The round is served, and the log names the fix.
+        """
         try:
-            decision = self._policies.route(
-                task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only
-            )
+            return policy(workers)
         except UserError as error:
-            # The performance model lacks a worker's parallelism. The round is served, and the log names the fix.
-            log.error("routing locally: %s", error)
-            decision = local(decode, "no-performance-model")
-        return task, decision
+            log.error("leaving out workers: %s", error)
+        known = [view for view in workers if self._policies.can_predict(view.parallelism)]
+        with suppress(UserError):
+            return policy(known)
+        return None
 
     # -- the write
 

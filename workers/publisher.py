@@ -129,7 +129,11 @@ class Publisher:
                 return
 
     async def _flush(self) -> None:
-        await self._publish()
+        try:
+            await self._publish()
+        except Exception:
+            self._changes.changed()  # they are still to be written
+            raise
         if finished := self._changes.finished_tasks():
             await self._store.finish_tasks(self._worker_id, finished)
             self._changes.forget_finished(finished)

@@ -6,10 +6,11 @@ import hashlib
 import random
 from collections.abc import Collection, Iterable, Sequence
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.policies.estimates import local
-from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
+from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 PREFILL_WORKER_REFUSED = "prefill-worker-refused"
 """Reason of a local route: the prefill worker cannot take the prompt, so the decode worker computes it."""
@@ -25,6 +26,15 @@ class PlacementPolicies:
         self._routing = routing
         self._model = model
         self._rng = rng
+
+    def can_predict(self, parallelism: Parallelism) -> bool:
+        """Whether the performance model has times for workers with this parallelism."""
+        try:
+            self._model.prefill_s(0, 1, parallelism)
+            self._model.decode_step_s(1, 1, parallelism)
+        except UserError:
+            return False
+        return True
 
     def bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
         """The id of the decode worker for a new session.

@@ -13,6 +13,6 @@ class TcpRedis(EmbeddedRedis):
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        self.tcp_url = f"redis://127.0.0.1:{port}/0"
-        super().__init__(["--port", str(port), "--bind", "127.0.0.1", *arguments])
+            self.port: int = probe.getsockname()[1]
+        self.tcp_url = f"redis://127.0.0.1:{self.port}/0"
+        super().__init__(["--port", str(self.port), "--bind", "127.0.0.1", *arguments])

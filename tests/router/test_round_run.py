@@ -7,10 +7,11 @@ import pytest
 
 from ampd.page_keys import page_keys
 from ampd.serving.placement import deterministic_choice
-from ampd.types import Role
+from ampd.types import Parallelism, Role
 from ampd.wire import error_text
 from router.calls import worker_error
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+from tests.memory_store import MemoryStore
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
 
 EXPECTED = [64, 65, 66, 67, 68]
@@ -303,3 +304,30 @@ async def test_nor_does_it_fail_a_binding() -> None:
         tokens, record = await replica.round()
         assert tokens == EXPECTED
         assert record["decode_worker"] == "d1"
+
+
+async def test_a_worker_of_unknown_parallelism_is_left_out_and_not_the_route() -> None:
+    odd = worker("p1", Role.PREFILL, parallelism=Parallelism(tp=7))
+    state = await cluster(worker("d1"), odd, worker("p2", Role.PREFILL))
+    async with Replica(state, routing="predictive") as replica:
+        records = [(await replica.round(f"s{number}"))[1] for number in range(8)]
+    assert {record["reason"] for record in records} != {"no-performance-model"}
+    assert "p1" not in replica.workers.asked("prefill")
+    assert "p2" in replica.workers.asked("prefill")
+
+
+async def test_the_sessions_of_a_dead_worker_read_the_state_once() -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        for number in range(5):
+            await replica.round(f"s{number}")
+        others = MemoryStore(state)
+        await others.publish_worker(worker("d2"), 60.0)
+        await others.remove_worker("d1")
+        while replica.view.worker("d1") is not None or replica.view.worker("d2") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        before = replica.store.round_trips.calls["snapshot"]
+        for number in range(5):
+            _, record = await replica.round(f"s{number}")
+            assert record["decode_worker"] == "d2"
+        assert replica.store.round_trips.calls["snapshot"] == before + 1

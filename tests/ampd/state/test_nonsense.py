@@ -1,0 +1,122 @@
+"""Malformed records in Redis: the one that wrote them is left out with one line, everything else goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from ampd.state import codec, open_store
+from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import _warn_once
+from ampd.state.store import StateUnavailableError, WorkerUpdated
+from ampd.state.view import ClusterView
+from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
+
+NONSENSE: dict[str, Any] = {
+    "max_context_tokens": None,
+    "kv_used_tokens": "x",
+    "kv_capacity_tokens": -1e9,
+    "decode_batch": True,
+    "decode_context_tokens": 1 << 60,
+    "ttft": [float("nan"), 1],
+    "itl": [-0.5, 1],
+    "tp": "two",
+    "held_tokens": {"s": -1},
+    "lane": "x" * 10_000,
+    "queue": [{}],
+    "role": "boss",
+}
+
+
+def sound() -> WorkerView:
+    task = PrefillTask("t1", "s1", 0, 5, 1.0, Slo(1.0, 0.1))
+    return WorkerView("w1", Role.DECODE, queue=(task,), ttft=Window(0.5, 3), held_tokens={"s": 16})
+
+
+@pytest.mark.parametrize("field", NONSENSE)
+def test_a_view_with_a_nonsensical_field_is_refused(field: str) -> None:
+    fields = json.loads(codec.encode_view(sound(), 2.0))
+    assert codec.decode_view(json.dumps(fields), 2.0) == sound()
+    with pytest.raises(codec.CodecError, match="w1"):
+        codec.decode_view(json.dumps({**fields, field: NONSENSE[field]}), 2.0)
+
+
+@pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1, "5"])
+def test_a_lease_must_end(lease_s: object) -> None:
+    kind, view, _ = json.loads(codec.encode_event(WorkerUpdated(sound(), 5.0), 2.0))
+    with pytest.raises(codec.CodecError):
+        codec.decode_event(json.dumps([kind, view, lease_s]), 2.0)
+
+
+def test_a_deeply_nested_record_is_refused() -> None:
+    with pytest.raises(codec.CodecError):
+        codec.decode_event("[" * 100_000, 0.0)
+
+
+@pytest.fixture
+async def client(redis_server: EmbeddedRedis) -> AsyncIterator[Any]:
+    async with Redis.from_url(redis_server.url) as opened:
+        yield opened
+
+
+async def test_a_nonsensical_worker_is_left_out_with_one_line(
+    redis_server: EmbeddedRedis, client: Any, caplog: pytest.LogCaptureFixture, waiting: Any
+) -> None:
+    caplog.set_level(logging.WARNING)
+    _warn_once.cache_clear()
+    store = await open_store(redis_server.url, "nonsense")
+    event = json.loads(codec.encode_event(WorkerUpdated(sound(), 5.0), 2.0))
+    event[1]["kv_used_tokens"] = -1e9
+    async with ClusterView(store, lease_s=60) as view:
+        for _ in range(50):
+            await client.publish("ampd:{nonsense}:events", json.dumps(event))
+        await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
+        await waiting.until(view.decode)
+        assert [worker.worker_id for worker in view.decode()] == ["w2"]
+        assert view.counters.losses == 0
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert "'w1'" in lines[0]
+    assert "kv_used_tokens is no whole number" in lines[0]
+    await store.close()
+
+
+async def test_malformed_values_at_a_reconnect(redis_server: EmbeddedRedis, client: Any, waiting: Any) -> None:
+    prefix = "ampd:{malformed}:"
+    store = await open_store(redis_server.url, "malformed")
+    await store.publish_worker(WorkerView("w1", Role.DECODE), 60)
+    await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
+    await client.set(prefix + "worker:w2", "n/a")
+    await client.hset(prefix + "queue:w1", mapping={"t1": "n/a", b"\xff": "1 ", "t2": "1 {}"})
+    async with ClusterView(store, lease_s=60) as view:
+        await waiting.until(view.decode)
+        await client.set(prefix + "session:s1", "no epoch")
+        assert await store.binding("s1") is None
+        await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await waiting.until(lambda: view.counters.losses and view.connected)
+        assert [worker.worker_id for worker in view.decode()] == ["w1"]
+        await store.publish_worker(WorkerView("w3", Role.DECODE), 60)
+        await waiting.until(lambda: view.worker("w3") is not None)
+    await store.close()
+
+
+async def test_a_value_of_another_type_stops_nothing_for_ever(
+    redis_server: EmbeddedRedis, client: Any, waiting: Any
+) -> None:
+    store = await open_store(redis_server.url, "types")
+    await store.publish_worker(WorkerView("w1", Role.DECODE), 60)
+    async with ClusterView(store, lease_s=60) as view:
+        await client.set("ampd:{types}:workers", "n/a")
+        await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        with pytest.raises(StateUnavailableError):
+            await store.snapshot()
+        await waiting.until(lambda: view.counters.losses)
+        await client.delete("ampd:{types}:workers")
+        await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
+        await waiting.until(lambda: view.worker("w2") is not None)
+    await store.close()

@@ -1,0 +1,65 @@
+"""A TCP proxy in the test's event loop, which can lead new connections elsewhere and delay what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class TcpProxy:
+    """Listens on a free port of 127.0.0.1 while the context is open.
+
+    Attributes:
+        target_port: where new connections lead; open ones stay where they are.
+        delay_s: by which each chunk of an answer is held back.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.delay_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def __aenter__(self) -> TcpProxy:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+        copies = {
+            asyncio.create_task(self._copy(reader, back_writer, is_answer=False)),
+            asyncio.create_task(self._copy(back_reader, writer, is_answer=True)),
+        }
+        try:
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for copy in copies:
+                copy.cancel()
+            for end in (writer, back_writer):
+                end.close()
+                with suppress(OSError, asyncio.CancelledError):
+                    await end.wait_closed()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(1 << 16):
+                if is_answer and self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(chunk)
+                await writer.drain()

@@ -1,0 +1,214 @@
+# ruff: noqa: ASYNC110
+"""A Redis that answers but refuses, that moves to another server, or that is slow: workers stay, rounds are placed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
+from ampd.serving.placement import PlacementPolicies
+from ampd.state.connect import open_store
+from ampd.state.store import StateStore
+from ampd.state.view import ClusterView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import Role, Slo, WorkerView
+from router.coordinator_publisher import CoordinatorViewPublisher
+from router.lease_probe import LeaseProbe
+from router.placement import Ask, Placement, Placer
+from router.round_errors import WorkerLostError
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.tcp_redis import TcpRedis
+from workers.pending_changes import PendingChanges
+from workers.publisher import Publisher
+
+LEASE_S = 1.0
+LEASES = 3
+SLO = Slo(2.0, 0.1)
+
+
+class Calls:
+    """The workers' KV endpoints, of which some do not answer."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+
+    async def kv(self, worker_id: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
+        if worker_id in self.dead:
+            raise WorkerLostError(worker_id, "gone")
+        return {"matched": 0}
+
+
+class Graph:
+    """Two decode workers and a prefill worker with their publishers, and a coordinator's view and placer."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+        self.calls = Calls()
+        self.publishers: dict[str, Publisher] = {}
+        self.changes: dict[str, PendingChanges] = {}
+        self.view = ClusterView(store, lease_s=LEASE_S)
+        policies = PlacementPolicies(
+            registry.create("binding", "least-kv"),
+            registry.create("routing", "always-remote"),
+            load_performance_model("tiny-cpu"),
+            random.Random(1),
+        )
+        self._placer = Placer(self.view, store, policies, session_ttl_s=60.0, suspect_s=60.0)
+        self._rounds = 0
+
+    async def add_worker(self, store: StateStore, worker_id: str, role: Role) -> None:
+        view = WorkerView(worker_id, role, kv_capacity_tokens=10_000, max_context_tokens=1000)
+        changes = self.changes[worker_id] = PendingChanges()
+        publisher = self.publishers[worker_id] = Publisher(store, worker_id, lambda: view, changes, LEASE_S)
+        await publisher.start()
+
+    async def place(self) -> Placement:
+        self._rounds += 1
+
+        async def no_history(_: WorkerView) -> int:
+            return 0
+
+        session = f"session-{self._rounds}"
+        return await self._placer.place(Ask(session, 64, SLO, time.monotonic(), no_history, None, None))
+
+    def is_complete(self) -> bool:
+        return len(self.view.decode()) == 2 and len(self.view.prefill()) == 1
+
+    async def serves_for(self, duration_s: float) -> None:
+        """All workers stay, and every round is placed."""
+        end_s = time.monotonic() + duration_s
+        while time.monotonic() < end_s:
+            assert self.is_complete()
+            assert (await self.place()).decision.worker_id == "b1"
+            await asyncio.sleep(0.05)
+
+    async def is_normal(self) -> bool:
+        publish = all(publisher.available for publisher in self.publishers.values())
+        return (
+            publish and self.is_complete() and len(await self.store.snapshot()) == 3 and (await self.place()).is_shared
+        )
+
+
+@asynccontextmanager
+async def graph_on(url: str) -> AsyncIterator[Graph]:
+    async with AsyncExitStack() as stack:
+
+        async def store() -> StateStore:
+            opened = await open_store(url, "test", timeout_s=1.0)
+            stack.push_async_callback(opened.close)
+            return opened
+
+        graph = Graph(await store())
+        for worker_id, role in (("a1", Role.DECODE), ("a2", Role.DECODE), ("b1", Role.PREFILL)):
+            await graph.add_worker(await store(), worker_id, role)
+            stack.push_async_callback(graph.publishers[worker_id].retire)
+        await stack.enter_async_context(graph.view)
+        probe = LeaseProbe(graph.view, graph.calls, timeout_s=1.0, interval_s=0.05)  # type: ignore[arg-type]
+        probe.start()
+        stack.push_async_callback(probe.stop)
+        heartbeat = CoordinatorViewPublisher(graph.store, "c1", lambda: CoordinatorView("c1", SLO), LEASE_S)
+        heartbeat.start()
+        stack.push_async_callback(heartbeat.stop)
+        yield graph
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def server() -> Iterator[TcpRedis]:
+    with TcpRedis() as started:
+        yield started
+
+
+@pytest.fixture
+async def admin(server: TcpRedis) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.tcp_url) as client:
+        await client.execute_command("ACL SETUSER ampd on >secret ~* &* +@all")
+        yield client
+
+
+REFUSALS = {
+    "full": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    "replica": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    "no right to write": ("ACL SETUSER ampd -@write", "ACL SETUSER ampd +@all"),
+    "no right to publish either": ("ACL SETUSER ampd -@write -publish", "ACL SETUSER ampd +@all"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, refusal: str) -> None:
+    begin, end = REFUSALS[refusal]
+    async with graph_on(server.tcp_url.replace("//", "//ampd:secret@")) as graph:
+        await until(graph.is_normal)
+        await admin.execute_command(*begin.split())
+        await graph.serves_for(LEASES * LEASE_S)
+        assert not any(publisher.available for publisher in graph.publishers.values())
+        assert not (await graph.place()).is_shared
+        await admin.execute_command(*end.split())
+        await until(graph.is_normal)
+        assert graph.view.counters.expired_workers == 0
+
+
+async def test_a_worker_that_dies_while_writes_are_refused_is_found_dead(server: TcpRedis, admin: Any) -> None:
+    async with graph_on(server.tcp_url) as graph:
+        await until(graph.is_normal)
+        await admin.execute_command("CONFIG", "SET", "maxmemory", "1")
+        graph.calls.dead.add("a1")
+        await graph.publishers["a1"]._task.stop()
+
+        async def is_gone() -> bool:
+            await graph.place()
+            return [view.worker_id for view in graph.view.decode()] == ["a2"]
+
+        await until(is_gone)
+        await admin.execute_command("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
+    with TcpRedis() as promoted:
+        async with TcpProxy(server.port) as proxy, graph_on(f"redis://127.0.0.1:{proxy.port}/0") as graph:
+            await until(graph.is_normal)
+            proxy.target_port = promoted.port
+            async with Redis.from_url(server.tcp_url) as client:
+                await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            await until(graph.is_normal)
+            store = await open_store(promoted.tcp_url, "test")
+            await graph.add_worker(store, "a3", Role.DECODE)
+
+            async def knows_the_new_worker() -> bool:
+                return graph.view.worker("a3") is not None
+
+            await until(knows_the_new_worker)
+            assert len(await store.snapshot()) == 4, "all publish to the new master"
+            await graph.publishers["a3"].retire()
+            await store.close()
+
+
+async def test_a_slow_redis_opens_no_gap_in_the_leases(server: TcpRedis) -> None:
+    """Eight prefills per second finish, and each answer takes 200 ms."""
+    async with TcpProxy(server.port) as proxy, graph_on(f"redis://127.0.0.1:{proxy.port}/0") as graph:
+        proxy.delay_s = 0.2
+        for number in range(5_000):
+            graph.changes["b1"].finished(f"task-{number}")
+        missing = 0
+        fast = await open_store(server.tcp_url, "test")
+        for number in range(40):
+            graph.changes["b1"].finished(f"late-{number}")
+            await asyncio.sleep(0.125)
+            missing += len(await fast.snapshot()) < 3
+        await fast.close()
+        proxy.delay_s = 0.0
+        assert missing == 0
