@@ -46,5 +46,5 @@ class SupervisedTask:
                 await self._work()
                 return
             except Exception:
-                log.exception("%s failed; starting it again", self._name)
+                log.exception("%s failed; trying again", self._name)
             await asyncio.sleep(self._pause_s)

@@ -131,6 +131,10 @@ class Publisher:
     async def _flush(self) -> None:
         try:
             await self._publish()
+        except StateRefusedError:
+            # The store may be full or a replica. It still passes on events, by which coordinators see this worker.
+            await self._store.announce(WorkerUpdated(self._view(), self._lease_s))
+            raise
         except Exception:
             self._changes.changed()  # they are still to be written
             raise
@@ -138,15 +142,12 @@ class Publisher:
             await self._store.finish_tasks(self._worker_id, finished)
             self._changes.forget_finished(finished)
 
+    def _view(self) -> WorkerView:
+        return replace(self._read_view(), held_tokens=dict(self._changes.held_tokens))
+
     async def _publish(self) -> None:
         self._changes.clear()
-        view = replace(self._read_view(), held_tokens=dict(self._changes.held_tokens))
-        try:
-            role = await self._store.publish_worker(view, self._lease_s)
-        except StateRefusedError:
-            # The store may be full or a replica. It still passes on events, by which coordinators see this worker.
-            await self._store.announce(WorkerUpdated(view, self._lease_s))
-            raise
+        role = await self._store.publish_worker(self._view(), self._lease_s)
         self._published_s = time.monotonic()
         if role is not None and self._on_role(role):
             self._changes.changed()

@@ -26,7 +26,7 @@ async def test_an_error_is_logged_and_the_work_starts_again(caplog: pytest.LogCa
     assert not task.is_running
     assert calls == [0, 1, 2]
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.getMessage() for record in errors] == ["worker-of-the-test failed; starting it again"] * 2
+    assert [record.getMessage() for record in errors] == ["worker-of-the-test failed; trying again"] * 2
     assert all(record.exc_info for record in errors)
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in the test's event loop, which can lead new connections elsewhere and delay what comes back."""
+"""A TCP proxy in the test's event loop, which can lead new connections elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ class TcpProxy:
 
     Attributes:
         target_port: where new connections lead; open ones stay where they are.
-        delay_s: by which each chunk of an answer is held back.
     """
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
-        self.delay_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -43,8 +41,8 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         copies = {
-            asyncio.create_task(self._copy(reader, back_writer, is_answer=False)),
-            asyncio.create_task(self._copy(back_reader, writer, is_answer=True)),
+            asyncio.create_task(self._copy(reader, back_writer)),
+            asyncio.create_task(self._copy(back_reader, writer)),
         }
         try:
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
@@ -56,10 +54,8 @@ class TcpProxy:
                 with suppress(OSError, asyncio.CancelledError):
                     await end.wait_closed()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while chunk := await reader.read(1 << 16):
-                if is_answer and self.delay_s:
-                    await asyncio.sleep(self.delay_s)
                 writer.write(chunk)
                 await writer.drain()

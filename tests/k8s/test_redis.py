@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ampd.state.connect import open_store
 from ampd.state.schema import Schema
-from ampd.state.store import Binding, RoleAssigned, RouteWrite, StateStore, StateUnavailableError
+from ampd.state.store import Binding, RoleAssigned, RouteWrite, StateStore, StateUnavailableError, WorkerRemoved
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
@@ -83,9 +83,11 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     assert (await store.overview()).workers
     await store.remove_coordinator("c1")
     await store.end_session("s1")
+    await store.announce(WorkerRemoved("d1"))
     await store.remove_worker("d1")
     assert await anext(events)
     assert await store.ping() > 0
+    assert store.refused_ago_s() == float("inf")
     await events.aclose()
     await roles.aclose()
     await store.close()

@@ -2,14 +2,16 @@
 """The publisher: what it writes and how long, and a real Redis that goes away and comes back empty."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
+from ampd.serving.overlay import QUEUE_GRACE_S
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import StateStore
+from ampd.state.store import RoleAssigned, StateStore
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
@@ -74,6 +76,69 @@ def test_changes_heartbeats_and_leaving(monkeypatch: pytest.MonkeyPatch) -> None
         assert await store.snapshot() == [], "nobody publishes any more"
 
     run_virtually(scenario(), monkeypatch, "workers.publisher")
+
+
+class SlowStore(MemoryStore):
+    """Each call takes 200 ms. `published_s` has the times of the publications, `reported` the finished prefills."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(MemoryState(clock), clock)
+        self.published_s: list[float] = []
+        self.reported: list[list[str]] = []
+        self._now_s = clock
+
+    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+        await asyncio.sleep(0.2)
+        self.published_s.append(self._now_s())
+        return await super().publish_worker(view, lease_s)
+
+    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
+        await asyncio.sleep(0.2)
+        self.reported.append(list(task_ids))
+        await super().finish_tasks(worker_id, task_ids)
+
+
+def test_a_slow_store_opens_no_gap_between_two_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight prefills finish per second, after an outage in which 5,000 finished."""
+
+    async def scenario() -> None:
+        store, changes, lease_s = SlowStore(asyncio.get_running_loop().time), PendingChanges(), 5.0
+        publisher = Publisher(store, "w1", Station().view, changes, lease_s)
+        for number in range(5_000):
+            changes.finished(f"old-{number}")
+        await asyncio.sleep(QUEUE_GRACE_S + 1.0)
+        for number in range(1_200):
+            changes.finished(f"backlog-{number}")
+        await publisher.start()
+        for number in range(320):
+            changes.finished(f"new-{number}")
+            await asyncio.sleep(0.125)
+        await asyncio.sleep(1.0)
+        await publisher.retire()
+        gaps_s = [later - earlier for earlier, later in itertools.pairwise(store.published_s)]
+        assert max(gaps_s) < lease_s / 2
+        reported = [task_id for task_ids in store.reported for task_id in task_ids]
+        assert sorted(reported) == sorted(
+            [f"backlog-{number}" for number in range(1_200)] + [f"new-{number}" for number in range(320)]
+        ), "what is older than the grace means nothing any more"
+        assert max(map(len, store.reported)) <= 500
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes")
+
+
+def test_leaving_waits_for_the_publication_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store, changes = SlowStore(asyncio.get_running_loop().time), PendingChanges()
+        publisher = Publisher(store, "w1", Station().view, changes, lease_s=5.0)
+        await publisher.start()
+        changes.held("s1", 16)
+        await asyncio.sleep(0.1)
+        assert len(store.published_s) == 1
+        await publisher.retire()
+        assert len(store.published_s) == 2, "it was not broken off, because it could arrive after the removal"
+        assert await store.snapshot() == []
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes")
 
 
 async def test_a_redis_that_comes_back_empty_hears_everything_again(
