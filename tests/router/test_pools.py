@@ -15,12 +15,12 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
 from ampd.state.connect import open_store
-from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import RoleAssigned, StateStore
+from ampd.state.store import RoleAssigned, StateStore, Watcher
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
 from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
+from tests.virtual_time import run_virtually
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import WorkerRole, follow_roles
@@ -49,17 +49,11 @@ class Script:
 Open = Callable[[], Awaitable[StateStore]]
 
 
-@pytest.fixture(scope="module")
-def redis() -> EmbeddedRedis:  # type: ignore[misc]
-    with EmbeddedRedis() as server:
-        yield server
-
-
 @pytest.fixture(params=["memory", "redis"])
 async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     """Opens handles on one shared state."""
     state, namespace, stores = MemoryState(), uuid.uuid4().hex, []
-    url = request.getfixturevalue("redis").url if request.param == "redis" else None
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
 
     async def one() -> StateStore:
         store: StateStore = await open_store(url, namespace, timeout_s=1.0) if url else MemoryStore(state)
@@ -208,24 +202,27 @@ async def test_what_the_worker_says_itself_counts_once_it_says_it(opened: Open) 
         assert [shown["d1"] for shown in script.shown] == ["decode", "prefill", "decode"]
 
 
-async def test_no_role_changes_while_the_state_is_lost() -> None:
-    state = MemoryState()
+def test_no_role_changes_while_the_state_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        state = MemoryState(asyncio.get_running_loop().time)
 
-    async def opened() -> StateStore:
-        return MemoryStore(state)
+        async def opened() -> StateStore:
+            return MemoryStore(state)
 
-    script = Script()
-    await publish(await opened(), d1="decode", d2="decode")
-    async with replica(opened, script) as keeper:
-        keeper.start()
-        await until(lambda: script.shown)
-        state.lose()
-        await until(lambda: not keeper.is_leading)
-        count = len(script.shown)
-        await asyncio.sleep(10 * INTERVAL_S)
-        assert len(script.shown) == count
-        state.restore()
-        await until(lambda: len(script.shown) > count)
+        script = Script()
+        await publish(await opened(), d1="decode", d2="decode")
+        async with replica(opened, script) as keeper:
+            keeper.start()
+            await until(lambda: script.shown)
+            state.lose()
+            await until(lambda: not keeper.is_leading)
+            count = len(script.shown)
+            await asyncio.sleep(10 * INTERVAL_S)
+            assert len(script.shown) == count
+            state.restore()
+            await until(lambda: len(script.shown) > count)
+
+    run_virtually(scenario(), monkeypatch)
 
 
 async def test_a_policy_that_fails_is_asked_again() -> None:
@@ -248,7 +245,26 @@ async def test_a_policy_that_fails_is_asked_again() -> None:
         await until(lambda: script.shown)
 
 
-async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open) -> None:
+def _listening(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a watcher of roles on `store` has subscribed."""
+    watch_roles, listening = store.watch_roles, asyncio.Event()
+
+    def watch() -> Watcher:
+        watcher = watch_roles()
+        start = watcher.start
+
+        async def started() -> None:
+            await start()
+            listening.set()
+
+        monkeypatch.setattr(watcher, "start", started)
+        return watcher
+
+    monkeypatch.setattr(store, "watch_roles", watch)
+    return listening
+
+
+async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat is 20 s away: only the event can be so quick."""
     store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
     changes = PendingChanges()
@@ -256,8 +272,9 @@ async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open) -
         store, "d1", lambda: WorkerView("d1", role.role, lane=role.lane), changes, LEASE_S, 0.025, role.adopt
     )
     await publisher.start()
+    listening = _listening(store, monkeypatch)
     hearing = asyncio.create_task(follow_roles(store, "d1", changes.changed))
-    await asyncio.sleep(0.1)
+    await listening.wait()
     await leader.lead("c", LEASE_S)
     for wanted, lane in ((Role.PREFILL, "short"), (Role.DECODE, "")):
         assert await leader.assign_role("c", RoleAssigned("d1", wanted, lane, "test"), LEASE_S)

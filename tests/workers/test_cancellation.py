@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from tests.virtual_time import run_virtually
 from workers.cancellation import until_stopped
 
 
@@ -22,7 +23,7 @@ class Signal:
 
 
 class Work:
-    """A round that puts out `count` items, waits for ever, and notes how it ended."""
+    """A round that yields `count` items, waits for ever, and notes how it ended."""
 
     def __init__(self, count: int = 0, error: Exception | None = None, clean_up: asyncio.Event | None = None) -> None:
         self._count, self._error, self._clean_up = count, error, clean_up
@@ -73,21 +74,27 @@ async def test_nothing_starts_for_a_caller_that_has_gone() -> None:
     assert work.ended_by is None
 
 
-async def test_a_second_cancellation_does_not_cut_the_clean_up_short() -> None:
-    signal, clean_up = Signal(), asyncio.Event()
-    work = Work(clean_up=clean_up)
+def test_a_second_cancellation_does_not_cut_the_clean_up_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time, where a sleep ends when there is nothing else left to do."""
 
-    async def consume() -> None:
-        async for _ in until_stopped(work.run(), signal):
-            pass
+    async def scenario() -> None:
+        signal, clean_up = Signal(), asyncio.Event()
+        work = Work(clean_up=clean_up)
 
-    task = asyncio.create_task(consume())
-    await asyncio.sleep(0.01)
-    signal.stopped.set_result(True)
-    await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.sleep(0.01)
-    assert not work.cleaned
-    clean_up.set()
-    await asyncio.wait({task}, timeout=5)
-    assert work.cleaned
+        async def consume() -> None:
+            async for _ in until_stopped(work.run(), signal):
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(1)
+        signal.stopped.set_result(True)
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(1)
+        assert work.ended_by is asyncio.CancelledError
+        assert not work.cleaned
+        clean_up.set()
+        await asyncio.wait({task})
+        assert work.cleaned
+
+    run_virtually(scenario(), monkeypatch)
