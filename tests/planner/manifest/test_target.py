@@ -111,7 +111,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     write_manifest(folder, objects_of(), [])
     (folder / "notes.txt").write_text("mine")
     before = {item.name: item.read_text() for item in folder.iterdir()}
-    refused(folder, r"folder holds notes\.txt, which is no part of an earlier manifest")
+    refused(folder, r"folder holds notes\.txt, which is not part of an earlier manifest")
     assert {item.name: item.read_text() for item in folder.iterdir()} == before
     (folder / "notes.txt").unlink()
     (folder / "sub").mkdir()

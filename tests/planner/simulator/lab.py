@@ -161,7 +161,17 @@ options = st.builds(
 
 
 class WatchedMemory(KvMemory):
-    """Checks its books at every change."""
+    """Checks its books at every change, and notes which sessions it evicted."""
+
+    __slots__ = ("evicted_sessions",)
+
+    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
+        super().__init__(capacity_tokens, page_tokens)
+        self.evicted_sessions: set[str] = set()
+
+    def _evict(self, session_id: str) -> None:
+        self.evicted_sessions.add(session_id)
+        super()._evict(session_id)
 
     def check(self) -> None:
         held = sum(tokens for name, tokens in self.held.items() if name not in self._reserved)
