@@ -75,6 +75,20 @@ class PrefillTask:
         """Length of the whole prompt: history and increment."""
         return self.hist_tokens + self.incr_tokens
 
+    def postponed(self) -> PrefillTask:
+        """The task after one more later task of its queue was run before it."""
+        # Without `dataclasses.replace`, because a pick may postpone the whole queue.
+        return PrefillTask(
+            self.task_id,
+            self.session_id,
+            self.hist_tokens,
+            self.incr_tokens,
+            self.arrival_s,
+            self.slo,
+            self.postponements + 1,
+            self.session_missed,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -212,7 +212,13 @@ class RoundService:
         await place.slot()
         progress.started_s = self._clock()
         progress.sliced = await self._slicer.prepare(
-            place, progress.task, request["token_ids"], request["request"], progress.rid, progress.fetched.tokens
+            place,
+            progress.task,
+            request["token_ids"],
+            request["request"],
+            progress.rid,
+            progress.fetched.tokens,
+            progress.page_keys,
         )
         progress.rid = progress.sliced.rid
 

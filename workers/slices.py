@@ -1,4 +1,4 @@
-"""A prefill in slices: the slicing policy says how it shares the worker with those that decode and those that wait."""
+"""Prefills in slices, so that they share a worker with its decode batch and with the prefills that wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
-from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
 from ampd.serving.slices import Rest, Slices, SliceStep, left_after, with_held
@@ -22,12 +21,12 @@ _GREEDY: dict[str, Any] = {"sampling_options": {"temperature": 0.0}}
 
 @dataclass(slots=True)
 class Sliced:
-    """What was computed ahead of the call that brings the first token.
+    """The slices that were computed before the call that brings the first token.
 
     Attributes:
-        rid: the request id for that call: the first call of the engine takes the one under which KV was staged.
-        slices: calls of the engine; 0: the prefill runs whole.
-        cached_tokens: prompt tokens that the first of them did not compute.
+        rid: the request id for that call. The first call of the engine takes the id under which KV was staged.
+        slices: calls of the engine for slices; 0: the prefill runs whole.
+        cached_tokens: prompt tokens that the first call did not compute, because their KV was there.
     """
 
     rid: str
@@ -36,11 +35,11 @@ class Sliced:
 
 
 class Slicer:
-    """Computes the beginning of a prompt in slices, as far as the policy wants that.
+    """Computes the beginning of a prompt in slices, as far as the policy wants slices.
 
-    A slice is a call of the engine for a growing prefix of whole pages, without output: the engine's cache keeps what
-    it computes. Between two slices the decode batch runs on, and the ordering chooses anew among all who wait. The last
-    slice is the round's own call.
+    A slice is a call of the engine for a growing prefix of whole pages, without output. The engine's cache keeps the
+    computed KV. Between two slices the decode batch runs on, and the ordering picks again among all waiting prefills.
+    The last slice is the round's own call.
     """
 
     def __init__(
@@ -65,11 +64,13 @@ class Slicer:
         request: dict[str, Any],
         rid: str,
         staged_tokens: int,
+        page_keys: Sequence[bytes],
     ) -> Sliced:
-        """Compute all slices but the last; the prefill has a slot before and after. What is cancelled here is aborted.
+        """Compute all slices but the last. The prefill has a slot before and after. A cancelled slice is aborted.
 
         Args:
-            staged_tokens: KV that was read from a peer under `rid`, to go behind what is held here.
+            staged_tokens: KV that was read from a peer under `rid`, to go behind the KV that is held here.
+            page_keys: of all full pages of the prompt.
 
         Raises:
             EngineError: the engine refused or failed a slice.
@@ -79,12 +80,13 @@ class Slicer:
         if len(tasks) == 1:
             if isinstance(self._next(tasks), Rest) or not self._can_slice(token_ids, request):
                 return sliced
-            tasks = [await self._as_held(tasks[0], token_ids, staged_tokens)]
+            tasks = [await self._as_held(tasks[0], page_keys, staged_tokens)]
         while not isinstance(step := self._next(tasks), Rest):
             if isinstance(step, Wait):
                 await self._decoding.until_one_ends(step.wait_s)
                 continue
-            cached_tokens = await self._compute(sliced.rid, task.session_id, token_ids[: step.end_tokens])
+            prefix = token_ids[: step.end_tokens]
+            cached_tokens = await self._compute(sliced.rid, task.session_id, prefix, page_keys)
             if not sliced.slices:
                 sliced.cached_tokens = cached_tokens
             sliced.slices += 1
@@ -99,21 +101,24 @@ class Slicer:
         return self._slices.next(tasks, self._decoding.running(now_s), tasks[0].hist_tokens, now_s)
 
     def _can_slice(self, token_ids: list[int], request: dict[str, Any]) -> bool:
-        """Not what the engine will refuse, nor what its cache cannot help: prompt log-probabilities compute it all."""
+        """False for a prompt that the engine will refuse, and for log-probabilities of the prompt.
+
+        For these the engine computes the whole prompt, so that its cache saves nothing.
+        """
         output = request.get("output_options") or {}
         return len(token_ids) < self._engine.info.max_context_tokens and output.get("prompt_logprobs") is None
 
-    async def _as_held(self, task: PrefillTask, token_ids: list[int], staged_tokens: int) -> PrefillTask:
-        """The task with the history that really is here: what the coordinator knew may have gone, or grown."""
+    async def _as_held(self, task: PrefillTask, page_keys: Sequence[bytes], staged_tokens: int) -> PrefillTask:
+        """The task with the history that is really here, which may be less or more than the coordinator knew."""
         page = self._engine.info.page_size_tokens
-        reply = await self._engine.kv.serve({"op": "match", "keys": page_keys(token_ids, page)})
+        reply = await self._engine.kv.serve({"op": "match", "keys": list(page_keys)})
         pages = reply.get("matched", task.hist_tokens // page) + staged_tokens // page
         return with_held(task, pages * page, page)
 
-    async def _compute(self, rid: str, session_id: str, prefix: list[int]) -> int:
-        """One slice; returns how much of it was there already."""
+    async def _compute(self, rid: str, session_id: str, prefix: list[int], known_keys: Sequence[bytes]) -> int:
+        """Compute one slice. Returns how many of its tokens were there already."""
         cached_tokens = 0
-        call = EngineRequest(rid, session_id, prefix, 0, _GREEDY)
+        call = EngineRequest(rid, session_id, prefix, 0, _GREEDY, known_keys=known_keys)
         async with aclosing(cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))) as stream:
             async for output in stream:
                 cached_tokens = output.cached_tokens

@@ -9,34 +9,13 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import Enum
 from itertools import chain
-from typing import Protocol
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import OrderingPolicy, OrderingSituation, Run, Wait
+from ampd.policies.base import OrderingPolicy, Run
+from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
-
-SHORTEST_WAIT_S = 0.001
-"""A policy that asks for a shorter wait gets this one, so that time goes on between two questions."""
-
-LONGEST_WAIT_S = 10.0
-"""How long a policy may leave a free slot unused while prefills wait. After that the oldest prefill runs."""
-
-_OLDEST = Run(0)
-
-
-class Timer(Protocol):
-    """The time of the queue."""
-
-    def clock(self) -> float:
-        """The time in seconds, on the clock of the tasks' `arrival_s`."""
-        ...
-
-    def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
-        """Run `action` after a delay. Calling the result cancels that."""
-        ...
 
 
 class Stage(Enum):
@@ -124,11 +103,7 @@ class PrefillQueue:
         prefetch: int = 1,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ordering = ordering
-        self._model = model
-        self._parallelism = parallelism
-        self._timer = timer
-        self._rng = rng
+        self._picker = Picker(ordering, model, parallelism, timer, rng)
         self.concurrency = concurrency
         self._prefetch = prefetch
         self._on_change = on_change
@@ -137,8 +112,6 @@ class PrefillQueue:
         self.computing: list[Pass] = []
         self.postponements = 0
         self._advancing = False
-        self._cancel_wait: Callable[[], None] | None = None
-        self._unused_since_s: float | None = None
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
         """Enter a prefill. Its turn may come before this returns."""
@@ -199,10 +172,8 @@ class PrefillQueue:
         if self._advancing:
             return  # an owner changed the queue at its turn: the loop below goes on with that change
         self._advancing = True
-        if self._cancel_wait is not None:
-            # The policy is asked below. If there is no room, the next prefill that leaves asks it.
-            self._cancel_wait()
-            self._cancel_wait = None
+        # The policy is asked below. If there is no room, the next prefill that leaves asks it.
+        self._picker.cancel_wait()
         try:
             while self._start_next() or self._pick_next():
                 pass
@@ -224,12 +195,12 @@ class PrefillQueue:
         waiting = self.waiting
         free = self.concurrency - len(self.computing) - len(self.staged)
         if not waiting or free <= 0:
-            self._unused_since_s = None
+            self._picker.no_slot_unused()
         if not waiting or free + self._prefetch <= 0:
             return False
         if free <= 0 and not any(entry.fetches for entry in waiting):
             return False
-        run = self._ask(has_room=free > 0)
+        run = self._picker.pick([entry.task for entry in waiting], free > 0, self._advance)
         if run is None:
             return False
         positions = tuple(dict.fromkeys((run.index, *run.together)))
@@ -239,7 +210,7 @@ class PrefillQueue:
         self._postpone(run)
         for position in sorted(positions, reverse=True):
             del waiting[position]
-        self._unused_since_s = None
+        self._picker.no_slot_unused()
         picked = Pass(members)
         for entry in members:
             entry.picked = picked
@@ -251,32 +222,7 @@ class PrefillQueue:
         self.postponements += len(run.postponed)
         for position in run.postponed:
             late = self.waiting[position]
-            late.task = replace(late.task, postponements=late.task.postponements + 1)
-
-    def _ask(self, has_room: bool) -> Run | None:
-        """The policy's pick; None: it waits, and a timer asks it again."""
-        now_s = self._timer.clock()
-        pick = self._ordering.pick(
-            OrderingSituation(
-                model=self._model,
-                now_s=now_s,
-                queue=[entry.task for entry in self.waiting],
-                parallelism=self._parallelism,
-                rng=self._rng,
-            )
-        )
-        if not isinstance(pick, Wait):
-            return pick
-        left_s = LONGEST_WAIT_S
-        if has_room:
-            if self._unused_since_s is None:
-                self._unused_since_s = now_s
-            left_s += self._unused_since_s - now_s
-            if left_s <= 0.0:
-                return _OLDEST
-        # The lower bound comes last: what is left may be too little for the clock to move.
-        self._cancel_wait = self._timer.call_later(max(SHORTEST_WAIT_S, min(pick.wait_s, left_s)), self._advance)
-        return None
+            late.task = late.task.postponed()
 
 
 def _turn(picked: Pass, before: Stage, after: Stage) -> None:

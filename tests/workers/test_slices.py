@@ -11,6 +11,7 @@ import pytest
 
 from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, Wait
 from ampd.policies.registry import create
+from tests.virtual_time import run_virtually
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Switched, message, out, script
@@ -258,27 +259,33 @@ class Companions:
         return Run(0, together=tuple(range(1, len(situation.queue))) if self.asked > 1 else ())
 
 
-async def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(station: Any) -> None:
-    async with station(script()) as one:
-        one.times.step_s = 0.001
-        decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
-        await until(lambda: one.times.steps)
-        one.ordering.now = Companions()
-        answers = [Compute(64), Compute(64), *[Wait(100.0)] * 100]
-        one.slicing.now = policy = script(*answers)
-        one.times.per_token_s = 0.001
-        cut = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
-        await until(lambda: len(policy.asked) == 2)
-        mate = asyncio.create_task(one.round(prompt_of(100, seed=3), 2, session="c"))
-        await until(lambda: len(policy.asked) >= 4)
-        steps = len(one.times.steps)
-        await until(lambda: len(one.times.steps) > steps + 20)
-        assert one.times.prefills[-1] == (0, 64), "both wait"
-        # Both ask for the whole pass: 236 tokens that are left of the one behind its 64, and 100 of the other.
-        assert policy.asked[2:4] == [(64 * 236 // 336, 336)] * 2
-        decoding.cancel()
-        async with asyncio.timeout(10):
-            assert [len(out(await task)) for task in (cut, mate)] == [2, 2]
+def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(
+    station: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with station(script()) as one:
+            one.times.step_s = 0.001
+            decoding = asyncio.create_task(one.round(prompt_of(64), 2000, session="a"))
+            await until(lambda: one.times.steps)
+            one.ordering.now = Companions()
+            answers = [Compute(64), Compute(64), *[Wait(100.0)] * 100]
+            one.slicing.now = policy = script(*answers)
+            one.times.per_token_s = 0.001
+            cut = asyncio.create_task(one.round(prompt_of(300, seed=2), 2, session="b"))
+            await until(lambda: len(policy.asked) == 2)
+            mate = asyncio.create_task(one.round(prompt_of(100, seed=3), 2, session="c"))
+            await until(lambda: len(policy.asked) >= 4)
+            steps = len(one.times.steps)
+            await until(lambda: len(one.times.steps) > steps + 20)
+            assert one.times.prefills[-1] == (0, 64), "both wait"
+            # Both ask for the whole pass: 236 tokens that are left of the one behind its 64, and 100 of the other.
+            assert policy.asked[2:4] == [(64 * 236 // 336, 336)] * 2
+            decoding.cancel()
+            async with asyncio.timeout(10):
+                assert [len(out(await task)) for task in (cut, mate)] == [2, 2]
+
+    # In virtual time, because the mate must arrive during the first slice.
+    run_virtually(scenario(), monkeypatch, "workers.engines.time_line")
 
 
 @pytest.mark.parametrize("stage", ["computing", "waiting"])

@@ -25,7 +25,7 @@ from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import message, script
+from tests.workers.slices_lab import Switched, message, script
 from workers.kv.exchange import KvFetch
 from workers.worker_metrics import WorkerReader, WorkerRecorder
 
@@ -35,8 +35,17 @@ class Station:
 
     def __init__(self, name: str, role: Role, engine: Any, times: Any, store: MemoryStore, slicing: Any) -> None:
         self.parts = worker_parts(
-            name, engine, times, store=store, slicing=slicing, role=role.value, session_ttl_s=60.0, kv_timeout_s=1.0
+            name,
+            engine,
+            times,
+            store=store,
+            slicing=slicing,
+            ordering_policy=(ordering := Switched(create("ordering", "fcfs"))),
+            role=role.value,
+            session_ttl_s=60.0,
+            kv_timeout_s=1.0,
         )
+        self.ordering = ordering
         self.role, self.sessions, self.queue = self.parts.role, self.parts.sessions, self.parts.queue
         self.changes, self.rounds = self.parts.changes, self.parts.rounds
         loop = asyncio.get_running_loop()
@@ -151,7 +160,7 @@ async def test_prefills_that_are_overtaken(model_folder: Path) -> None:
         return Run(others, tuple(range(others)))
 
     async with stations(model_folder) as (_, _, decode):
-        decode.queue._ordering = SimpleNamespace(pick=last)  # type: ignore[assignment]
+        decode.ordering.now = SimpleNamespace(pick=last)
         calls: list[Any] = [message(prompt_of(100, seed=seed), 1, f"s{seed}") for seed in range(4)]
 
         async def run(call: Any) -> None:

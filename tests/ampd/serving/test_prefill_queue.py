@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
-from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S, Pass, PrefillQueue, QueueEntry, Stage
+from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
+from ampd.serving.prefill_queue import Pass, PrefillQueue, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 
 MODEL = load_performance_model("tiny-cpu")

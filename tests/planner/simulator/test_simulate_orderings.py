@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
-from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S
+from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
