@@ -7,18 +7,21 @@ between cuts the run after the step in progress.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from ampd.types import RunningRound
+from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.decode_batch import DecodeBatch
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
-from planner.simulator.outcome import GapRun, Span
+from planner.simulator.outcome import GapRun
+from planner.simulator.prefilling import Part, Prefilling
 from planner.simulator.sequence import EngineSequence
 from planner.simulator.steps import EngineTimes, StepRun
 
 LONGEST_RUN_STEPS = 1 << 60
-"""Most decode steps between two events. With 1 the engine steps token by token, with the same results, slowly."""
+"""Most decode steps between two events. With 1 each step is an event: the results are the same, but slower."""
 
 
 class SimulatedEngine:
@@ -30,31 +33,28 @@ class SimulatedEngine:
     Args:
         options: `chunk_tokens`, `hand_over_pass` and `window_s` concern the engine.
         gaps: takes all gaps between tokens.
-        spans: takes what was computed when; None: it is not recorded.
+        spans: records what is computed when; None: it is not recorded.
     """
 
     def __init__(
         self,
-        worker_id: str,
         times: EngineTimes,
         memory: KvMemory,
         loop: EventLoop,
         options: SimulationOptions,
         gaps: list[GapRun],
-        spans: list[Span] | None = None,
+        spans: ComputeSpans | None = None,
     ) -> None:
-        self._worker_id = worker_id
         self._times = times
         self._memory = memory
         memory.on_room = self._room
         self._loop = loop
-        self._chunk_tokens = options.chunk_tokens
+        self._is_chunked = options.chunk_tokens > 0
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
         self.batch = DecodeBatch(options.window_s, gaps)
         self._waiting: deque[EngineSequence] = deque()
-        self._prefilling: list[EngineSequence] = []
-        self._chunked_tokens = 0
+        self._prefilling = Prefilling(options.chunk_tokens)
         self._busy = False
         self._is_ending_pass = False
         self._late: list[EngineSequence] = []
@@ -96,7 +96,7 @@ class SimulatedEngine:
         """Begin what comes next."""
         self._admit()
         if self._prefilling:
-            if self._chunk_tokens:
+            if self._is_chunked:
                 self._chunk_pass()
             else:
                 self._prefill_pass()
@@ -122,20 +122,18 @@ class SimulatedEngine:
             if was_handed_over and not self._hand_over_pass:
                 self.batch.join(sequence, 0)
             else:
-                self._prefilling.append(sequence)
+                self._prefilling.add(sequence)
 
     def _prefill_pass(self) -> None:
         """Everything that was admitted, whole, in one pass."""
-        parts = [(sequence.behind_tokens, sequence.missing_tokens) for sequence in self._prefilling]
+        parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
-        self._loop.at(now_s + self._times.prefill_pass_s(parts), self._end_prefill_pass, now_s)
+        self._loop.at(now_s + self._times.prefill_pass_s(parts), self._end_prefill_pass, (now_s, parts))
 
-    def _end_prefill_pass(self, start_s: float) -> None:
-        done, self._prefilling = self._prefilling, []
-        for sequence in done:
-            self._note_prefill(sequence, sequence.missing_tokens, start_s)
-        self._complete(done)
+    def _end_prefill_pass(self, passed: tuple[float, list[Part]]) -> None:
+        self._note_prefills(*passed)
+        self._complete(self._prefilling.pop_done(passed[1]))
 
     def _complete(self, done: list[EngineSequence]) -> None:
         """Call the owners of prefilled sequences, and begin what comes next.
@@ -177,34 +175,18 @@ class SimulatedEngine:
 
     def _chunk_pass(self) -> None:
         """Up to `chunk_tokens` of the oldest prefills, and one step of the decode batch, in one pass."""
-        room, before, parts = self._chunk_tokens, self._chunked_tokens, []
-        for sequence in self._prefilling:
-            tokens = min(sequence.missing_tokens - before, room)
-            parts.append((sequence.behind_tokens + before, tokens))
-            room -= tokens
-            before = 0
-            if not room:
-                break
+        parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
         seconds = self._times.chunk_pass_s(parts, len(self.batch), self.batch.context_tokens)
         self._loop.at(now_s + seconds, self._end_chunk_pass, (now_s, parts))
 
-    def _end_chunk_pass(self, passed: tuple[float, list[tuple[int, int]]]) -> None:
+    def _end_chunk_pass(self, passed: tuple[float, list[Part]]) -> None:
         start_s, parts = passed
-        for sequence, (_, tokens) in zip(self._prefilling, parts, strict=False):
-            self._note_prefill(sequence, tokens, start_s)
+        self._note_prefills(start_s, parts)
         if self.batch:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        done: list[EngineSequence] = []
-        for sequence, (_, tokens) in zip(self._prefilling, parts, strict=False):
-            self._chunked_tokens += tokens
-            if self._chunked_tokens < sequence.missing_tokens:
-                break
-            done.append(sequence)
-            self._chunked_tokens = 0
-        del self._prefilling[: len(done)]
-        self._complete(done)
+        self._complete(self._prefilling.pop_done(parts))
 
     # -- decode
 
@@ -228,7 +210,7 @@ class SimulatedEngine:
         if run is not self.batch.run:
             return  # it was cut
         if self._spans is not None:
-            self._note("decode", run.start_s, {"batch": len(self.batch), "steps": run.steps})
+            self._spans.decode(len(self.batch), run.steps, run.start_s, self._loop.now_s)
         self._end_steps(run)
         self._next()
 
@@ -239,10 +221,7 @@ class SimulatedEngine:
         while (sequence := self.batch.pop_ended(now_s)) is not None:
             self._finish(sequence)
 
-    def _note_prefill(self, sequence: EngineSequence, tokens: int, start_s: float) -> None:
+    def _note_prefills(self, start_s: float, parts: Sequence[Part]) -> None:
         if self._spans is not None:
-            self._note("prefill", start_s, {"session": sequence.session_id, "tokens": tokens})
-
-    def _note(self, kind: str, start_s: float, detail: dict[str, object]) -> None:
-        assert self._spans is not None
-        self._spans.append(Span(self._worker_id, "compute", kind, start_s, self._loop.now_s, detail))
+            for sequence, (_, tokens) in zip(self._prefilling, parts, strict=False):
+                self._spans.prefill(sequence, tokens, start_s, self._loop.now_s)

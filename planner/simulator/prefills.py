@@ -92,7 +92,7 @@ class Prefills:
         elif isinstance(step, ComputeTo):
             self._compute_slice(members[0], step.end_tokens)
         else:
-            worker.hold(step.wait_s, partial(self._step, members))
+            worker.held_back.hold(step.wait_s, partial(self._step, members))
 
     def _next_step(self, members: Sequence[ActiveRound]) -> SliceStep:
         first, now_s = members[0], self._loop.now_s

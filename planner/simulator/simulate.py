@@ -75,7 +75,7 @@ def simulate(
         duration_s=max(
             (record.sent_s + record.e2e_s for record in runner.finished if record.e2e_s is not None), default=0.0
         ),
-        lost_sessions=sum(worker.memory.evicted for worker in workers if worker.has_decoded),
+        lost_sessions=sum(worker.memory.evicted for worker in keeper.have_decoded),
         role_flips=keeper.role_flips,
         events=loop.handled,
         timeline=world.spans or [],

@@ -10,8 +10,9 @@ from ampd.serving.slices import Slices
 from ampd.serving.sliding_window import SlidingWindow
 from ampd.types import Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
+from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.engine import SimulatedEngine
-from planner.simulator.events import Once
+from planner.simulator.held_back import HeldBack
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.steps import EngineTimes
 from planner.simulator.world import World
@@ -20,12 +21,12 @@ _NO_WINDOW = Window()
 
 
 class SimulatedWorker:
-    """One replica. It can do everything; its role says what new work it gets.
+    """One replica. It can prefill and decode, and its role decides which new work it gets.
 
     Attributes:
         role, lane: as in its view; a pools policy may change them.
-        has_decoded: whether it is, or once was, a decode worker.
         slices: decides how prefills here share the worker with the decode batch.
+        held_back: the prefills that wait for the decode batch.
         on_change: called when the queue, the batch or the sessions here have changed.
     """
 
@@ -34,19 +35,17 @@ class SimulatedWorker:
         self.worker_id = worker_id
         self.role = role
         self.lane = ""
-        self.has_decoded = role is Role.DECODE
         self.parallelism = group.parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = _nothing
         self.engine = SimulatedEngine(
-            worker_id,
             EngineTimes(world.model, group.parallelism),
             self.memory,
             world.loop,
             options,
             world.gaps,
-            world.spans,
+            None if world.spans is None else ComputeSpans(worker_id, world.spans),
         )
         self.queue = PrefillQueue(
             world.policies.ordering,
@@ -59,10 +58,8 @@ class SimulatedWorker:
             on_change=self.changed,
         )
         self.slices = Slices(world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens)
-        self._loop = world.loop
-        self._held_back: list[Once] = []
-        self._view: WorkerView | None = None
-        self._view_until_s = 0.0
+        self.held_back = HeldBack(world.loop)
+        self._view: tuple[WorkerView, float] | None = None
 
     def changed(self) -> None:
         """The cached view is no longer true."""
@@ -72,39 +69,25 @@ class SimulatedWorker:
     def turn(self, role: Role, lane: str) -> None:
         """Take another role or lane for new work; what is here goes on."""
         self.role, self.lane = role, lane
-        self.has_decoded |= role is Role.DECODE
         self.changed()
 
-    def hold(self, wait_s: float, resume: Callable[[], None]) -> None:
-        """Leave the worker to its decode batch for `wait_s`, but not longer than until a round ends here."""
-        once = Once(resume)
-        self._held_back.append(once)
-        self._loop.at(self._loop.now_s + wait_s, once)
-
-    def round_ended(self) -> None:
-        """A round has left the decode batch."""
-        held_back, self._held_back = self._held_back, []
-        for once in held_back:
-            # Not before the engine has gone on: it does not wait for submissions in answer to its last step.
-            self._loop.at(self._loop.now_s, once)
-
     def view(self, now_s: float) -> WorkerView:
-        """This worker as it is now."""
-        view = self._view
-        if view is None or now_s >= self._view_until_s:
-            view = self._view = self._made(now_s)
-        return view
+        """This worker as it is now. A view is kept until it changes or a sample leaves a window."""
+        if self._view is None or now_s >= self._view[1]:
+            self._view = self._made(now_s)
+        return self._view[0]
 
-    def _made(self, now_s: float) -> WorkerView:
+    def _made(self, now_s: float) -> tuple[WorkerView, float]:
+        """(the view, when it changes by itself)."""
         memory = self.memory
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
-        self._view_until_s = self.ttft.changes_at_s()
+        until_s = self.ttft.changes_at_s()
         batch, context_tokens = self.engine.batch.load(now_s)
         if batch or self.role is Role.DECODE:
             itl = self.engine.batch.itl(now_s)
-            self._view_until_s = now_s  # decoding changes it all the time
-        return WorkerView(
+            until_s = now_s  # decoding changes it all the time
+        view = WorkerView(
             self.worker_id,
             self.role,
             self.parallelism,
@@ -119,6 +102,7 @@ class SimulatedWorker:
             memory.held,
             self.lane,
         )
+        return view, until_s
 
 
 def _nothing() -> None:
