@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+
+_CREDENTIALS = re.compile(r"://\S*@")
+"""User and password of a URL, which a misspelled flag would show."""
 
 
 class UserError(Exception):
@@ -36,5 +40,5 @@ def one_line_of(error: BaseException) -> str:
 
 
 def _with_program(error: Exception) -> str:
-    text = one_line_of(error)
+    text = _CREDENTIALS.sub("://...@", one_line_of(error))
     return text if text.startswith("ampd") else f"ampd: {text}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
@@ -10,6 +11,8 @@ from ampd.errors import UserError
 from ampd.state.store import StateStore
 
 DEFAULT_TIMEOUT_S = 2.0
+
+_HOST = re.compile(r"([^:\[\]]*|\[.*\])(:\d*)?")
 
 
 async def open_store(
@@ -45,11 +48,20 @@ async def open_store(
 
 
 def _check(url: str) -> None:
+    """Refuse a malformed URL. Only its scheme is quoted, because any other part may belong to a password."""
+    if _has_unquoted_credentials(url):
+        raise UserError(
+            "state URL: the user or the password has a character that ends it in a URL; write / as %2F, ? as %3F, "
+            "# as %23"
+        )
     try:
         parts = urlsplit(url)
+    except ValueError:
+        raise UserError("state URL: it is malformed, perhaps its IPv6 address; expected redis://host:port/db") from None
+    try:
         _ = parts.port
-    except ValueError as error:
-        raise UserError(f"state URL: {error}; expected redis://host:port/db") from None
+    except ValueError:
+        raise UserError("state URL: the port must be a number up to 65535, as in redis://host:6379/0") from None
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise UserError(f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss:// or unix://")
     if parts.scheme == "unix" and not parts.path.strip("/"):
@@ -58,9 +70,16 @@ def _check(url: str) -> None:
         _check_redis(parts)
 
 
+def _has_unquoted_credentials(url: str) -> bool:
+    """Whether a `/`, `?` or `#` cuts user and password off from the @ that ends them."""
+    rest = url.partition("://")[2]
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return "@" in rest and "@" not in place and not _HOST.fullmatch(place)
+
+
 def _check_redis(parts: SplitResult) -> None:
     if not parts.hostname:
         raise UserError(f"state URL: {parts.scheme}:// needs a host, as in {parts.scheme}://127.0.0.1:6379/0")
     database = parts.path.strip("/")
     if database and not (database.isascii() and database.isdigit()):
-        raise UserError(f"state URL: the database must be a number, not {database!r}")
+        raise UserError(f"state URL: the database must be a number, as in {parts.scheme}://host:6379/0")

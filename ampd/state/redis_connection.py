@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -240,9 +240,11 @@ def _script(name: str) -> tuple[str, str]:
 
 def without_secrets(url: str) -> str:
     """A URL that may be shown: the place of the Redis, without user, password and options."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    scheme, _, rest = url.partition("://")
+    place, *options = re.split("[?#]", rest, maxsplit=1)
+    if "@" in "".join(options) and "@" not in place:
+        return f"{scheme}://..."  # The mark may belong to a password.
+    return f"{scheme}://{place.rpartition('@')[2]}"
 
 
 def _reason(error: Exception) -> str:

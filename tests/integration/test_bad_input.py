@@ -70,6 +70,16 @@ def test_redis_that_does_not_answer_is_refused_within_five_seconds() -> None:
     assert "secret" not in line
 
 
+@pytest.mark.parametrize(
+    ("flag", "password"), [("--state-url", "S3c/r3t"), ("--state-url", "S3c%2Fr3t"), ("--state-ulr", "S3c/r3t")]
+)
+def test_no_part_of_a_password_is_shown(flag: str, password: str) -> None:
+    line = _refusal(_ampd("serve", "--engine", "modelled", flag, f"redis://ampd:{password}@127.0.0.1:1/0"))
+    assert flag == "--state-ulr" or "state" in line
+    assert "S3c" not in line
+    assert "r3t" not in line
+
+
 def test_redis_url_that_nothing_listens_on_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

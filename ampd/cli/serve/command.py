@@ -27,6 +27,7 @@ from ampd.policies.registry import POOLS
 from ampd.settings import parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
@@ -131,7 +132,7 @@ def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Pat
         f"ready: {url} serves model {site.model_name!r} with {settings.prefill} prefill and {settings.decode} decode "
         f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}, "
         f"slicing {settings.slicing}, pools {settings.pools}; "
-        f"state {site.state_url}, logs {log_dir}; Ctrl-C stops it"
+        f"state {without_secrets(site.state_url)}, logs {log_dir}; Ctrl-C stops it"
     )
 
 

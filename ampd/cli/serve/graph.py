@@ -12,6 +12,7 @@ from ampd.cli.serve.metrics import system_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import ServeSettings
 from ampd.graph_settings import GraphSettings
+from ampd.settings import PREFIX
 
 FRONTEND = "frontend"
 
@@ -47,12 +48,17 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
     def environment() -> dict[str, str]:
         return {**base, **system_environment(settings.host, next(ports))}
 
+    # Not as a flag, because every user of the machine can read command lines, and the URL may have a password.
+    state = {f"{PREFIX}STATE_URL": site.state_url}
+
     specs = [
-        ProcessSpec(f"{role}-{index}", _worker_argv(settings, site, role), {**environment(), **site.worker_env[index]})
+        ProcessSpec(
+            f"{role}-{index}", _worker_argv(settings, site, role), {**environment(), **state, **site.worker_env[index]}
+        )
         for index, role in enumerate(roles)
     ]
     specs += [
-        ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), environment())
+        ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), {**environment(), **state})
         for index in range(settings.coordinators)
     ]
     return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), environment())]
@@ -70,18 +76,17 @@ def dynamo_environment(discovery_dir: Path) -> dict[str, str]:
     }
 
 
-def _shared_flags(settings: ServeSettings, site: GraphSite) -> list[str]:
+def _shared_flags(settings: ServeSettings) -> list[str]:
     flags: list[str] = []
-    for name in GraphSettings.model_fields:
-        value = site.state_url if name == "state_url" else getattr(settings, name)
-        flags += [f"--{name.replace('_', '-')}", str(value)]
+    for name in (name for name in GraphSettings.model_fields if name != "state_url"):
+        flags += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
     return flags
 
 
 def _worker_argv(settings: ServeSettings, site: GraphSite, role: str) -> tuple[str, ...]:
     flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path), "--tp", str(settings.tp)]
     flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
-    return python_module("workers", [*flags, *_shared_flags(settings, site), *shlex.split(settings.worker_args)])
+    return python_module("workers", [*flags, *_shared_flags(settings), *shlex.split(settings.worker_args)])
 
 
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
@@ -92,7 +97,7 @@ def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ..
         ("--dyn-reasoning-parser", settings.dyn_reasoning_parser),
     ):
         flags += [flag, value] if value else []
-    return python_module("router", [*flags, *_shared_flags(settings, site), *shlex.split(settings.router_args)])
+    return python_module("router", [*flags, *_shared_flags(settings), *shlex.split(settings.router_args)])
 
 
 def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from redis.asyncio import from_url
 
 from ampd.errors import UserError
 from ampd.state import open_store
+from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateUnavailableError
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
@@ -43,6 +44,33 @@ async def test_a_malformed_url_is_the_users_error(url: str, says: str) -> None:
         await open_store(url, "n")
     assert says.lower() in str(caught.value).lower()
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("mark", ["/", "#", "?"])
+@pytest.mark.parametrize("place", ["redis://{}@host:6379/0", "rediss://{}@[::1]:6379", "unix://{}@/run/redis.sock"])
+@pytest.mark.parametrize("user", ["", "ampd"])
+async def test_a_password_that_ends_the_url_is_not_quoted(user: str, place: str, mark: str) -> None:
+    url = place.format(f"{user}:s3{mark}cret")
+    with pytest.raises(UserError, match="write / as %2F") as caught:
+        await open_store(url, "n")
+    assert "s3" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+    assert "s3" not in without_secrets(url)
+    assert "cret" not in without_secrets(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://ampd:s3@host:6379/0", "redis://host:6379/0"),
+        ("redis://ampd:s@3@host/0?password=x", "redis://host/0"),
+        ("redis://host?password=s@3", "redis://..."),
+        ("unix://:s3@/run/redis.sock?db=1", "unix:///run/redis.sock"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_only_the_place_is_shown(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
 
 
 async def test_a_port_where_nobody_listens(unused_tcp_port: int) -> None:

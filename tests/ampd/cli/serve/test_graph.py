@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ampd.cli.serve.graph import GraphSite, graph_processes
 from ampd.cli.serve.processes import ProcessSpec
 from ampd.cli.serve.settings import ServeSettings
@@ -40,9 +42,10 @@ def test_as_many_processes_as_asked_for() -> None:
     assert len({spec.name for spec in specs}) == 8
 
 
-def test_workers_accept_their_command_line() -> None:
+def test_workers_accept_their_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--ttft", "0.7", "--ordering", "fcfs", "--slicing", "sliced", "--namespace", "green"]
     spec = _specs("--engine", "modelled", *flags)[0]
+    monkeypatch.setenv("AMPD_STATE_URL", spec.env["AMPD_STATE_URL"])
     settings = parse_settings(WorkerSettings, _flags(spec), "python -m workers")
     assert (settings.slo.ttft_s, settings.ordering, settings.namespace) == (0.7, "fcfs", "green")
     assert settings.slicing == "sliced"
@@ -54,6 +57,14 @@ def test_coordinators_accept_their_command_line() -> None:
     flags = ["--routing", "always-local", "--itl", "0.03", "--pools", "moved", "--dyn-tool-call-parser", "hermes"]
     settings = parse_settings(CoordinatorSettings, _flags(_specs(*flags)[-2]), "python -m router")
     assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
+
+
+def test_the_password_of_the_state_is_on_no_command_line() -> None:
+    site = replace(SITE, state_url="redis://ampd:S3cr3t@127.0.0.1:6379/0")
+    settings = parse_settings(ServeSettings, ["--state-url", site.state_url], "ampd serve")
+    specs = graph_processes(settings, site)
+    assert not [word for spec in specs for word in spec.argv if "S3cr3t" in word]
+    assert [spec.env.get("AMPD_STATE_URL") for spec in specs] == [site.state_url] * 3 + [None]
 
 
 def test_further_flags_reach_the_workers() -> None:
