@@ -17,6 +17,13 @@ from ampd.errors import UserError
 
 SHIPPED_SUFFIX = ".jsonl"
 
+MAX_TOKENS = 2**31 - 1
+"""Largest count of tokens in a round."""
+
+_LINE_CHARACTERS = 64 << 20
+UNPACKED_CHARACTERS = 1 << 30
+"""Most that a `.gz` may unpack to, because a small file can fill the memory."""
+
 
 class Round(BaseModel):
     """One prefill and the decode after it.
@@ -31,8 +38,8 @@ class Round(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    incr_tokens: int = Field(ge=1, strict=True)
-    output_tokens: int = Field(ge=1, strict=True)
+    incr_tokens: int = Field(ge=1, le=MAX_TOKENS, strict=True)
+    output_tokens: int = Field(ge=1, le=MAX_TOKENS, strict=True)
     tool_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     keep_tokens: int | None = Field(default=None, ge=0, strict=True)
     text: str | None = None
@@ -97,16 +104,13 @@ def read_trace(path: Path) -> Iterator[Session]:
         UserError: a malformed line, with file and line number, or an unreadable file.
     """
     seen: dict[str, int] = {}
-    with open_text(path) as lines:
-        for number, line in enumerate(_decoded(lines, path), start=1):
-            if not line.strip():
-                continue
-            session = _parse_line(line, f"{path}:{number}")
-            if session.session_id in seen:
-                first = seen[session.session_id]
-                raise UserError(f"{path}:{number}: session_id {session.session_id!r} was used in line {first} already")
-            seen[session.session_id] = number
-            yield session
+    for number, line in numbered_lines(path):
+        session = _parse_line(line, f"{path}:{number}")
+        if session.session_id in seen:
+            first = seen[session.session_id]
+            raise UserError(f"{path}:{number}: session_id {session.session_id!r} was used in line {first} already")
+        seen[session.session_id] = number
+        yield session
 
 
 def write_trace(sessions: Iterable[Session], path: Path) -> int:
@@ -190,9 +194,46 @@ def open_text(path: Path) -> IO[str]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _decoded(lines: IO[str], path: Path) -> Iterator[str]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers.
+
+    Raises:
+        UserError: the file cannot be read, a line is longer than 64 Mi characters, or `.gz` unpacks to more than 1 Gi.
+    """
+    with open_text(path) as stream:
+        for number, line in enumerate(_decoded(stream, path), start=1):
+            if line.strip():
+                yield number, line
+
+
+def parse_json(text: str, where: str) -> Any:
+    """One value from a text that a user wrote.
+
+    Raises:
+        UserError: it is not JSON, or nested too deeply, or has a number with too many digits.
+    """
     try:
-        yield from lines
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{where}: not usable (its brackets are nested too deeply)") from None
+    except ValueError:
+        raise UserError(f"{where}: not usable (a number has too many digits)") from None
+
+
+def _decoded(stream: IO[str], path: Path) -> Iterator[str]:
+    unpacked = 0
+    try:
+        while line := stream.readline(_LINE_CHARACTERS + 1):
+            unpacked += len(line)
+            if len(line) > _LINE_CHARACTERS:
+                raise UserError(f"{path}: a line has more than {_LINE_CHARACTERS} characters; is it a trace?")
+            if path.suffix == ".gz" and unpacked > UNPACKED_CHARACTERS:
+                raise UserError(
+                    f"{path}: unpacks to more than {UNPACKED_CHARACTERS} characters; if it is meant to, gunzip it first"
+                )
+            yield line
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -200,10 +241,7 @@ def _decoded(lines: IO[str], path: Path) -> Iterator[str]:
 
 
 def _parse_line(line: str, where: str) -> Session:
-    try:
-        raw = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    raw = parse_json(line, where)
     if not isinstance(raw, dict):
         raise UserError(f"{where}: a session is a JSON object, this is a {type(raw).__name__}")
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
@@ -78,6 +79,12 @@ ROUND = {"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}
         (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": 8}]}), "rounds.1.keep_tokens: 8 is more"),
         (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": -1}]}), "rounds.1.keep_tokens"),
         (json.dumps({**GOOD, "arrival_s": -1}), "arrival_s"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"session_id": ' + "[" * 100_000, "nested too deeply"),
+        (f'{{"arrival_s": {"9" * 5000}}}', "too many digits"),
+        (json.dumps({**GOOD, "rounds": [{**ROUND, "incr_tokens": 10**400}]}), "rounds.0.incr_tokens"),
+        (json.dumps({**GOOD, "arrival_s": 10**400}), "arrival_s"),
+        (json.dumps({**GOOD, "arrival_s": 0.5}).replace("0.5", "1e999"), "arrival_s"),
         (json.dumps(GOOD), "was used in line 1 already"),
     ],
 )
@@ -112,6 +119,39 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
         load_trace(str(binary))
     with pytest.raises(UserError, match="cannot be read to its end"):
         load_trace(str(cut))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("workloads.trace._LINE_CHARACTERS", 1000)
+    path, content = tmp_path / name, (json.dumps(GOOD) + "\n" + " " * 2000).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    with pytest.raises(UserError, match="a line has more than 1000 characters"):
+        load_trace(str(path))
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.trace.UNPACKED_CHARACTERS", 1000)
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(GOOD) + "\n" * 2000).encode()))
+    with pytest.raises(UserError, match="unpacks to more than 1000 characters"):
+        load_trace(str(path))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*GOOD, *ROUND]), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=60) | _JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_file_is_a_trace_or_the_users_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "t.jsonl"
+    path.write_bytes(content)
+    with suppress(UserError):
+        list(read_trace(path))
 
 
 def test_unknown_names_list_the_shipped_traces() -> None:

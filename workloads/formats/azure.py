@@ -9,7 +9,7 @@ from pathlib import Path
 from ampd.errors import UserError
 from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import file_stem, source_files, timestamp_s
-from workloads.trace import Round, Session, open_text
+from workloads.trace import MAX_TOKENS, Round, Session, open_text
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -38,6 +38,8 @@ def _rows(reader: csv.DictReader[str], file: Path, options: LoadOptions) -> Iter
             context_tokens, generated_tokens = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (TypeError, ValueError):
             raise UserError(f"{where}: token counts must be integers") from None
+        if max(context_tokens, generated_tokens) > MAX_TOKENS:
+            raise UserError(f"{where}: token counts must be at most {MAX_TOKENS}")
         if context_tokens < 1 or generated_tokens < 1:
             left_out += 1
             continue

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from workloads.trace import open_text
+from workloads.trace import MAX_TOKENS, UNPACKED_CHARACTERS, numbered_lines, open_text, parse_json
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
@@ -36,29 +37,23 @@ def read_json(file: Path) -> Any:
     """A whole file as one JSON value."""
     with open_text(file) as stream:
         try:
-            return json.load(stream)
+            text = stream.read(UNPACKED_CHARACTERS + 1)
+            if len(text) > UNPACKED_CHARACTERS:
+                raise UserError(f"{file}: holds more than {UNPACKED_CHARACTERS} characters; split it")
+            return json.loads(text)
         except json.JSONDecodeError as error:
             raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
-        except (UnicodeDecodeError, OSError, EOFError) as error:
+        except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
             raise UserError(f"{file}: cannot be read ({error})") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{file}: a number has too many digits, or brackets are nested too deeply") from None
 
 
 def read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of every line that is not blank."""
-    with open_text(file) as stream:
-        try:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"{file}:{number}", _parse(line, f"{file}:{number}")
-        except (UnicodeDecodeError, OSError, EOFError) as error:
-            raise UserError(f"{file}: cannot be read ({error})") from None
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        return as_object(json.loads(line), where)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg})") from None
+    for number, line in numbered_lines(file):
+        where = f"{file}:{number}"
+        yield where, as_object(parse_json(line, where), where)
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:
@@ -76,10 +71,12 @@ def as_list(value: Any, where: str) -> list[Any]:
 
 
 def count_of(record: dict[str, Any], key: str, where: str) -> int:
-    """A count (an integer of at least 0) that must be there."""
+    """A count that must be there."""
     value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-        raise UserError(f"{where}: {key} must be a count of at least 0 (found: {value!r})")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        value = -1
+    if not 0 <= value <= MAX_TOKENS or value != int(value):
+        raise UserError(f"{where}: {key} must be a count from 0 to {MAX_TOKENS} (found: {record.get(key)!r})")
     return int(value)
 
 
