@@ -37,8 +37,6 @@ from workloads.retime import retime
 from workloads.trace import Round, Session, load_trace, write_trace
 
 _TP1 = Parallelism(1)
-_POINTS = Path(tempfile.gettempdir()) / "ampd-fidelity-points.json"
-"""Kept, so that a fit can be looked at after the run."""
 _SEEDS = count(1)
 _WINDOW_S = 11.0
 """A replay begins with empty windows, as a simulation does."""
@@ -114,7 +112,10 @@ def measured_profile(folder: Path, max_tokens: int) -> str:
     file = folder / "measured.json"
     env = os.environ | worker_environments(2, 1, [], os.cpu_count() or 1)[0]
     argv = [*ampd_command("profile"), "--engine", "sglang", "--model", "tiny", "--output", str(file)]
-    argv += ["--max-tokens", str(max_tokens), "--points", str(_POINTS)]
+    # Kept, so that a fit can be looked at after the run.
+    points = Path(tempfile.mkdtemp(prefix="ampd-fidelity-points-")) / "points.json"
+    print(f"measured points: {points}", file=sys.stderr)
+    argv += ["--max-tokens", str(max_tokens), "--points", str(points)]
     subprocess.run(argv, check=True, env=env, stdout=sys.stderr)
     return str(file)
 
