@@ -19,6 +19,7 @@ from ampd.errors import UserError
 from ampd.serving.roles import DueChange, RoleReview
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
+from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView, pool_name
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class PoolsKeeper:
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
         self._warned: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._task = SupervisedTask("pools", self._run)
 
     @property
     def is_leading(self) -> bool:
@@ -79,15 +80,13 @@ class PoolsKeeper:
 
     def start(self) -> None:
         """Begin asking."""
-        self._task = asyncio.create_task(self._run(), name="pools")
+        self._task.start()
 
     async def stop(self) -> None:
         """Stop asking, and let another coordinator lead at once."""
-        if self._task is None:
+        if not self._task.is_running:
             return
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        self._task = None
+        await self._task.stop()
         with contextlib.suppress(StateUnavailableError):
             await self._store.resign(self._holder)
 
@@ -98,8 +97,6 @@ class PoolsKeeper:
             except (StateUnavailableError, UserError) as error:
                 self._follow()
                 self._warn_once(str(error))
-            except Exception:
-                log.exception("the pools policy failed; asking again")
             await asyncio.sleep(self._interval_s)
 
     async def step(self) -> None:

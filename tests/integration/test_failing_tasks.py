@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from zmq import PAIR
+from zmq.asyncio import Context
 
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
@@ -17,6 +19,7 @@ from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.presence import Presence
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
+from workers.kv.control import ControlLink, pack
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
@@ -184,3 +187,21 @@ async def test_the_publisher_publishes_again() -> None:
         while not (await store.snapshot())[0].held_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await publisher.retire()
+
+
+async def test_the_channel_to_the_engine_reads_on() -> None:
+    events: list[dict[str, Any]] = []
+    take = FailsOnce(events.append)
+    take.is_armed = True
+    link = ControlLink(take)
+    context: Context = Context()
+    engine = context.socket(PAIR)
+    engine.connect(link.address)
+    for name in ("hello", "first", "second"):
+        await engine.send_multipart(pack({"event": name}))
+    await link.hello(20.0)
+    await until(lambda: events)
+    assert events == [{"event": "second"}]
+    engine.close(0)
+    context.term()
+    await link.close()

@@ -12,7 +12,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from zmq import LINGER, PAIR, RCVHWM, SNDHWM
 from zmq.asyncio import Context
 
 from ampd.page_keys import KEY_BYTES
+from ampd.supervised_task import SupervisedTask
 
 Message = dict[str, Any]
 
@@ -56,7 +56,8 @@ class ControlLink:
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._on_event = on_event
-        self._reader = asyncio.create_task(self._read())
+        self._reader = SupervisedTask("kv-control", self._read)
+        self._reader.start()
 
     async def hello(self, timeout_s: float) -> Message:
         """The linker's first message. Raises `TimeoutError`."""
@@ -96,9 +97,7 @@ class ControlLink:
 
     async def close(self) -> None:
         """End the channel and remove its files."""
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        await self._reader.stop()
         self._hello.cancel()
         self._socket.close(0)
         self._context.term()
