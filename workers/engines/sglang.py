@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sysconfig
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ class SglangEngine:
     def _launch(self, control_address: str) -> None:
         # SGLang forks from this thread on purpose: its processes end with the thread that started them.
         os.environ[ENGINE_FLAG] = "1"
+        _add_scripts_to_path()
         on_gpu = _on_gpu(self._settings.device)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -368,6 +370,13 @@ class _RequestAccount:
             # The last token is sampled but not computed: it has no KV yet.
             context = [*request.token_ids, *self._tokens[:-1]]
             await self._engine.kv.end_request(request.session_id, page_keys(context, size, self._keys))
+
+
+def _add_scripts_to_path() -> None:
+    """Let SGLang find `ninja`, which it compiles with, also where the virtual environment is not activated."""
+    scripts, folders = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if scripts not in folders:
+        os.environ["PATH"] = os.pathsep.join([*folders, scripts])
 
 
 def _on_gpu(device: Device) -> bool:

@@ -1,15 +1,22 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
 Two things of the KV exchange (pins are released in any order; a sleeping scheduler wakes up to collect them), active
-only with AMPD's linker, and the rotary embedding on machines without a GPU.
+only with AMPD's linker, the rotary embedding on machines without a GPU, and the digests of pages on machines without a
+compiler.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from functools import cache
 from types import ModuleType
 from typing import Any
+
+from workers.engines import page_digests
+
+log = logging.getLogger(__name__)
 
 ENGINE_FLAG = "AMPD_SGLANG_ENGINE"
 """Set by AMPD in the environment of its own engines; without it the plugin leaves SGLang as it is."""
@@ -26,6 +33,8 @@ def register() -> None:
     sleeper = "sglang.srt.managers.scheduler_components.idle_sleeper.IdleSleeper.__init__"
     HookRegistry.register(linker, bind_linker, HookType.AFTER)
     HookRegistry.register(sleeper, add_wake_up, HookType.AFTER)
+    digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
+    HookRegistry.register(digests, native_or_hashlib, HookType.AROUND)
     if not torch.cuda.is_available():
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
         HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
@@ -43,6 +52,16 @@ def add_wake_up(_result: None, sleeper: Any, *_args: Any, **_kwargs: Any) -> Non
     linker = sys.modules.get("workers.kv.linker")
     if linker is not None:
         sleeper.poller.register(linker.WAKE_FD, 1)
+
+
+@cache  # a build that fails is not tried again at each look-up
+def native_or_hashlib(load: Any) -> Any:
+    """SGLang's compiled module for digests, or ours where it cannot be built (no compiler, ninja or headers)."""
+    try:
+        return load()
+    except RuntimeError as error:
+        log.info("digests of pages use hashlib because SGLang's extension was not built: %s", error.__cause__ or error)
+        return page_digests
 
 
 def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> None:

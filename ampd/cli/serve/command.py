@@ -18,7 +18,7 @@ from ampd.cli.serve.devices import visible_gpus, worker_environments
 from ampd.cli.serve.graph import FRONTEND, GraphSite, graph_processes
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, write_targets
-from ampd.cli.serve.processes import Supervisor
+from ampd.cli.serve.processes import Supervisor, first_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
@@ -105,7 +105,9 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         workers = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
         expected = Expected(url, site.model_name, workers, settings.coordinators)
         ready = asyncio.create_task(
-            wait_until_ready(store, expected, supervisor.ended, settings.start_timeout_s, _progress)
+            wait_until_ready(
+                store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
+            )
         )
         interrupted = asyncio.create_task(stopped.wait())
         await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampd.child_process import tied_to_parent
+
+_TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
+_ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w*(Error|Exception): ")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +60,17 @@ class Supervisor:
             )
         self._children.append(_Child(spec, process, log))
 
-    def ended(self) -> dict[str, str]:
-        """Name -> one line for each process that has ended by itself."""
+    def ended(self, explain: Callable[[Path], str] | None = None) -> dict[str, str]:
+        """Name -> one line for each process that has ended by itself, with what `explain` finds in its log.
+
+        The default is the log's last line.
+        """
         lines = {}
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                name = child.spec.name
-                lines[name] = f"{name} ended with exit code {code}: {last_line(child.log)} (log: {child.log})"
+                name, reason = child.spec.name, (explain or last_line)(child.log)
+                lines[name] = f"{name} ended with exit code {code}: {reason} (log: {child.log})"
         return lines
 
     def pids(self) -> dict[str, int]:
@@ -82,10 +90,31 @@ class Supervisor:
         self._children.clear()
 
 
+def first_error(log: Path) -> str:
+    """What ended a process that did not start: its first exception, else its first error message, else its last line.
+
+    Later lines are consequences: chained exceptions, and parents that end because a child has ended.
+    """
+    lines = _lines(log)
+    for number, line in enumerate(lines):
+        if _TRACEBACK.search(line):
+            margin = re.match(r"[\s|]*", line)  # of an exception in a group
+            assert margin is not None
+            after = (each.removeprefix(margin[0]) for each in lines[number + 1 :])
+            if exception := next((each for each in after if not each.startswith((" ", "\t"))), None):
+                return exception
+    return next((line for line in lines if _ERROR.search(line)), last_line(log)).strip()
+
+
 def last_line(log: Path) -> str:
     """The last line with text in it of a log file, for error messages."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    lines = _lines(log)
+    return lines[-1].strip() if lines else "no output"
+
+
+def _lines(log: Path) -> list[str]:
+    """The lines with text in them, without colours."""
+    return [line for line in _COLOUR.sub("", log.read_text(errors="replace")).splitlines() if line.strip()]
 
 
 def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, last_line, python_module
+import pytest
+
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, last_line, python_module
 
 
 def _python(code: str) -> tuple[str, ...]:
@@ -31,6 +34,54 @@ def test_an_ended_process_is_reported_with_its_code_and_last_line(tmp_path: Path
     supervisor.start(ProcessSpec("short", _python("print('why'); print(); raise SystemExit(3)")))
     _wait(lambda: supervisor.ended())
     assert supervisor.ended()["short"].startswith("short ended with exit code 3: why (log: ")
+    supervisor.stop()
+
+
+NOISE = "\nprint('[2026-11-22 02:00:00] kill_process_tree called', flush=True)\nos.kill(os.getpid(), 9)\n"
+CHAINED = """
+def build():
+    raise OSError("ninja is missing")
+try:
+    try:
+        build()
+    except OSError as error:
+        raise RuntimeError("the extension was not loaded") from error
+except RuntimeError:
+    logging.exception("the scheduler failed")
+"""
+GROUP = """
+async def fail():
+    raise ValueError("no such model")
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+try:
+    asyncio.run(main())
+except BaseException:
+    traceback.print_exc()
+"""
+LOGGED = """
+logging.basicConfig(format="%(asctime)s \x1b[31m%(levelname)s\x1b[0m %(message)s", level="INFO")
+logging.info("log_level='error'")
+logging.error("port 1 is taken")
+logging.error("no port, no server")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param(CHAINED, r"OSError: ninja is missing \(log", id="chained"),
+        pytest.param(GROUP, r"ValueError: no such model \(log", id="group"),
+        pytest.param(LOGGED, r"[0-9:, -]+ ERROR port 1 is taken \(log", id="logged"),
+        pytest.param("print('last words')", r".*kill_process_tree called \(log", id="no error"),
+    ],
+)
+def test_a_process_that_did_not_start_is_explained_by_its_first_error(tmp_path: Path, code: str, reason: str) -> None:
+    supervisor = Supervisor(tmp_path)
+    supervisor.start(ProcessSpec("broken", _python(f"import asyncio, logging, os, traceback\n{code}{NOISE}")))
+    _wait(lambda: supervisor.ended())
+    assert re.match(f"broken ended with exit code -9: {reason}", supervisor.ended(first_error)["broken"])
     supervisor.stop()
 
 
