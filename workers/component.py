@@ -28,6 +28,7 @@ from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOIN
 from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
+from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
 from workers.role import follow_roles
@@ -225,7 +226,7 @@ async def _open_store(settings: WorkerSettings, stack: AsyncExitStack) -> StateS
 
 
 async def _start_engine(settings: WorkerSettings, model: PerformanceModel, stack: AsyncExitStack) -> Engine:
-    engine = create_engine(settings, model)
+    engine = SupervisedEngine(create_engine(settings, model), model)
     stack.push_async_callback(engine.stop)
     try:
         await engine.start()

@@ -24,6 +24,9 @@ from router.session_memory import SessionMemory
 from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
 
+HANGS = -1
+"""In `Workers.fail`: the worker takes the call and never answers."""
+
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
 PROMPT = list(range(100, 164))
 
@@ -94,6 +97,8 @@ class Workers:
             await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
         count = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
         context_tokens = len(request["token_ids"])
+        if fails_after == HANGS:
+            await asyncio.get_running_loop().create_future()
         for number in range(count):
             if fails_after == number:
                 raise ConnectionError("gone")

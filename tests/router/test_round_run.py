@@ -1,6 +1,7 @@
 """Rounds against scripted workers in this process: conflicts, failures and what is left behind."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from ampd.serving.placement import deterministic_choice
 from ampd.types import Parallelism, Role
 from ampd.wire import error_text
 from router.calls import worker_error
+from router.guard import StreamGuard
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.memory_store import MemoryStore
-from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, PROMPT, FakeContext, Replica, cluster, queues, worker
 
 EXPECTED = [64, 65, 66, 67, 68]
 
@@ -173,6 +175,23 @@ async def test_an_engine_that_ended_under_a_round_counts_as_a_death() -> None:
         replica.workers.fail |= {("generate", name): worker_error(name, lost) for name in ("d1", "d2", "d3")}
         with pytest.raises(RoundRefusedError, match="2 workers died"):
             await replica.round()
+
+
+async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        guard = StreamGuard(replica.view, patience_s=0.0)
+        replica.services = replace(replica.services, cluster=replace(replica.services.cluster, guard=guard))
+        replica.workers.fail["generate", "d1"] = HANGS
+        async for _ in replica.run(stop_conditions={"max_tokens": 1}).serve():
+            pass
+        while "d1" not in replica.workers.asked("generate"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await replica.store.remove_worker("d1")
+        async with asyncio.timeout(5):
+            while not all(task.done() for task in replica.tasks):
+                guard.check()
+                await asyncio.sleep(0.01)
 
 
 async def test_a_refusal_is_the_client_s_with_its_status() -> None:

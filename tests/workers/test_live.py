@@ -272,3 +272,13 @@ async def test_a_lost_engine_ends_the_worker(live: Driver) -> None:
     lines = live.graph.log(name).splitlines()
     assert any(line.startswith("ampd worker: the modelled engine failed") for line in lines), lines
     await live.until(lambda views: worker not in {view.worker_id for view in views})
+
+
+async def test_a_worker_whose_engine_hangs_leaves_and_ends(live: Driver) -> None:
+    worker = await live.start(Role.DECODE, module="tests.harness.hanging_worker")
+    with pytest.raises(Exception, match=r"ampd-error 502: the engine hangs|Disconnected|closed"):
+        await live.chunks(GENERATE_ENDPOINT, worker, message(PROMPT, session="hung", max_tokens=8))
+    await live.until(lambda views: worker not in {view.worker_id for view in views})
+    name = live.graph.processes[worker]
+    assert "exit code 1:" in await live.graph.until_ended(name)
+    assert any(line.startswith("ampd worker: the engine hangs") for line in live.graph.log(name).splitlines())

@@ -122,6 +122,7 @@ class SglangEngine:
             atexit.unregister(engine.shutdown)
             await self._close_manager(engine, self._manager)
             self._manager = None
+            _ignore_quit()
         kv, self._kv = self._kv, None
         if kv is not None:
             await kv.close()
@@ -171,17 +172,19 @@ class SglangEngine:
 
     def _process_ended(self, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
+        self._end(f"SGLang's process {process.name} ended by itself (exit code {process.exitcode})")
+
+    def _end(self, line: str) -> None:
         if self._lost is not None and not self._lost.done():
-            self._lost.set_result(f"SGLang's process {process.name} ended by itself (exit code {process.exitcode})")
+            self._lost.set_result(line)
 
     def _take_signals_back(self) -> None:
         """SGLang installs handlers that end the whole process; the worker decides that itself."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGQUIT):
-            with suppress(ValueError, RuntimeError):
-                loop.remove_signal_handler(number)
-        with suppress(ValueError):
-            signal.signal(signal.SIGQUIT, _ignore_signal)
+        with suppress(ValueError, RuntimeError):
+            loop.remove_signal_handler(signal.SIGTERM)
+            # A child that fails, and SGLang's watchdog of a child that hangs, signal before the child ends, if ever.
+            loop.add_signal_handler(signal.SIGQUIT, self._end, "SGLang reports that one of its processes failed")
 
     @staticmethod
     async def _close_manager(engine: Any, manager: Any) -> None:
@@ -345,7 +348,11 @@ class _RequestAccount:
         held = kv.held_now(request.session_id)
         self._engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), held)
         if request.session_id:
-            await kv.begin_request(request.session_id, self._keys)
+            try:
+                await kv.begin_request(request.session_id, self._keys)
+            except ConnectionError as error:
+                self._engine._running.pop(request.rid, None)
+                raise EngineLostError(f"SGLang has ended: {error}") from None
         return self
 
     def count(self, output: EngineOutput) -> None:
@@ -369,7 +376,8 @@ class _RequestAccount:
             size = self._engine.info.page_size_tokens
             # The last token is sampled but not computed: it has no KV yet.
             context = [*request.token_ids, *self._tokens[:-1]]
-            await self._engine.kv.end_request(request.session_id, page_keys(context, size, self._keys))
+            with suppress(ConnectionError):  # with the engine's process its pins have gone
+                await self._engine.kv.end_request(request.session_id, page_keys(context, size, self._keys))
 
 
 def _add_scripts_to_path() -> None:
@@ -389,4 +397,10 @@ def _on_gpu(device: Device) -> bool:
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """SGLang's children signal their parent when they fail; the parent sees them end by itself."""
+    """SGLang's children signal their parent when they fail, also while it starts or stops them."""
+
+
+def _ignore_quit() -> None:
+    with suppress(ValueError, RuntimeError):
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
+        signal.signal(signal.SIGQUIT, _ignore_signal)

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from zmq import LINGER, PAIR, RCVHWM, SNDHWM
+from zmq import LINGER, NOBLOCK, PAIR, RCVHWM, SNDHWM, Again
 from zmq.asyncio import Context
 
 from ampd.page_keys import KEY_BYTES
@@ -61,21 +61,36 @@ class ControlLink:
 
     async def hello(self, timeout_s: float) -> Message:
         """The linker's first message. Raises `TimeoutError`."""
-        message: Message = await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            message: Message = await asyncio.shield(self._hello)
         shutil.rmtree(self._directory, ignore_errors=True)
         return message
 
     async def send(self, message: Message, keys: Sequence[bytes] = ()) -> None:
-        """Send without waiting for an answer; messages arrive in the order of the calls."""
-        await self._socket.send_multipart(pack(message, keys))
+        """Send without waiting for an answer; messages arrive in the order of the calls.
+
+        Raises:
+            ConnectionError: the engine's process has gone. Without it a send would wait for ever.
+        """
+        try:
+            await self._socket.send_multipart(pack(message, keys), NOBLOCK)
+        except Again:
+            raise ConnectionError("the engine's process has gone") from None
 
     async def call(self, message: Message, keys: Sequence[bytes] = (), timeout_s: float = 5.0) -> Message:
-        """Send and wait. Raises `TimeoutError` if the engine's process does not answer, `RuntimeError` if it failed."""
+        """Send and wait.
+
+        Raises:
+            TimeoutError: the engine's process does not answer.
+            ConnectionError: it has gone.
+            RuntimeError: it failed.
+        """
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self.send({**message, "id": number}, keys)
-            reply: Message = await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                reply: Message = await answer
         finally:
             self._waiting.pop(number, None)
         if "error" in reply:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from zmq import LINGER, PAIR, POLLIN, RCVHWM, SNDHWM, Context, Poller
+from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, Poller
 
 from workers.kv.control import Message, pack, unpack
 
@@ -64,8 +64,9 @@ class KeeperChannel:
             yield unpack(self._socket.recv_multipart())
 
     def send(self, message: Message, keys: Sequence[bytes] = ()) -> None:
-        """Send a message to the worker."""
-        self._socket.send_multipart(pack(message, keys))
+        """Send a message to the worker; drop it if the worker has gone, because a send would wait for ever."""
+        with suppress(Again):
+            self._socket.send_multipart(pack(message, keys), NOBLOCK)
 
     def close(self) -> None:
         """Release sockets and files, after the keeper's thread has ended."""

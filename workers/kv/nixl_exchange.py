@@ -76,7 +76,7 @@ class NixlExchange:
     async def serve(self, request: KvRequest) -> KvReply:
         try:
             return await self._serve(request)
-        except (TimeoutError, RuntimeError, KeyError) as error:
+        except (TimeoutError, ConnectionError, RuntimeError, KeyError) as error:
             return KvReply(error=f"{request.get('op')}: {type(error).__name__} {error}")
 
     async def _serve(self, request: KvRequest) -> KvReply:
@@ -101,7 +101,7 @@ class NixlExchange:
     async def held_tokens(self, session_id: str) -> int:
         try:
             reply = await self._control.call({"op": "held", "session": session_id})
-        except (TimeoutError, RuntimeError) as error:
+        except (TimeoutError, ConnectionError, RuntimeError) as error:
             log.warning("KV exchange: held_tokens: %s", error or "no answer")
             return self.held_now(session_id)
         return int(reply["tokens"])
@@ -109,7 +109,7 @@ class NixlExchange:
     async def release_session(self, session_id: str) -> int:
         try:
             return int((await self._control.call({"op": "release", "session": session_id}))["tokens"])
-        except (TimeoutError, RuntimeError) as error:
+        except (TimeoutError, ConnectionError, RuntimeError) as error:
             log.warning("KV exchange: release_session: %s", error or "no answer")
             return 0
 
@@ -151,9 +151,8 @@ class NixlExchange:
         # The engine always computes the last token of a prompt itself.
         keys = page_keys(token_ids[: len(token_ids) - 1], self.layout.page_size, known_keys)
         try:
-            tokens, size, error = await asyncio.wait_for(
-                self._fetch(rid, session_id, keys, source_worker_id, started_s + timeout_s), timeout_s
-            )
+            async with asyncio.timeout(timeout_s):
+                tokens, size, error = await self._fetch(rid, session_id, keys, source_worker_id, started_s + timeout_s)
         except TimeoutError:
             tokens, size, error = 0, 0, f"no KV from {source_worker_id} within {timeout_s:g} s"
         except (ConnectionError, RuntimeError, ValueError, KeyError) as failure:

@@ -79,7 +79,8 @@ class StagingArea:
         done, abandon = self._reader.read(source, descriptor, wanted[: len(pages)], pages)
         try:
             left_s = deadline_s - time.monotonic()
-            size = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), left_s)
+            async with asyncio.timeout(left_s):
+                size = await asyncio.shield(asyncio.wrap_future(done))
         except BaseException:
             abandon()
             # Until the transport is done with them, the pages may still be written, so they are not given out again.
@@ -114,7 +115,7 @@ class StagingArea:
             return
         try:
             await self._control.call({"op": "unstage", "rid": rid}, timeout_s=_UNSTAGE_S)
-        except (TimeoutError, RuntimeError) as error:
+        except (TimeoutError, ConnectionError, RuntimeError) as error:
             log.error("KV exchange: %d staging pages are lost: %s", len(staged.pages), error or "no answer")
             return
         self._allocator.free(staged.pages)

@@ -1,0 +1,86 @@
+"""SGLang's scheduler is killed or stopped under a request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.tiny_model import TinyModel, make_tiny_model
+from workers.engines import supervised
+from workers.engines.base import EngineLostError
+from workers.engines.supervised import SupervisedEngine
+
+pytest.importorskip("sglang", exc_type=ImportError)
+pytest.importorskip("nixl")
+
+from tests.harness.sglang_pair import run, text
+from workers.engines.sglang import SglangEngine, SglangSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = TinyModel(layers=2, hidden_size=128, heads=2, kv_heads=1, max_context_tokens=2048)
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", sizes)
+
+
+@asynccontextmanager
+async def supervision(model: Path) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
+    inner = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000))
+    engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
+    await engine.start()
+    lost = asyncio.create_task(engine.wait_lost())
+    try:
+        yield engine, lost
+    finally:
+        lost.cancel()
+        async with asyncio.timeout(60):
+            await engine.stop()
+
+
+def scheduler_of(engine: Any) -> int:
+    """The scheduler is the process that SGLang starts first."""
+    return min(process.pid for process in engine._engine._processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_scheduler_that_is_gone_fails_its_requests(
+    model: Path,
+    forked: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    async with supervision(model) as (engine, lost):
+        call = asyncio.create_task(run(engine, "session", text(1, 120), 1500))
+        while not engine.load().running_requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
+        os.kill(scheduler_of(engine), number)
+        since_s = time.monotonic()
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineLostError) as failure:
+                await call
+            line = await lost
+        print(f"noticed after {time.monotonic() - since_s:.2f} s: {line}")
+        assert failure.value.status == 502
+        assert ("ended by itself" in line) == (number == signal.SIGKILL)
+        assert ("the engine hangs" in line) == (number == signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineLostError) as refusal:
+                await run(engine, "next", text(2, 120), 4)
+        assert refusal.value.status == 503
+        if number == signal.SIGSTOP:
+            # SGLang's own watchdog of a process that hangs does this.
+            os.kill(os.getpid(), signal.SIGQUIT)
+            async with asyncio.timeout(5):
+                assert "SGLang reports" in await engine._engine.wait_lost()

@@ -1,0 +1,90 @@
+"""An engine that ends or hangs: its calls fail at once, and the worker learns of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run
+from workers.engines import supervised
+from workers.engines.base import EngineLostError, EngineRequest
+from workers.engines.supervised import SupervisedEngine
+
+FOREVER_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "STALL_FLOOR_S", 0.2)
+    monkeypatch.setattr(supervised, "CHECK_INTERVAL_S", 0.01)
+
+
+@asynccontextmanager
+async def supervision(folder: Path, times: Times) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
+    """A supervised engine, and the task that supervises it."""
+    async with Lab(folder, times).engine("D") as engine, asyncio.timeout(20):
+        watched = SupervisedEngine(engine, times)
+        lost = asyncio.create_task(watched.wait_lost())
+        try:
+            yield watched, lost
+        finally:
+            lost.cancel()
+
+
+async def test_an_engine_that_hangs_in_a_step_fails_all_its_calls(model_folder: Path) -> None:
+    async with supervision(model_folder, Times(step_s=FOREVER_S)) as (engine, lost):
+        calls = [asyncio.create_task(run(engine, prompt_of(100, seed), 5)) for seed in range(3)]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ends] == [EngineLostError] * 3
+        assert {end.status for end in ends if isinstance(end, EngineLostError)} == {502}
+        assert "the engine hangs: 3 requests wait" in await lost
+        with pytest.raises(EngineLostError, match="the engine hangs") as refusal:
+            await run(engine, prompt_of(100), 5)
+        assert refusal.value.status == 503
+
+
+async def test_an_engine_that_ends_fails_the_calls_under_which_it_ends(model_folder: Path) -> None:
+    async with supervision(model_folder, Times()) as (engine, lost):
+
+        def fail(*_: object) -> float:
+            raise ZeroDivisionError("the model broke")
+
+        engine._engine._model.decode_step_s = fail
+        with pytest.raises(EngineLostError) as failure:
+            await run(engine, prompt_of(100), 5)
+        assert failure.value.status == 502
+        assert "the model broke" in await lost
+
+
+async def test_an_engine_that_is_idle_or_computes_a_long_prefill_does_not_hang(model_folder: Path) -> None:
+    # One prefill takes longer than the floor, and far less than ten times its prediction.
+    async with supervision(model_folder, Times(per_token_s=0.005)) as (engine, lost):
+        assert len(await run(engine, prompt_of(100), 5)) == 5
+        await asyncio.sleep(2 * supervised.STALL_FLOOR_S)
+        assert len(await run(engine, prompt_of(100, seed=2), 5)) == 5
+        assert not lost.done()
+
+
+async def test_a_caller_that_takes_its_time_is_no_standstill(model_folder: Path) -> None:
+    async with supervision(model_folder, Times()) as (engine, lost):
+        call = EngineRequest(uuid4().hex, "s", prompt_of(100), 3)
+        async with aclosing(engine.generate(call)) as outputs:
+            async for _ in outputs:
+                await asyncio.sleep(2 * supervised.STALL_FLOOR_S)
+        assert not lost.done()
+
+
+async def test_a_cancelled_call_is_cancelled_and_not_lost(model_folder: Path) -> None:
+    async with supervision(model_folder, Times(step_s=0.05)) as (engine, lost):
+        call = asyncio.create_task(run(engine, prompt_of(100), 500))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not lost.done()
