@@ -1,4 +1,4 @@
-"""Where a round goes: the session's decode worker, the route of its prefill, and the one write that says so to all."""
+"""Where a round goes: the session's decode worker, the route of its prefill, and the one write that shares both."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _STORE_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What has to be placed.
+    """A round that has to be placed.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        hist_tokens: asked once the decode worker is known: how much of the prompt's KV that worker has.
+        hist_tokens: returns how much of the prompt's KV a decode worker has; called when that worker is known.
         local_only: why the prefill must be local, if it must.
-        binding: the binding that is thought to hold.
+        binding: the binding that this replica knows; it may be out of date.
         lost: workers that failed this round already.
         session_missed: an earlier round of the session missed a target.
     """
@@ -55,7 +55,7 @@ class Placement:
     """Where a round goes.
 
     Attributes:
-        is_shared: the store knows; otherwise it is lost and this replica decided alone.
+        is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone.
         is_new_session: the session was not bound before, as far as is known.
     """
 
@@ -68,7 +68,7 @@ class Placement:
 
 
 class Placer:
-    """Binds sessions and routes rounds, from the local view and with one write a round."""
+    """Binds sessions and routes rounds, from the local view and with one write per round."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Placer:
         self._expect_no_more(worker_id)
 
     async def place(self, ask: Ask) -> Placement:
-        """Decide and write; decide again when another replica was faster.
+        """Decide and write. If another replica was faster, decide again.
 
         Raises:
             RoundRefusedError: 503 without a live decode worker, 400 if the prompt does not fit.
@@ -139,7 +139,7 @@ class Placer:
             return found
         if self._gone_until_s.get(known.worker_id, 0.0) > self._clock() or not self._store_answers():
             return None
-        # It may be so new that its first words are still on the way to this replica.
+        # It may be so new that its first view is still on the way to this replica.
         try:
             views = await self._store.snapshot()
         except StateUnavailableError as error:
@@ -219,7 +219,7 @@ class Placer:
     async def _write(
         self, ask: Ask, known: Binding | None, decode: WorkerView, task: PrefillTask, decision: RouteDecision
     ) -> RouteOutcome | None:
-        """What the store says; None if it is lost."""
+        """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None
         epoch = known.epoch if known else 0
@@ -237,7 +237,7 @@ class Placer:
         return outcome
 
     def _store_answers(self) -> bool:
-        """False for a moment after a failure, so that not every round waits for the same timeout."""
+        """False for a moment after a failure, because otherwise every round would wait for the same timeout."""
         return self._clock() >= self._store_retry_s
 
     def _lost_store(self, error: Exception) -> None:

@@ -45,7 +45,7 @@ class PoolsKeeper:
     Args:
         review: the policy, with the default targets of a round.
         interval_s: seconds between two questions to the policy.
-        lease_s: a leader that falls silent is replaced after it; longer than the interval.
+        lease_s: another coordinator leads after this time without a sign of the leader; longer than the interval.
 
     Attributes:
         assignments: how often a role was assigned, by role and reason.
@@ -100,14 +100,14 @@ class PoolsKeeper:
             await asyncio.sleep(self._interval_s)
 
     async def step(self) -> None:
-        """Renew or try for the lead; with it, ask the policy once and assign what it says.
+        """Renew the lead or try for it. The leader asks the policy once and assigns its changes.
 
         Raises:
             StateUnavailableError: the shared state is lost; no role changes.
             UserError: the policy needs what the performance model lacks.
         """
         if not self._view.connected:
-            # What is known may be old, and what is assigned would not be seen.
+            # The view may be old, and an assignment would not be seen in it.
             self._follow()
             return
         lead = await self._store.lead(self._holder, self._lease_s)

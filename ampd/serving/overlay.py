@@ -1,8 +1,8 @@
-"""What others wrote about a worker since its last own word, laid over that word.
+"""Small changes of a worker since its last published view, laid over that view.
 
 A worker publishes its whole view about once a second. Between two publications coordinators enter prefills in its queue
-and the worker reports finished prefills and changed sessions one by one. Both the stores and the local copy keep those
-small changes beside the view and merge them when it is read.
+and the worker reports finished prefills and changed sessions one by one. Both the stores and the local copy keep these
+small changes beside the view, and merge them when the view is read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ SAMPLE_INTERVAL_S = 0.25
 """How soon after new samples (TTFT, ITL, growing contexts) a worker publishes its view; other changes are quicker."""
 
 QUEUE_GRACE_S = 2.0
-"""How long a prefill that was entered may be missing from its worker's own queue before it counts as lost, and how long
-a finished one stays struck out of views that were written before it finished."""
+"""How long an entered prefill may be missing from its worker's own queue before it counts as lost.
+
+A finished prefill is removed for as long from views that were written before it finished."""
 
 
 def merge(

@@ -29,20 +29,21 @@ class SimulationOptions:
 
     Attributes:
         seed: of the policies' random choices; the same seed gives the same result.
-        chunk_tokens: 0: a prefill runs whole and pauses the batch; else it advances by up to so many tokens a step,
-            in one pass with the decode batch (chunked prefill).
+        chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
+            runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
         prefill_concurrency, prefetch: as in the workers' settings.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
-        kv_read_s: what a read of KV takes beside the transfer (finding the pages at the peer).
+        kv_read_s: time of a KV read apart from the transfer (finding the pages at the peer).
         hand_over_pass: the last tokens of a round that was prefilled elsewhere take a prefill pass of their own at the
             decode worker (as in SGLang); else the next decode step computes them.
-        state_delay_s: longest time until coordinators see a change at a worker; its own decisions each knows at once.
-        coordinators: replicas; sessions are spread over them at random, per round.
+        state_delay_s: longest time until coordinators see a change at a worker. Each coordinator knows its own
+            decisions at once.
+        coordinators: replicas. Each round goes to a random one.
         pools_interval_s: how often the pools policy is asked.
-        keeps_timeline: record what every worker did when, for reports.
+        keeps_timeline: record the activities of every worker with their times, for reports.
     """
 
     seed: int = 0

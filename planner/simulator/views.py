@@ -1,4 +1,4 @@
-"""What coordinators see of the workers: the truth, or the truth of a moment ago."""
+"""The workers as coordinators see them: as they are now, or as they were a moment ago."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class FreshViews:
 
 
 class DelayedViews:
-    """A change at a worker is published `delay_s` later; until then each coordinator adds what it has sent itself.
+    """A change at a worker is published `delay_s` later. Until then each coordinator adds the prefills it has sent.
 
-    Windows and contexts that change by themselves are published now and then until they are empty. Roles are known at
-    once: it is a coordinator that changes them, not the worker.
+    Windows and contexts change by themselves, so they are published at intervals until they are empty. Roles are known
+    at once, because a coordinator changes them.
     """
 
     def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop, delay_s: float, coordinators: int) -> None:
@@ -92,7 +92,7 @@ class DelayedViews:
             worker.on_change = partial(self._changed, worker)
 
     def roles_changed(self) -> None:
-        pass  # they are asked for at every call
+        pass  # every call reads the roles
 
     def workers(self, coordinator: int) -> Sequence[WorkerView]:
         return [self.worker(coordinator, worker) for worker in self._workers]
