@@ -1,0 +1,25 @@
+"""Agentic Mooncake: delays, and waits for tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .lab import jsonl, load, shape
+
+
+def _moon(session: str | None, prompt: int, out: int, blocks: list[int], **more: Any) -> dict[str, Any]:
+    row = {"input_length": prompt, "output_length": out, "hash_ids": blocks, **more}
+    return row if session is None else {"session_id": session, **row}
+
+
+def test_agentic_mooncake_adds_delay_and_tool_wait(tmp_path: Path) -> None:
+    rows = (
+        _moon("a", 600, 10, [1, 2], request_id="r1", timestamp=0, prefix_reset=True),
+        _moon("a", 700, 10, [1, 3], request_id="r2", timestamp=900, wait_for=["r1"], delay=100, tool_wait_ms=200),
+        _moon("a", 800, 10, [], request_id="r3", timestamp=999, wait_for=["r2"], delay=50, prefix_reset=True),
+    )
+    (session,) = load("agentic_mooncake", jsonl(tmp_path / "m.jsonl", *rows))
+    assert shape(session) == [(600, 10, 0.0, None), (90, 10, pytest.approx(0.3), None), (800, 10, 0.05, 0)]

@@ -1,0 +1,33 @@
+"""Mooncake: sessions by blocks of the prompt, and their increments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .lab import jsonl, load, shape
+
+
+def _moon(session: str | None, prompt: int, out: int, blocks: list[int], **more: Any) -> dict[str, Any]:
+    row = {"input_length": prompt, "output_length": out, "hash_ids": blocks, **more}
+    return row if session is None else {"session_id": session, **row}
+
+
+def test_mooncake_sessions(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "m.jsonl",
+        _moon("a", 1000, 50, [1, 2], timestamp=2000),
+        _moon(None, 100, 5, [9], timestamp=2500),
+        _moon("a", 1600, 50, [1, 3, 4, 5], delay=700),
+        _moon("a", 1500, 10, [1, 6, 7], delay=100),
+    )
+    session, single = load("mooncake", path)
+    assert session.arrival_s == 2.0
+    assert shape(session) == [(1000, 50, 0.0, None), (550, 50, 0.7, None), (988, 10, 0.1, 512)]
+    assert (single.arrival_s, shape(single)) == (2.5, [(100, 5, 0.0, None)])
+
+
+def test_mooncake_delta_adds_up(tmp_path: Path) -> None:
+    rows = (_moon("a", 1000, 50, [], timestamp=0), _moon("a", 30, 5, [], delay=1500))
+    (session,) = load("mooncake-delta", jsonl(tmp_path / "m.jsonl", *rows))
+    assert shape(session) == [(1000, 50, 0.0, None), (30, 5, 1.5, None)]
