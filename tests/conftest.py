@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.harness.fork_server import ForkServer
 from tests.harness.graph import PRELOADED, Graph, empty_graph
 from tests.harness.tcp_redis import TcpRedis
+
+# Enough examples to find the errors that were put in to try the properties. A test that needs more asks for more.
+# The time of an example says more about the machine than about the code.
+settings.register_profile("ampd", max_examples=50, deadline=None)
+settings.load_profile("ampd")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import pytest
 
 from ampd.tiny_model import tiny_model_path
 
+pytestmark = pytest.mark.slow
+
 
 def _ampd(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -19,6 +19,7 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     return whole
 
 
+@pytest.mark.slow
 def test_a_plan_has_checked_layouts_and_says_why(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--gpus", "4", "--rate", "6", "--ttft", "0.2", "--itl", "0.02", "--cache", str(curves)]
     plan = planned(capsys, *flags)
@@ -38,6 +39,7 @@ def test_a_plan_has_checked_layouts_and_says_why(curves: Path, capsys: pytest.Ca
     assert plan["next_step"]["more_gpus"] == 1
 
 
+@pytest.mark.slow
 def test_a_second_plan_simulates_no_replica_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_second_plan_simulates_no_replica_again(
         main([*TAU, *flags, "--itl", "0.01"])
 
 
+@pytest.mark.slow
 def test_targets_that_no_layout_meets_give_the_best_and_the_miss(
     curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +75,7 @@ def test_targets_that_no_layout_meets_give_the_best_and_the_miss(
     assert any("No layout carries the rate" in line for line in much["explanation"])
 
 
+@pytest.mark.slow
 def test_without_a_rate_it_plans_for_that_of_the_trace(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TAU, "--json", "--gpus", "2", "--cache", str(curves)]) == 0
     out, err = capsys.readouterr()
@@ -79,6 +83,7 @@ def test_without_a_rate_it_plans_for_that_of_the_trace(curves: Path, capsys: pyt
     assert "the trace's own rate" in err
 
 
+@pytest.mark.slow
 def test_a_degree_that_does_not_fit_is_left_out_and_named(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-70b", "--gpu", "h100", "--gpus", "4", "--rate", "1"]
     assert main([*argv, "--degrees", "1,2", "--cache", str(curves), "--top", "1"]) == 0
@@ -122,6 +127,7 @@ def test_sessions_that_all_arrive_at_once_have_no_rate(tmp_path: Path, capsys: p
     assert "--rate is missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_degree_too_small_for_the_longest_session_is_named_with_that_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

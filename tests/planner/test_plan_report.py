@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from ampd.cli.main import main
 
 
+@pytest.mark.slow
 def test_the_plan_report_shows_the_layouts_and_why(tmp_path: Path, curves: Path) -> None:
     report = tmp_path / "plan.html"
     argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--gpus", "3", "--rate", "4"]
