@@ -129,6 +129,7 @@ class WorkerView:
         decode_batch: sessions decoding now; `decode_context_tokens` is their total context.
         kv_used_tokens, kv_capacity_tokens: KV memory in tokens.
         held_tokens: session id -> tokens of the session's context whose KV this worker holds.
+        fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
     """
 
     worker_id: str
@@ -144,6 +145,7 @@ class WorkerView:
     max_context_tokens: int = 0
     held_tokens: Mapping[str, int] = field(default_factory=dict)
     lane: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

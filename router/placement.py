@@ -16,6 +16,7 @@ from ampd.serving.placement import PlacementPolicies, deterministic_choice, exce
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
+from router.fingerprints import Fingerprints
 from router.round_errors import RoundRefusedError
 from router.session_counts import SessionCounts
 
@@ -87,6 +88,7 @@ class Placer:
         self._suspect_s = suspect_s
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
+        self._fingerprints = Fingerprints()
         self._store_retry_s = float("-inf")
         self._is_alone = False
 
@@ -194,11 +196,12 @@ class Placer:
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
         task = _task(ask, await ask.hist_tokens(decode))
         now_s = self._clock()
+        prefill = self._fingerprints.readable(decode, self._view.prefill())
 
-        def route(prefill: Sequence[WorkerView]) -> RouteDecision:
-            return self._policies.route(task, decode, prefill, now_s, lost=ask.lost, local_only=ask.local_only)
+        def route(others: Sequence[WorkerView]) -> RouteDecision:
+            return self._policies.route(task, decode, others, now_s, lost=ask.lost, local_only=ask.local_only)
 
-        return task, self._choice(route, self._view.prefill()) or local(decode, "no-performance-model")
+        return task, self._choice(route, prefill) or local(decode, "no-performance-model")
 
     def _choice(self, policy: Callable[[Sequence[WorkerView]], T], workers: Sequence[WorkerView]) -> T | None:
         """The policy's choice, without the workers whose parallelism the performance model lacks if it needs the model.

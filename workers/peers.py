@@ -31,7 +31,9 @@ class DynamoPeers:
             async with asyncio.timeout(timeout_s):
                 replies = await self._client.direct(request, int(worker_id, 16), annotated=False, context=context)
                 async for reply in replies:
-                    return cast(KvReply, reply)
+                    if isinstance(reply, dict):
+                        return cast(KvReply, reply)
+                    raise ConnectionError(f"its answer is no map but {type(reply).__name__}")
         except TimeoutError:
             context.stop_generating()
             raise TimeoutError(f"worker {worker_id} did not answer within {timeout_s:g} s") from None

@@ -55,4 +55,5 @@ class WorkerViewReader:
             kv_capacity_tokens=info.kv_capacity_tokens,
             max_context_tokens=info.max_context_tokens,
             lane=self._role.lane,
+            fingerprint=info.fingerprint,
         )

@@ -17,6 +17,7 @@ class EngineInfo:
 
     Attributes:
         vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
+        fingerprint: of all that its KV depends on; engines read KV from each other only if it is equal.
     """
 
     parallelism: Parallelism
@@ -25,6 +26,7 @@ class EngineInfo:
     page_size_tokens: int
     kv_bytes_per_token: int
     vocabulary_size: int | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

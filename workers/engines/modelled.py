@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from hashlib import sha256
 
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
@@ -41,6 +42,7 @@ class ModelledEngine:
         page_size: int = 16,
         eos_every: int = 0,
     ) -> None:
+        fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
         self._info = EngineInfo(
             parallelism=parallelism,
             kv_capacity_tokens=kv_capacity_tokens,
@@ -48,11 +50,14 @@ class ModelledEngine:
             page_size_tokens=page_size,
             kv_bytes_per_token=facts.kv_bytes_per_token,
             vocabulary_size=facts.vocabulary_size,
+            fingerprint=fingerprint,
         )
         self._facts = facts
         self._model = model
         self._source = TokenSource(facts.printable, eos_every)
-        self._kv = ModelledExchange(model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token)
+        self._kv = ModelledExchange(
+            model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token, fingerprint
+        )
         self._alive: set[EngineSequence] = set()
         self._waiting: deque[EngineSequence] = deque()
         self._running: list[EngineSequence] = []

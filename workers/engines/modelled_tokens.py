@@ -13,6 +13,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.vocabulary import vocabulary_tokens
+from workers.kv.model_digest import model_digest
 
 _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""
@@ -25,6 +26,7 @@ class ModelFacts:
     Attributes:
         printable: ids of tokens that decode to plain words, with their text.
         eos_token_ids: from the model's configuration.
+        digest: of the folder's contents.
     """
 
     printable: tuple[tuple[int, str], ...]
@@ -32,6 +34,7 @@ class ModelFacts:
     max_context_tokens: int
     kv_bytes_per_token: int
     vocabulary_size: int | None = None
+    digest: str = ""
 
 
 def read_model_folder(folder: Path) -> ModelFacts:
@@ -54,8 +57,9 @@ def read_model_folder(folder: Path) -> ModelFacts:
             max_context_tokens=int(config.get("max_position_embeddings", 32_768)),
             kv_bytes_per_token=2 * int(config["num_hidden_layers"]) * heads * head_dim * value_bytes,
             vocabulary_size=vocabulary_tokens(config),
+            digest=model_digest(folder),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"model folder {folder}: config.json or tokenizer.json is not usable ({error!r})") from None
     if not printable:
         raise UserError(f"model folder {folder}: tokenizer.json has no vocabulary of words")

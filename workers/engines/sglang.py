@@ -217,6 +217,7 @@ class SglangEngine:
             page_size_tokens=layout.page_size,
             kv_bytes_per_token=layout.bytes_per_page // layout.page_size,
             vocabulary_size=int(self._manager.model_config.vocab_size),
+            fingerprint=layout.fingerprint,
         )
 
     async def _warm_up(self) -> None:

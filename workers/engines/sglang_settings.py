@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,7 +106,6 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address:
                 "control": control_address,
                 "budget_fraction": PIN_BUDGET,
                 "staging_tokens": settings.staging_tokens,
-                "fingerprint": model_fingerprint(settings.model),
             },
         },
     }
@@ -126,11 +124,3 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
     model = check_model_folder(settings.model, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
         raise UserError(f"{prog}: --model: {model} has no weights (*.safetensors); copy the model's weights into it")
-
-
-def model_fingerprint(model: Path) -> str:
-    """Names a model by its configuration and the names and sizes of its weights, wherever its folder is."""
-    digest = sha256((model / "config.json").read_bytes())
-    for file in sorted(model.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return digest.hexdigest()[:16]

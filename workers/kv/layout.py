@@ -21,7 +21,7 @@ class PoolLayout:
     """A pool of KV pages, one buffer for K and one for V of each layer.
 
     Attributes:
-        fingerprint: of model, dtype and heads; pages are exchangeable only if it is equal.
+        fingerprint: of weights, settings and types of the KV; pages are exchangeable only if it is equal.
         page_size: tokens per page.
         pages: pages per buffer.
         page_bytes: bytes of one page in each buffer; page i of a buffer starts i times that after its address.
@@ -78,7 +78,7 @@ def decode_descriptor(data: bytes) -> Descriptor:
         (length,) = _HEADER.unpack_from(data)
         fields = json.loads(data[_HEADER.size : _HEADER.size + length])
         return Descriptor(PoolLayout.from_json(fields), data[_HEADER.size + length :])
-    except (struct.error, TypeError, KeyError) as error:
+    except (struct.error, TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"not a KV descriptor: {error}") from None
 
 

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoa
 from workers.kv.offload_order import OffloadOrder
 from workers.kv.page_loader import PageLoader
 from workers.kv.pinkeeper import Offload, PinKeeper
+from workers.kv.sglang_fingerprint import engine_fingerprint
 from workers.kv.sglang_pool import page_views, pool_layout, pool_regions
 
 WAKE_FD = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -28,12 +29,12 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     Args:
         extra_config: `control` (address of the worker's channel), `budget_fraction` (of the pool, for pins),
-            `staging_tokens`, `fingerprint` (of the model).
+            `staging_tokens`.
     """
 
     def __init__(
         self,
-        _server_args: Any,
+        server_args: Any,
         params: Any,
         *,
         components: Any,  # noqa: ARG002
@@ -44,7 +45,7 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.page_size = int(params.page_size)
         allocator = params.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
-        layout = pool_layout(pool, self.page_size, extra_config["fingerprint"])
+        layout = pool_layout(pool, self.page_size, engine_fingerprint(server_args))
         self.pools = {PoolName.KV: pool}
         self.layer_done_counter = LayerWiseLoadCounter(len(layout.page_bytes) // 2)
         self.keeper = PinKeeper(

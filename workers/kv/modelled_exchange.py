@@ -7,13 +7,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from ampd.errors import UserError
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
 from workers.kv.directory import PageDirectory
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
+from workers.kv.foreign_peers import ForeignPeers
 
 _LEASE_MARGIN_S = 1.0
 _UNLEASE_TIMEOUT_S = 1.0
@@ -24,6 +24,7 @@ class ModelledExchange:
 
     Args:
         capacity_tokens: pinned pages and running requests share it.
+        fingerprint: of the model and the page size.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ModelledExchange:
         page_size: int,
         capacity_tokens: int,
         bytes_per_token: int,
+        fingerprint: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
@@ -40,6 +42,8 @@ class ModelledExchange:
         self._parallelism = parallelism
         self._capacity_tokens = capacity_tokens
         self._page_bytes = page_size * bytes_per_token
+        self._fingerprint = fingerprint
+        self._foreign = ForeignPeers()
         self._clock = clock
         self._directory = PageDirectory(page_size, capacity_tokens)
         self._staged: dict[str, list[bytes]] = {}
@@ -61,7 +65,7 @@ class ModelledExchange:
             case "lease":
                 lease_id, pages = self._directory.lease(keys, request.get("ttl_s", _LEASE_MARGIN_S), now_s)
                 self._report_changes()
-                descriptor = json.dumps({"tp": self._parallelism.tp}).encode()
+                descriptor = json.dumps({"tp": self._parallelism.tp, "fingerprint": self._fingerprint}).encode()
                 return {"lease_id": lease_id, "pages": pages, "descriptor": descriptor}
             case "unlease":
                 self._directory.unlease(request.get("lease_id", ""), now_s)
@@ -91,7 +95,7 @@ class ModelledExchange:
         try:
             async with asyncio.timeout(timeout_s):
                 pages = await self._read(missing, source_worker_id, timeout_s)
-        except (TimeoutError, ConnectionError, UserError) as error:
+        except Exception as error:  # Whatever a peer answers, the round goes on and computes the KV itself.
             text = str(error) or f"timed out after {timeout_s:g} s"
             return KvFetch(seconds=self._clock() - start_s, error=text)
         self._staged[rid] = missing[:pages]
@@ -167,11 +171,14 @@ class ModelledExchange:
         reply = await self._peers.call(source_worker_id, lease, timeout_s)
         if error := reply.get("error"):
             raise ConnectionError(f"worker {source_worker_id}: {error}")
-        pages = len(reply.get("pages", ()))
+        pages = min(len(missing), len(reply.get("pages", ())))
         if not pages:
             return 0
         try:
-            source = Parallelism(tp=int(json.loads(reply["descriptor"])["tp"]))
+            descriptor = json.loads(reply["descriptor"])
+            if (theirs := descriptor["fingerprint"]) != self._fingerprint:
+                self._foreign.refuse(source_worker_id, f"fingerprint differs: {self._fingerprint} here, {theirs} there")
+            source = Parallelism(tp=int(descriptor["tp"]))
             await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
         finally:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.

@@ -11,6 +11,7 @@ from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.kv.control import ControlLink, Message
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
+from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.layout import Descriptor, PoolLayout, decode_descriptor, mismatch
 from workers.kv.staging_area import PageReader, StagingArea
 
@@ -38,6 +39,7 @@ class NixlExchange:
         self._peers: KvPeers | None = None
         self._on_held: HeldListener | None = None
         self._held: dict[str, int] = {}
+        self._foreign = ForeignPeers()
         self._staging: StagingArea | None = None
         self.pinned_tokens = 0
         self.budget_tokens = 0
@@ -155,7 +157,7 @@ class NixlExchange:
                 tokens, size, error = await self._fetch(rid, session_id, keys, source_worker_id, started_s + timeout_s)
         except TimeoutError:
             tokens, size, error = 0, 0, f"no KV from {source_worker_id} within {timeout_s:g} s"
-        except (ConnectionError, RuntimeError, ValueError, KeyError) as failure:
+        except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.
             tokens, size, error = 0, 0, f"{type(failure).__name__}: {failure}"
         return KvFetch(tokens, size, time.monotonic() - started_s, error)
 
@@ -172,7 +174,9 @@ class NixlExchange:
         request = KvRequest(op="lease", keys=missing, ttl_s=left_s + _LEASE_MARGIN_S)
         reply = await self._peers.call(source, request, left_s)
         if "error" in reply or not reply["lease_id"]:
-            return 0, 0, reply.get("error")
+            return 0, 0, str(reply["error"]) if "error" in reply else None
+        if len(reply["pages"]) > len(missing):
+            raise ValueError(f"{source} named more pages than were asked for")
         given_back = False
         try:
             pages, size = await self._transfer(source, reply, deadline_s)
@@ -192,7 +196,7 @@ class NixlExchange:
         """Read leased pages; returns the staging pages that hold them, and bytes."""
         descriptor, wanted = decode_descriptor(reply["descriptor"]), reply["pages"]
         if different := mismatch(self.layout, descriptor.layout):
-            raise ValueError(f"{source} has another kind of KV: {different}")
+            self._foreign.refuse(source, different)
         if not 0 <= min(wanted) <= max(wanted) < descriptor.layout.pages:
             raise ValueError(f"{source} named pages outside its pool")
         return await self.staging.read(source, descriptor, wanted, deadline_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -12,15 +13,19 @@ from workers.kv.layout import PoolLayout
 def pool_layout(pool: Any, page_size: int, fingerprint: str) -> PoolLayout:
     """Describe a pool to readers.
 
+    Args:
+        fingerprint: of the model and the settings that fill the pool; see `workers.kv.sglang_fingerprint`.
+
     Raises:
         ValueError: the pool is not plain multi-head or grouped-query K and V, token by token.
     """
     buffers = _buffers(pool)
     views = page_views(pool, page_size)
     first = buffers[0]
-    shape = f"{first.dtype}x{tuple(first.shape[1:])}x{tuple(buffers[1].shape[1:])}"
+    # The pool's own type tells the two kinds of fp8 apart; both are stored as bytes.
+    shape = f"{pool.dtype}x{tuple(first.shape[1:])}x{tuple(buffers[1].shape[1:])}"
     return PoolLayout(
-        fingerprint=f"{fingerprint}/{shape}",
+        fingerprint=sha256(f"{fingerprint}/{shape}".encode()).hexdigest()[:16],
         page_size=page_size,
         pages=min(view.shape[0] for view in views),
         page_bytes=tuple(view.shape[1] for view in views),

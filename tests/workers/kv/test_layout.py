@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.kv.layout import Descriptor, PoolLayout, decode_descriptor, mismatch, runs
@@ -52,6 +52,16 @@ def test_a_descriptor_survives_its_way() -> None:
         decode_descriptor(b"")
     with pytest.raises(ValueError, match=r".+"):
         decode_descriptor(b"\x05\x00\x00\x00hello")
+    nested = b"[" * 100_000
+    with pytest.raises(ValueError, match="not a KV descriptor"):
+        decode_descriptor(len(nested).to_bytes(4, "little") + nested)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=80) | st.binary(max_size=80).map(lambda data: len(data).to_bytes(4, "little") + data))
+def test_any_bytes_are_a_descriptor_or_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a KV descriptor"):
+        decode_descriptor(data)
 
 
 def test_what_differs_is_named() -> None:

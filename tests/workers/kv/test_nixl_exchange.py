@@ -171,6 +171,46 @@ async def test_a_fetch_moves_the_bytes_of_the_missing_pages(workers: Made) -> No
     assert peers.seen == ["lease", "unlease"]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pages": None},
+        {"pages": ["a"]},
+        {"pages": [-1]},
+        {"pages": list(range(40))},
+        {"pages": 7},
+        {"descriptor": None},
+        {"descriptor": b""},
+        {"descriptor": b"\xff" * 80},
+        {"descriptor": (100_000).to_bytes(4, "little") + b"[" * 100_000},
+        {"lease_id": 7, "pages": []},
+        {"error": ["nested"]},
+        None,
+        ["lease_id"],
+        7,
+    ],
+    ids=str,
+)
+async def test_a_malformed_answer_is_an_error_and_no_exception(
+    held_back: Made, monkeypatch: pytest.MonkeyPatch, changed: Any
+) -> None:
+    source, reader, peers = held_back
+    tokens = context(10)
+    source.fill("s", tokens, first_page=20)
+    ask = peers.call
+
+    async def malformed(worker_id: str, request: KvRequest, timeout_s: float) -> Any:
+        if request["op"] != "lease" or not isinstance(changed, dict):
+            return changed
+        return {**await ask(worker_id, request, timeout_s), **changed}
+
+    monkeypatch.setattr(peers, "call", malformed)
+    fetched = await reader.exchange.fetch("r1", "s", tokens, "S", 5.0)
+    assert fetched.tokens == 0
+    assert isinstance(fetched.error, str)
+    assert staging_free_tokens(reader.exchange) == STAGING_PAGES * PAGE
+
+
 async def test_what_is_here_is_not_read(workers: Made) -> None:
     source, reader, peers = workers
     tokens = context(10)
