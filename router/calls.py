@@ -83,13 +83,13 @@ class DynamoCalls:
         raise WorkerLostError(worker_id, "empty answer about KV")
 
 
-def worker_error(worker_id: str, error: Exception, *, has_begun: bool = False) -> WorkerLostError | WorkerRefusedError:
+def worker_error(worker_id: str, error: Exception, *, has_died: bool = False) -> WorkerLostError | WorkerRefusedError:
     """Classify a failed call: the worker refused with an HTTP status, or it is lost.
 
     A worker's exception loses its class on the way, so its status travels in the text (`ampd-error <status>: ...`).
 
     Args:
-        has_begun: the worker had taken the call, so a worker that is lost died during it.
+        has_died: a worker that is lost has died during the call: it had taken it, and was not shutting down.
     """
     if isinstance(error, (WorkerLostError, WorkerRefusedError)):
         return error
@@ -98,7 +98,7 @@ def worker_error(worker_id: str, error: Exception, *, has_begun: bool = False) -
         if status == ENGINE_DIED:
             return WorkerLostError(worker_id, message, has_died=True)
         return WorkerRefusedError(worker_id, status, message)
-    return WorkerLostError(worker_id, one_line_of(error), has_died=has_begun)
+    return WorkerLostError(worker_id, one_line_of(error), has_died=has_died)
 
 
 class LinkedContexts:

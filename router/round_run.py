@@ -124,7 +124,8 @@ class RoundRun:
         except Exception as error:
             if not self._context.is_stopped():
                 self._withdraw(placement)
-                self._recovery.after_prefill(worker_error(worker_id, error, has_begun=has_begun))
+                has_died = has_begun and cluster.view.knows(worker_id)
+                self._recovery.after_prefill(worker_error(worker_id, error, has_died=has_died))
             return None
 
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
@@ -204,8 +205,8 @@ class RoundRun:
                     yield chunk
                     watched.waits()
         except Exception as error:
-            has_begun = has_begun and not self._context.is_stopped()
-            raise decode_error(worker_error(worker_id, error, has_begun=has_begun)) from None
+            has_died = has_begun and not self._context.is_stopped() and cluster.view.knows(worker_id)
+            raise decode_error(worker_error(worker_id, error, has_died=has_died)) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
 

@@ -167,6 +167,11 @@ class ClusterView:
             return None
         return worker.view()
 
+    def knows(self, worker_id: str) -> bool:
+        """Whether a worker is in the shared state, be it suspect. A worker that shuts down leaves before it ends."""
+        self._current()
+        return worker_id in self._workers
+
     @property
     def connected(self) -> bool:
         """Whether the store's events arrive."""

@@ -177,6 +177,22 @@ async def test_an_engine_that_ended_under_a_round_counts_as_a_death() -> None:
             await replica.round()
 
 
+async def test_workers_that_shut_down_under_a_round_did_not_die() -> None:
+    names = [f"d{number}" for number in range(4)]
+    state = await cluster(*(worker(name) for name in names))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {("generate", name): 1 for name in names}
+
+        async def end_each_worker() -> None:
+            async for _ in replica.run().serve():
+                await replica.store.remove_worker(replica.workers.asked("generate")[-1])
+                await asyncio.sleep(0)
+
+        with pytest.raises(RoundRefusedError, match="4 workers failed this round"):
+            await end_each_worker()
+        assert replica.services.deaths.count == 0
+
+
 async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:
