@@ -42,6 +42,7 @@ for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY PIP_
 done
 
 home=/home/newcomer
+echo "newcomer:x:1000:1000::$home:/bin/sh" >>"$machine/etc/passwd"
 mkdir -p "$machine$home/ampd"
 git archive HEAD | tar -x -C "$machine$home/ampd"
 chown -R 1000:1000 "$machine$home"

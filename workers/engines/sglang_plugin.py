@@ -60,7 +60,8 @@ def native_or_hashlib(load: Any) -> Any:
     try:
         return load()
     except RuntimeError as error:
-        log.info("digests of pages use hashlib because SGLang's extension was not built: %s", error.__cause__ or error)
+        reason = error.__cause__ or error
+        log.warning("digests of pages use hashlib because SGLang's extension was not built: %s", reason)
         return page_digests
 
 

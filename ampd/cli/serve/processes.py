@@ -16,7 +16,8 @@ from pathlib import Path
 from ampd.child_process import tied_to_parent
 
 _TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
-_ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w*(Error|Exception): ")
+_ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
+_WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -103,7 +104,8 @@ def first_error(log: Path) -> str:
             after = (each.removeprefix(margin[0]) for each in lines[number + 1 :])
             if exception := next((each for each in after if not each.startswith((" ", "\t"))), None):
                 return exception
-    return next((line for line in lines if _ERROR.search(line)), last_line(log)).strip()
+    errors = (line for line in lines if _ERROR.search(line) and not _WARNING.search(line))
+    return next(errors, last_line(log)).strip()
 
 
 def last_line(log: Path) -> str:

@@ -63,6 +63,7 @@ except BaseException:
 LOGGED = """
 logging.basicConfig(format="%(asctime)s \x1b[31m%(levelname)s\x1b[0m %(message)s", level="INFO")
 logging.info("log_level='error'")
+logging.warning("no cache: KeyError: 'uid 1000'")
 logging.error("port 1 is taken")
 logging.error("no port, no server")
 """
