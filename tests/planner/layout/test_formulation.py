@@ -21,7 +21,7 @@ def evaluate(layout: Layout, capacities: Capacities, demand: Demand) -> Choice |
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> tuple[Capacities, Demand, int]:
+def instances(draw: st.DrawFn, most_gpus: int = 16) -> tuple[Capacities, Demand, int]:
     degrees = draw(st.sets(st.sampled_from(DEGREES), min_size=1))
     rows = st.lists(st.integers(0, 40), min_size=len(LEVELS), max_size=len(LEVELS)).map(sorted)
 
@@ -31,7 +31,7 @@ def instances(draw: st.DrawFn) -> tuple[Capacities, Demand, int]:
 
     kv = {degree: float(draw(st.integers(1, 100)) * 1000) for degree in degrees}
     demand = Demand(draw(st.integers(1, 100)) / 10, float(draw(st.integers(0, 300)) * 1000))
-    return Capacities(LEVELS, table(), table(), kv), demand, draw(st.integers(2, 16))
+    return Capacities(LEVELS, table(), table(), kv), demand, draw(st.integers(2, most_gpus))
 
 
 def all_layouts(degrees: tuple[int, ...], gpus: int) -> Iterator[Layout]:
@@ -58,7 +58,7 @@ def ranked(capacities: Capacities, demand: Demand, gpus: int) -> list[Choice]:
 
 
 @settings(deadline=None, max_examples=30)
-@given(instances())
+@given(instances(most_gpus=10))
 def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities, Demand, int]) -> None:
     capacities, demand, gpus = instance
     expected = ranked(capacities, demand, gpus)

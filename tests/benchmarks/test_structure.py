@@ -1,0 +1,28 @@
+"""The limits of the product's structure: sizes of classes, and what the figures count."""
+
+from pathlib import Path
+
+from benchmarks.structure import measured
+
+ROOT = Path(__file__).parents[2]
+
+OVER = {"PrefillQueue", "SimulatedWorker", "SimulatedEngine", "RoundRun", "ModelledEngine"}
+"""Classes that are over the limit by a few fields. None may be added."""
+
+
+def test_no_other_class_grows_over_the_limit() -> None:
+    over = measured(ROOT)["classes_over_limit"]
+    assert not [line for line in over if line.rpartition(":")[2] not in OVER]
+
+
+def test_a_class_with_too_many_parameters_or_fields_is_found(tmp_path: Path) -> None:
+    for package in ("ampd", "planner", "router", "workers", "workloads"):
+        (tmp_path / package).mkdir()
+    parameters = ", ".join(f"p{number}" for number in range(9))
+    fields = "".join(f"        self.f{number} = 0\n" for number in range(13))
+    (tmp_path / "ampd" / "large.py").write_text(
+        f"class Wide:\n    def __init__(self, {parameters}):\n        self.all = p0\n\n\n"
+        f"class Deep:\n    def __init__(self):\n{fields}\n\nclass Small:\n    def __init__(self, p0):\n        self.p = p0\n"
+    )
+    over = measured(tmp_path)["classes_over_limit"]
+    assert sorted(line.rpartition(":")[2] for line in over) == ["Deep", "Wide"]
