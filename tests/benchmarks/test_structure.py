@@ -6,7 +6,7 @@ from benchmarks.structure import measured
 
 ROOT = Path(__file__).parents[2]
 
-OVER = {"PrefillQueue", "SimulatedWorker", "SimulatedEngine", "RoundRun", "ModelledEngine"}
+OVER = {"ModelledExchange", "RoundRun", "ModelledEngine"}
 """Classes that are over the limit by a few fields. None may be added."""
 
 
@@ -22,7 +22,8 @@ def test_a_class_with_too_many_parameters_or_fields_is_found(tmp_path: Path) -> 
     fields = "".join(f"        self.f{number} = 0\n" for number in range(13))
     (tmp_path / "ampd" / "large.py").write_text(
         f"class Wide:\n    def __init__(self, {parameters}):\n        self.all = p0\n\n\n"
-        f"class Deep:\n    def __init__(self):\n{fields}\n\nclass Small:\n    def __init__(self, p0):\n        self.p = p0\n"
+        f"class Deep:\n    def __init__(self):\n{fields}\n\n"
+        "class Small:\n    def __init__(self, p0):\n        self.p = p0\n"
     )
     over = measured(tmp_path)["classes_over_limit"]
     assert sorted(line.rpartition(":")[2] for line in over) == ["Deep", "Wide"]

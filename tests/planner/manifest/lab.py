@@ -4,7 +4,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,12 @@ _groups = st.dictionaries(st.integers(1, 16), st.integers(1, 9), min_size=1, max
 layouts = st.builds(Layout, _groups, _groups)
 
 
+_base = cache(base_objects)
+
+
 def objects_of(**changes: Any) -> list[Object]:
-    return deployment_objects(replace(DEPLOYMENT, **changes), base_objects())
+    # The copy is quicker than another look at the files.
+    return deployment_objects(replace(DEPLOYMENT, **changes), deepcopy(_base()))
 
 
 def of_kind(objects: Iterable[Object], kind: str) -> list[Object]:

@@ -134,7 +134,7 @@ models = st.one_of(
 tokens = st.integers(0, 1_000_000)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(model=models, hist=tokens, incr=tokens, batch=st.integers(0, 2000), data=st.data())
 def test_the_performance_model_of_the_manifest_gives_the_same_times(
     tmp_path_factory: pytest.TempPathFactory, model: PiecewiseModel, hist: int, incr: int, batch: int, data: Any
