@@ -23,12 +23,21 @@ mirror=${MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages
 [ -n "$mirror" ] || skip "apt knows no mirror of Debian; name one: MIRROR=... make fresh"
 
 machine=$(mktemp -d "${TMPDIR:-/tmp}/ampd-fresh-XXXXXX")
-trap 'rm -rf --one-file-system "$machine"' EXIT
+child=
+# The kernel ends every process of the child's namespace with the child.
+trap '[ -z "$child" ] || kill -KILL "$child" 2>/dev/null || true; wait; rm -rf --one-file-system "$machine"' EXIT
 trap 'exit 130' INT TERM HUP
 chmod 755 "$machine"
 echo "make fresh: $suite from $mirror, in $machine" >&2
+# In the background, because bash handles a signal only after a child in the foreground has ended.
+isolated() {
+    unshare --mount --pid --fork --kill-child "$@" </dev/null &
+    child=$!
+    wait "$child"
+}
+
 log=$machine/debootstrap.log
-unshare --mount --pid --fork --kill-child timeout --foreground 600 \
+isolated timeout --foreground 600 \
     debootstrap --variant=minbase --include=ca-certificates,make,python3,python3-venv "$suite" "$machine" "$mirror" \
     >"$log" 2>&1 || skip "debootstrap failed: $(grep -m 1 '^E:' "$log" || tail -n 1 "$log")"
 
@@ -47,11 +56,12 @@ mkdir -p "$machine$home/ampd"
 git archive HEAD | tar -x -C "$machine$home/ampd"
 chown -R 1000:1000 "$machine$home"
 export machine
+# The shell stays: a process that changes its user does not end with its parent.
 # shellcheck disable=SC2016  # the inner shell expands these
-unshare --mount --pid --fork --kill-child sh -ec '
+isolated sh -ec '
     mount -t proc proc "$machine/proc"
     mount --bind -o ro /sys "$machine/sys"
     mount -t tmpfs tmpfs "$machine/dev/shm"
-    exec "$@"' enter \
+    "$@" || exit "$?"' enter \
     chroot --userspec=1000:1000 "$machine" /usr/bin/env -i HOME="$home" PATH=/usr/local/bin:/usr/bin:/bin \
-    "${network[@]}" sh -c "cd $home/ampd && $command" </dev/null
+    "${network[@]}" sh -c "cd $home/ampd && $command"
