@@ -4,9 +4,9 @@
 
 Counts every line of the product's Python and Lua files (tests, benchmarks and docs are not product). Lines of code are
 those that are neither blank, nor comment, nor documentation. A class is over the limit if its constructor takes more
-than 8 parameters or if it has more than 12 fields that it sets on itself. Frozen dataclasses, pydantic models, typed
-dictionaries and protocols are values, not state, and do not count. Other dataclasses are records, listed apart: their
-fields are what they are for.
+than 8 parameters or more than 12 mutable fields. A field that only keeps a parameter of the constructor is not
+mutable. Frozen dataclasses, pydantic models, typed dictionaries and protocols are values, not state, and do not count.
+Other dataclasses are records, listed apart: their fields are what they are for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VALUES = {"BaseModel", "TypedDict", "Protocol", "NamedTuple", "Enum", "StrEnum"
 
 @dataclass(frozen=True, slots=True)
 class ClassSize:
-    """One class: parameters of its constructor (without `self`), and fields that it sets on itself."""
+    """One class: parameters of its constructor (without `self`), and mutable fields."""
 
     where: str
     parameters: int
@@ -153,20 +153,26 @@ def _parameters(node: ast.ClassDef) -> int:
 
 
 def _fields(node: ast.ClassDef) -> set[str]:
-    """Names assigned as `self.name` anywhere in the class; of a dataclass also its annotated fields."""
-    found = {
-        target.attr
-        for item in ast.walk(node)
-        for target in _targets(item)
-        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-    }
+    """The mutable fields: of a record all of them, else those that do more than keep a parameter of the constructor."""
     if _is_record(node):
-        found |= {
+        return {
             item.target.id
             for item in node.body
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         }
-    return found
+    return {name for item in ast.walk(node) for name in _own_names(item) if not _keeps_parameter(item)}
+
+
+def _own_names(item: ast.AST) -> list[str]:
+    """Names that a statement sets on `self`."""
+    owned = [target for target in _targets(item) if isinstance(target, ast.Attribute)]
+    return [target.attr for target in owned if isinstance(target.value, ast.Name) and target.value.id == "self"]
+
+
+def _keeps_parameter(item: ast.AST) -> bool:
+    """Whether a statement is `self._name = name`."""
+    names = [name.lstrip("_") for name in _own_names(item)]
+    return isinstance(item, ast.Assign) and isinstance(item.value, ast.Name) and names == [item.value.id]
 
 
 def _targets(item: ast.AST) -> list[ast.expr]:
