@@ -120,13 +120,16 @@ def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) ->
         variable = PREFIX + name.removeprefix("--").replace("-", "_").upper()
         if variable in os.environ:
             replace(name, variable, os.environ[variable])
-    arguments = iter(argv)
-    for argument in arguments:
+    arguments = list(argv)
+    while arguments:
+        argument = arguments.pop(0)
         name, separator, value = argument.partition("=")
-        if name in old_flags:
-            replace(name, name, value if separator else next(arguments, ""))
-        else:
+        if name not in old_flags:
             kept.append(argument)
+            continue
+        if not separator and arguments and not arguments[0].startswith("--"):
+            value = arguments.pop(0)
+        replace(name, name, value)
     return kept
 
 

@@ -204,7 +204,7 @@ class Placer:
         return task, self._choice(route, prefill) or local(decode, "no-performance-model")
 
     def _choice(self, policy: Callable[[Sequence[WorkerView]], T], workers: Sequence[WorkerView]) -> T | None:
-        """The policy's choice, without the workers whose parallelism the performance model lacks if it needs the model.
+        """Ask the policy. If the performance model has no times for some workers, ask again without them.
 
         Returns None if the policy cannot choose without them either. The round is served, and the log names the fix.
         """

@@ -43,9 +43,9 @@ class CoordinatorPolicies:
 
 
 def _old_parameters(kind: str, text: str) -> dict[str, Any]:
-    """The parameters that `--KIND-params` names, with a warning: this flag goes with the next version."""
+    """The parameters that `--KIND-params` names, with a warning. The next version will not have them."""
     flag = f"--{kind}-params"
     _, parameters = parse_named(f"{flag}({text})")
     if parameters:
-        print(f"{PROG}: {flag} goes with the next version; write --{kind} 'NAME({text})'", file=sys.stderr)
+        print(f"{PROG}: {flag} will be removed in the next version; write --{kind} 'NAME({text})'", file=sys.stderr)
     return parameters

@@ -2,8 +2,8 @@
 
 Without a coordinator the frontends answer 503 ("not ready") at once, for every kind of request. An error that a
 coordinator raises itself comes too late: in a stream, Dynamo has already sent status 200 and hides the reason. A
-request on its way to a coordinator that just leaves discovery may fail with 500, so a coordinator that starts waits for
-a decode worker before it enters.
+coordinator enters discovery only while a decode worker lives. If it entered and left again, a request on its way could
+fail with 500.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ampd.serving.placement import PREFILL_WORKER_REFUSED
 from router.decision_record import DecisionRecord
 from router.placement import Placer
 from router.request import RoundRequest
@@ -53,7 +54,7 @@ class Recovery:
             RoundRefusedError: the round cannot go on.
         """
         if isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
-            self._local_only = "prefill-worker-refused"
+            self._local_only = PREFILL_WORKER_REFUSED
         else:
             self._local_only = "prefill-worker-lost"
             self._leave_out(error.worker_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from ampd.telemetry import tracing
 from ampd.types import Route
@@ -70,8 +71,9 @@ class RoundRun:
                         self._hand_over(placement)
                         return
                 try:
-                    async for chunk in self._decode(placement):
-                        yield chunk
+                    async with aclosing(self._decode(placement)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
                     return
                 except WorkerLostError as error:
                     self._withdraw(placement)

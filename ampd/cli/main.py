@@ -1,4 +1,4 @@
-"""The `ampd` command: the composition root, which imports the rooms lazily so that planning never loads an engine."""
+"""The `ampd` command. It imports a command's module only when that command runs, so that planning loads no engine."""
 
 from __future__ import annotations
 

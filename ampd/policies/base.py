@@ -149,7 +149,7 @@ class Compute:
 
 
 Slice = Compute | Wait
-"""A slicing's answer. Where nothing decodes there is nothing to wait for, and `Wait` means all that is left."""
+"""A slicing's answer. If no round decodes, `Wait` is ignored and all that is left is computed."""
 
 
 class SlicingPolicy(Protocol):

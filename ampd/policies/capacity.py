@@ -23,7 +23,7 @@ def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerVie
 
 
 def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Decode workers without which the others can still take every session that some decode worker can take."""
+    """Decode workers that may leave, because a worker with at least as much KV memory stays."""
     sizes = [worker.kv_capacity_tokens or math.inf for worker in decode]
     largest = max(sizes, default=0)
     if sizes.count(largest) > 1:

@@ -111,7 +111,10 @@ def _late(jobs: Iterable[_EqualJob], start_s: float = 0.0, skipped: int = -1, al
 
 
 def _least_slack_before(jobs: Sequence[_EqualJob]) -> dict[int, float] | None:
-    """If all jobs are on time by due time: for each, how much the jobs before it can be delayed; -1 is for all."""
+    """Run the jobs by due time. None if one is late; else, by position, how long the jobs before it may be delayed.
+
+    The entry under -1 is for all jobs.
+    """
     room_s: dict[int, float] = {}
     now_s, least_s = 0.0, inf
     for due_s, time_s, position in jobs:

@@ -12,7 +12,7 @@ _PAGE_TOKENS = 16
 
 
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
-    """The first task with the tokens of all: the sum of their increments behind the mean history of a new token."""
+    """One task that stands for all: its increment is their sum, its history their mean, weighted by new tokens."""
     hist_tokens, incr_tokens = joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks])
     return replace(tasks[0], hist_tokens=hist_tokens, incr_tokens=incr_tokens)
 

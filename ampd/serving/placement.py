@@ -43,11 +43,14 @@ class PlacementPolicies:
             workers: the decode workers whose context has room for the round; not empty.
 
         Raises:
-            UserError: the performance model lacks a worker's parallelism.
+            UserError: the performance model lacks a worker's parallelism, or the policy named another worker.
         """
-        return self._binding.bind(
+        chosen = self._binding.bind(
             BindingSituation(model=self._model, now_s=now_s, task=task, decode=workers, rng=self._rng)
         )
+        if all(view.worker_id != chosen for view in workers):
+            raise UserError(f"the binding policy chose {chosen!r}, which is not among the decode workers it was given")
+        return chosen
 
     def route(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.passes import as_one
+from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.types import Parallelism, PrefillTask, RunningRound
 
 
@@ -62,7 +63,8 @@ class Slices:
             SlicingSituation(model=self._model, now_s=now_s, task=task, running=running, parallelism=self._parallelism)
         )
         if isinstance(chosen, Wait):
-            return chosen if running else _REST
+            # A shorter wait could leave the time where it is, and the policy would be asked for ever.
+            return Wait(max(chosen.wait_s, SHORTEST_WAIT_S)) if running else _REST
         if len(tasks) > 1 or chosen.tokens >= task.incr_tokens:
             return _REST
         page = self._page_tokens

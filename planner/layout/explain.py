@@ -112,7 +112,7 @@ def meets(choice: Choice, capacities: Capacities) -> bool:
 
 
 def shortfall(level: float, headroom: float) -> str:
-    """How far a layout misses the targets at P95, or the rate if it carries less; a predicate without a subject."""
+    """The end of a sentence: how far P95 is above its target, or the rate that the layout carries if it is lower."""
     return f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
 
 

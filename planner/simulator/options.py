@@ -32,7 +32,7 @@ class SimulationOptions:
         chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
             runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
-        prefill_concurrency, prefetch: as in the workers' settings.
+        prefill_concurrency, prefetch: as the constants of `workers.settings`.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.

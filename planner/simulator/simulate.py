@@ -89,7 +89,7 @@ def _connected(
     max_context_tokens: int,
     on_round: Callable[[], None],
 ) -> SessionRunner:
-    """The ring that a session goes round: its client, the coordinators, the prefill, the decode, and its client."""
+    """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
     transfers = KvTransfers(world)
     runner = SessionRunner(world, lambda session: coordinators.send(session), on_round)
     decodes = Decodes(world, transfers, runner.finish)

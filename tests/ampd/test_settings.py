@@ -62,6 +62,11 @@ def test_a_removed_flag_changes_nothing_and_is_warned_about(capsys: pytest.Captu
     assert capsys.readouterr().err == f"x: {flag} has no effect any more: leave it out\n"
 
 
+def test_an_old_flag_does_not_swallow_the_next_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_settings(_Combined, ["--depth", "--needed", "1"], "x").needed == 1
+    assert "--depth has no effect" in capsys.readouterr().err
+
+
 def test_old_variables_are_treated_like_old_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

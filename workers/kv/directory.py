@@ -37,8 +37,8 @@ class _Lease:
 class PageDirectory:
     """Pinned KV pages by key, the sessions that use them, and the leases that readers have on them.
 
-    A pin is released when no session uses it and no live lease covers it; the methods that can cause this return the
-    ids of the pins that it happened to, and the caller gives their memory back. A pin that several sessions share
+    A pin is released when no session uses it and no live lease covers it. Methods that may release pins return the ids
+    of the released ones, and the caller frees their memory. A pin that several sessions share
     (a common prefix) is offered by the engine once, for the session that came first. The others keep it by `touch`.
     Least recently used sessions go first when the budget is exceeded; a session with a running request stays.
 

@@ -180,7 +180,7 @@ class NixlExchange:
         given_back = False
         try:
             pages, size = await self._transfer(source, reply, deadline_s)
-            # Only a lease that has lived until here vouches that the pages were still the ones that were asked for.
+            # The pages may be used only if the lease still holds now. Otherwise their owner may have reused them.
             given_back = True
             if not await self.staging.keep_if(pages, self._unlease(source, reply["lease_id"], deadline_s)):
                 return 0, 0, f"{source} ended the lease before its pages were read"

@@ -25,9 +25,8 @@ class AmpdOrdering(Policy):
 
     A task is postponed when a later task of the queue runs before it, and each pick counts once. A task that has been
     postponed `window` times may not be overtaken any more. A pick overtakes all tasks before it together, so along a
-    queue the counts never grow, and the tasks at the limit are its first ones. Where an input breaks that, everything
-    before a task at the limit counts as at the limit too. In both cases the head of the queue runs as soon as one task
-    of the window is at the limit.
+    queue the counts never grow, and the tasks at the limit are its first ones. If a task of the
+    window is at the limit, the head of the queue runs.
 
     Limits: exact for any window (Moore-Hodgson, not enumeration), up to the rounding of sums of floats. Tasks behind
     the window and tasks that will still arrive do not count. Only the limit ends the wait of a task that can no longer

@@ -90,7 +90,7 @@ def _step_share(situation: PoolsSituation, decode: Sequence[WorkerView], fewer: 
 
 
 def _kv_share(decode: Sequence[WorkerView], holding: Sequence[WorkerView]) -> float:
-    """KV that the decode workers have in use, over the memory of those that hold it from now on; 0: unlimited."""
+    """KV in use on the decode workers, as a share of the memory of those that remain; 0: unlimited memory."""
     capacity_tokens = sum(worker.kv_capacity_tokens for worker in holding)
     if not capacity_tokens:
         return 0.0

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.serving.placement import (
@@ -39,6 +40,13 @@ class Last:
     def _last(self, workers: Sequence[WorkerView]) -> str:
         self.seen.append([view.worker_id for view in workers])
         return workers[-1].worker_id
+
+
+class Elsewhere:
+    """Binds to a worker that it was not offered."""
+
+    def bind(self, _situation: BindingSituation) -> str:
+        return DECODE.worker_id
 
 
 def policies() -> tuple[Last, PlacementPolicies]:
@@ -75,6 +83,13 @@ def test_a_session_is_bound_to_a_worker_of_those_offered() -> None:
     last, placement = policies()
     assert placement.bind(task(), [DECODE, WorkerView("d2", Role.DECODE)], 5.0) == "d2"
     assert last.seen == [["d", "d2"]]
+
+
+def test_a_binding_to_an_unknown_worker_is_named() -> None:
+    _, placement = policies()
+    with pytest.raises(UserError, match="chose 'd', which is not among the decode workers"):
+        PlacementPolicies(Elsewhere(), Last(), MODEL, random.Random(1)).bind(task(), PREFILL, 0.0)
+    assert placement.bind(task(), [DECODE], 0.0) == "d"
 
 
 def test_lost_workers_and_the_session_s_own_are_no_prefill_workers() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.serving.slices import ComputeTo, Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 
@@ -64,6 +65,11 @@ def test_a_slice_whose_last_page_reaches_the_end_is_the_rest() -> None:
 def test_a_policy_that_waits_is_obeyed_while_a_round_decodes() -> None:
     assert step(Wait(0.25), task(0, 1000)) == Wait(0.25)
     assert step(Wait(0.25), task(0, 1000), beside=[]) == Rest(), "there is nothing to wait for"
+
+
+@pytest.mark.parametrize("wait_s", [0.0, -0.01, 1e-300])
+def test_a_wait_always_lets_time_pass(wait_s: float) -> None:
+    assert step(Wait(wait_s), task(0, 1000)) == Wait(SHORTEST_WAIT_S)
 
 
 def test_a_pass_of_several_is_not_cut_but_may_wait() -> None:
