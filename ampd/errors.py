@@ -6,8 +6,8 @@ import re
 import sys
 from collections.abc import Callable
 
-_CREDENTIALS = re.compile(r"://\S*@")
-"""User and password of a URL, which a misspelled flag would show."""
+_CREDENTIALS = re.compile(r"://(?!USER:PASSWORD@)\S*@")
+"""User and password of a URL, which a misspelled flag would show. The example of our own messages stays readable."""
 
 
 class UserError(Exception):
