@@ -70,7 +70,7 @@ def test_parameters_in_the_old_form_count_after_a_warning(
     warning, error = capsys.readouterr().err.strip().splitlines()
     flag, parameters = arguments[-2:]
     instead = f"write {flag.removesuffix('-params')} 'NAME({parameters})'"
-    assert warning.endswith(f"{flag} goes with the next version; {instead}")
+    assert warning.endswith(f"{flag} will be removed in the next version; {instead}")
     assert all(word in error for word in words), error
 
 
