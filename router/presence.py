@@ -18,6 +18,7 @@ from ampd.supervised_task import SupervisedTask
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_RETRY_S = 1.0
 
 
 class Presence:
@@ -31,7 +32,8 @@ class Presence:
         self._endpoint = endpoint
         self._is_ready = is_ready
         self._is_leaving = False
-        self._has_entered = self._is_present = False
+        self._is_present = False
+        self._client: Any = None
         self._task = SupervisedTask("presence", self._run)
 
     async def until_ready(self) -> bool:
@@ -59,25 +61,33 @@ class Presence:
         await self._endpoint.unregister_endpoint_instance()
 
     async def _run(self) -> None:
-        if not self._has_entered:
+        if self._client is None:
             client = await self._endpoint.client()
-            while self._endpoint.connection_id() not in client.instance_ids():  # noqa: ASYNC110
+            while not self._is_listed(client):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
-            self._has_entered = self._is_present = True
+            self._client, self._is_present = client, True
         while True:
-            if self._is_ready() != self._is_present:
-                self._is_present = not self._is_present
-                await self._set(self._is_present)
+            is_ready = self._is_ready()
+            if is_ready != self._is_present:
+                await self._change(is_ready)
             await asyncio.sleep(_POLL_S)
 
-    async def _set(self, is_present: bool) -> None:
+    async def _change(self, is_ready: bool) -> None:
+        """Enter or leave; after a failure `_run` tries again. Until then each round is refused separately."""
         try:
-            if is_present:
+            if is_ready:
                 await self._endpoint.register_endpoint_instance()
                 log.info("there is a live decode worker: serving")
             else:
                 await self._endpoint.unregister_endpoint_instance()
                 log.warning("no live decode worker: out of discovery until there is one")
         except Exception as error:
-            # The next change tries again. Until then each round is refused separately.
             log.warning("could not change the presence in discovery: %s", error)
+            await asyncio.sleep(_RETRY_S)
+            # The failed call may have had its effect, and Dynamo refuses to leave a second time.
+            self._is_present = self._is_listed(self._client)
+        else:
+            self._is_present = is_ready
+
+    def _is_listed(self, client: Any) -> bool:
+        return self._endpoint.connection_id() in client.instance_ids()

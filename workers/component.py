@@ -103,7 +103,8 @@ class Worker:
         serving = asyncio.gather(
             *(endpoint.serve_endpoint(handlers[name]) for name, endpoint in self._endpoints.items())
         )
-        watching = asyncio.create_task(self._watch_engine())
+        watching = SupervisedTask("engine-watch", self._watch_engine)
+        watching.start()
         # Not after the registration: on Kubernetes only what is ready is discovered.
         system.set_ready(self._runtime, True)
         try:
@@ -116,7 +117,7 @@ class Worker:
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
         finally:
-            watching.cancel()
+            await watching.stop()
             if not serving.done():
                 self._runtime.shutdown()
                 await asyncio.wait({serving}, timeout=5.0)

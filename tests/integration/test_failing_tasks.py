@@ -18,6 +18,7 @@ from ampd.types import Role, WorkerView
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.presence import Presence
+from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from workers.kv.control import ControlLink, pack
 from workers.pending_changes import PendingChanges
@@ -139,30 +140,8 @@ async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> No
     await probe.stop()
 
 
-class Endpoint:
-    """Dynamo's endpoint and its client."""
-
-    def __init__(self) -> None:
-        self.is_registered = True
-
-    async def client(self) -> Endpoint:
-        return self
-
-    def connection_id(self) -> int:
-        return 1
-
-    def instance_ids(self) -> list[int]:
-        return [1] if self.is_registered else []
-
-    async def register_endpoint_instance(self) -> None:
-        self.is_registered = True
-
-    async def unregister_endpoint_instance(self) -> None:
-        self.is_registered = False
-
-
 async def test_presence_goes_on_from_where_it_was() -> None:
-    endpoint, live = Endpoint(), [True]
+    endpoint, live = ScriptedEndpoint(), [True]
     is_ready = FailsOnce(lambda: bool(live))
     presence = Presence(endpoint, is_ready)
     presence.start()

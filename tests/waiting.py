@@ -1,0 +1,29 @@
+"""Waits for what nothing reports: the effect of another process, or of a task that gives no sign."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_POLL_S = 0.005
+
+
+async def until(
+    ask: Callable[[], Result | Awaitable[Result]], timeout_s: float = 20.0, poll_s: float = _POLL_S
+) -> Result:
+    """Ask until the answer is true, and return the answer. The clock is that of the event loop.
+
+    Raises:
+        TimeoutError: the answer stayed false for `timeout_s`.
+    """
+    async with asyncio.timeout(timeout_s):
+        while True:
+            answer = ask()
+            result: Result = await answer if inspect.isawaitable(answer) else answer  # type: ignore[assignment]
+            if result:
+                return result
+            await asyncio.sleep(poll_s)
