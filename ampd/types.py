@@ -148,9 +148,11 @@ class WorkerView:
     fingerprint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouteEstimate:
     """The predicted TTFT of one candidate route, in seconds, with its parts."""
+
+    # Not frozen: a decision makes one per worker, and a frozen dataclass takes three times as long to make.
 
     route: Route
     worker_id: str

@@ -33,14 +33,12 @@ from ampd.types import Parallelism
 _Starts = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefill:
-    """`rows[k]`: first length of segment k; time there without history; extra time per token of history there; beta;
-    gamma."""
+_PrefillRow = tuple[int, float, float, float, float]
+"""A segment: its first length; the time there without history; the extra time there per token of history; beta; gamma.
+"""
 
-    starts: _Starts
-    rows: tuple[tuple[int, float, float, float, float], ...]
-    history2_s: float
+_Prefill = tuple[_Starts, tuple[_PrefillRow, ...], float]
+"""The starts of the segments, their rows, and history2. A plain tuple, because a route sums up hundreds of prefills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +82,12 @@ class PiecewiseModel:
         if incr_tokens <= 0:
             return 0.0
         try:
-            curve = self._prefill[parallelism.tp]
+            starts, rows, history2_s = self._prefill[parallelism.tp]
         except KeyError:
             raise self._lacks(parallelism) from None
-        start, base_s, history_s, beta_s, gamma_s = curve.rows[bisect_right(curve.starts, incr_tokens) - 1]
+        start, base_s, history_s, beta_s, gamma_s = rows[bisect_right(starts, incr_tokens) - 1]
         inside = incr_tokens - start
-        history_s += hist_tokens * curve.history2_s
+        history_s += hist_tokens * history2_s
         return base_s + hist_tokens * history_s + inside * (beta_s + gamma_s * (hist_tokens + start + 0.5 * inside))
 
     def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
@@ -168,7 +166,7 @@ def _profiles_folder() -> Path:
 
 
 def _prefill(curve: PrefillCurve) -> _Prefill:
-    rows: list[tuple[int, float, float, float, float]] = []
+    rows: list[_PrefillRow] = []
     for segment in curve.segments:
         start, base_s, history_s = segment.from_incr_tokens, segment.alpha_s, curve.history_s_per_token
         if rows:
@@ -177,7 +175,7 @@ def _prefill(curve: PrefillCurve) -> _Prefill:
             base_s += before_s + inside * (beta_s + gamma_s * (before + 0.5 * inside))
             history_s += inside * gamma_s
         rows.append((start, base_s, history_s, segment.beta_s_per_token, segment.gamma_s_per_token2))
-    return _Prefill(tuple(row[0] for row in rows), tuple(rows), curve.history_s_per_token2)
+    return tuple(row[0] for row in rows), tuple(rows), curve.history_s_per_token2
 
 
 def _line(segments: Iterable[tuple[int, float, float]]) -> _Line:

@@ -19,7 +19,7 @@ def fits(worker: WorkerView, task: PrefillTask) -> bool:
 def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers whose longest context takes the prompt."""
     needed = task.context_tokens
-    return [worker for worker in prefill if not 0 < worker.max_context_tokens < needed]
+    return [view for view in prefill if view.max_context_tokens >= needed or not view.max_context_tokens]
 
 
 def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:

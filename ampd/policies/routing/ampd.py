@@ -17,7 +17,7 @@ from ampd.policies.estimates import (
     towards,
 )
 from ampd.policies.registry import Policy, register
-from ampd.types import RouteDecision, Window, WorkerView
+from ampd.types import RouteDecision, WorkerView
 
 
 @register("routing", "ampd")
@@ -55,11 +55,11 @@ class AmpdRouting(Policy):
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         limit_s = self.alpha * task.slo.ttft_s
-        with_slack = [worker for worker in workers if _mean_s(worker.ttft) <= limit_s]
+        with_slack = [worker for worker in workers if not worker.ttft.count or worker.ttft.mean_s <= limit_s]
         if with_slack:
             # The first hit of a visit in random order is a uniform choice among the hits, with one random number.
             return towards(situation.rng.choice(with_slack), decode, "ttft-slack")
-        if _mean_s(decode.itl) <= self.beta * task.slo.itl_s:
+        if not decode.itl.count or decode.itl.mean_s <= self.beta * task.slo.itl_s:
             return local(decode, "itl-slack")
         return _cheapest(situation, workers)
 
@@ -70,7 +70,3 @@ def _cheapest(situation: RoutingSituation, workers: Sequence[WorkerView]) -> Rou
     there = remote[index_of_least([estimate.total_s for estimate in remote], situation.rng)]
     best = here if here.total_s <= there.total_s else there
     return RouteDecision(best.route, best.worker_id, "cheapest", (here, *remote))
-
-
-def _mean_s(window: Window) -> float:
-    return window.mean_s if window.count else 0.0
