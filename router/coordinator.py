@@ -25,7 +25,7 @@ from router.cluster import Cluster
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.outputs import Chunk, merged_usage
-from router.placement import Placer
+from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
@@ -82,7 +82,7 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
         guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
-        placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng)
+        placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(self.view, store, placement, settings.session_ttl_s, SUSPECT_S, clock),
             cluster=Cluster(self.view, store, calls, guard, CALL_TIMEOUT_S),

@@ -1,37 +1,33 @@
-"""Keeps a round inside one fingerprint: its decode worker must be able to read the KV of its prefill worker."""
+"""Logs the prefill workers that routing leaves out because of their fingerprint."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
+from ampd.serving.placement import readable
 from ampd.types import WorkerView
 
 log = logging.getLogger(__name__)
 
 
-class Fingerprints:
-    """Leaves prefill workers with other weights or settings out of routing, and logs each pair once."""
+class ForeignWorkers:
+    """Logs each pair of a prefill worker and a fingerprint of decode workers that cannot read its KV once."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, str, str]] = set()
 
-    def readable(self, decode: WorkerView, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """The prefill workers whose KV the decode worker can read. A worker of an older version has no fingerprint."""
+    def log(self, decode: WorkerView, prefill: Sequence[WorkerView]) -> None:
+        """Log the prefill workers with other weights or settings than the decode worker, if they are new."""
         ours = decode.fingerprint
-        foreign = [view for view in prefill if ours and view.fingerprint not in ("", ours)]
-        if not foreign:
-            return prefill
-        for view in foreign:
-            self._log_once(view, ours)
-        return [view for view in prefill if view.fingerprint in ("", ours)]
-
-    def _log_once(self, view: WorkerView, ours: str) -> None:
-        known = (view.worker_id, view.fingerprint, ours)
-        if known not in self._logged:
-            self._logged.add(known)
-            log.warning(
-                "prefill worker %s has other weights or settings (fingerprint %s) than decode workers with %s: "
-                "their rounds are prefilled elsewhere",
-                *known,
-            )
+        if len(readable(decode, prefill)) == len(prefill):
+            return
+        for view in prefill:
+            pair = (view.worker_id, view.fingerprint, ours)
+            if view.fingerprint not in ("", ours) and pair not in self._logged:
+                self._logged.add(pair)
+                log.warning(
+                    "prefill worker %s has other weights or settings (fingerprint %s) than decode workers with %s: "
+                    "their rounds are prefilled elsewhere",
+                    *pair,
+                )

@@ -6,22 +6,24 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ampd.errors import UserError
-from ampd.policies.estimates import local
-from ampd.serving.placement import PlacementPolicies, deterministic_choice, exceeded_limit, fits, prefill_task
+from ampd.serving.placement import (
+    ContextTooLongError,
+    PlacementPolicies,
+    deterministic_choice,
+    prefill_task,
+    with_room,
+)
 from ampd.state.store import Binding, RouteOutcome, RouteWrite, StateStore, StateUnavailableError, TaskQueued
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
-from router.fingerprints import Fingerprints
+from router.fingerprints import ForeignWorkers
 from router.round_errors import RoundRefusedError
 from router.session_counts import SessionCounts
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _CONFLICTS = 16
 _STORE_RETRY_S = 1.0
@@ -88,7 +90,7 @@ class Placer:
         self._suspect_s = suspect_s
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
-        self._fingerprints = Fingerprints()
+        self._foreign = ForeignWorkers()
         self._store_retry_s = float("-inf")
         self._is_alone = False
 
@@ -112,7 +114,7 @@ class Placer:
                     known = await self._repin(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
                         continue
-            _check_fits(ask, [decode])
+            _with_room(ask, [decode])
             task, decision = await self._decide(ask, decode)
             was_alone = not self._store_answers()
             outcome = await self._write(ask, known, decode, task, decision)
@@ -163,18 +165,10 @@ class Placer:
         live = [view for view in self._view.decode() if view.worker_id not in ask.lost]
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        _check_fits(ask, live)
-        roomy = [view for view in live if fits(ask.prompt_tokens + 1, view.max_context_tokens)]
+        roomy = _with_room(ask, live)
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
-        task, now_s = _task(ask, 0), self._clock()
-
-        def bind(workers: Sequence[WorkerView]) -> str | None:
-            return self._policies.bind(task, workers, now_s) if workers else None
-
-        chosen = self._choice(bind, roomy)
-        if chosen is None:
-            return deterministic_choice(ask.session_id, roomy)
+        chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _repin(self, known: Binding, worker_id: str) -> Binding:
@@ -195,27 +189,10 @@ class Placer:
 
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
         task = _task(ask, await ask.hist_tokens(decode))
-        now_s = self._clock()
-        prefill = self._fingerprints.readable(decode, self._view.prefill())
-
-        def route(others: Sequence[WorkerView]) -> RouteDecision:
-            return self._policies.route(task, decode, others, now_s, lost=ask.lost, local_only=ask.local_only)
-
-        return task, self._choice(route, prefill) or local(decode, "no-performance-model")
-
-    def _choice(self, policy: Callable[[Sequence[WorkerView]], T], workers: Sequence[WorkerView]) -> T | None:
-        """Ask the policy. If the performance model has no times for some workers, ask again without them.
-
-        Returns None if the policy cannot choose without them either. The round is served, and the log names the fix.
-        """
-        try:
-            return policy(workers)
-        except UserError as error:
-            log.error("leaving out workers: %s", error)
-        known = [view for view in workers if self._policies.can_predict(view.parallelism)]
-        with suppress(UserError):
-            return policy(known)
-        return None
+        prefill = self._view.prefill()
+        self._foreign.log(decode, prefill)
+        decision = self._policies.route(task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only)
+        return task, decision
 
     # -- the write
 
@@ -267,12 +244,18 @@ def _task(ask: Ask, held_tokens: int) -> PrefillTask:
     )
 
 
-def _check_fits(ask: Ask, workers: Sequence[WorkerView]) -> None:
-    """Refuse a prompt that leaves no room for a token of output on any of the workers."""
-    limit = exceeded_limit(ask.prompt_tokens + 1, [view.max_context_tokens for view in workers])
-    if limit is not None:
+def _with_room(ask: Ask, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """The workers with room for the prompt and a token of output. Refuses the round if there are none."""
+    try:
+        return with_room(ask.prompt_tokens + 1, workers)
+    except ContextTooLongError as error:
         raise RoundRefusedError(
             400,
-            f"the prompt has {ask.prompt_tokens} tokens, the longest context of the worker is {limit} tokens "
-            "(prompt and output together); send a shorter prompt",
-        )
+            f"the prompt has {ask.prompt_tokens} tokens, the longest context of the worker is {error.limit_tokens} "
+            "tokens (prompt and output together); send a shorter prompt",
+        ) from None
+
+
+def log_left_out(error: UserError) -> None:
+    """Log that routing or binding leaves workers out. The line names the fix."""
+    log.error("leaving out workers: %s", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ampd.serving.placement import PREFILL_WORKER_REFUSED
+from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED, RESUMED, local_only
 from router.decision_record import DecisionRecord
 from router.placement import Placer
 from router.request import RoundRequest
@@ -36,16 +36,14 @@ class Recovery:
         self._placer = placer
         self._retries = retries
         self._deaths = deaths
-        self._local_only: str | None = None
+        self._failure: str | None = None
         self.lost: set[str] = set()
         self.kv_source: str | None = None
 
     @property
     def local_only(self) -> str | None:
         """Why the next prefill must run on the decode worker; None: it may run anywhere."""
-        if self._local_only is None and self._request.local_only is not None:
-            return f"cannot-carry-{self._request.local_only.replace('_', '-')}"
-        return self._local_only
+        return local_only(self._failure, self._request.uncarried)
 
     def after_prefill(self, error: WorkerLostError | WorkerRefusedError) -> None:
         """Make ready to prefill locally because a prefill worker failed.
@@ -54,9 +52,9 @@ class Recovery:
             RoundRefusedError: the round cannot go on.
         """
         if isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
-            self._local_only = PREFILL_WORKER_REFUSED
+            self._failure = PREFILL_WORKER_REFUSED
         else:
-            self._local_only = "prefill-worker-lost"
+            self._failure = PREFILL_WORKER_LOST
             self._leave_out(error.worker_id)
         self._record.retries += 1
         if isinstance(error, WorkerLostError):
@@ -75,16 +73,16 @@ class Recovery:
         self._check_death(error)
         if record.retries > self._retries:
             raise RoundRefusedError(UNAVAILABLE, f"{record.retries} workers failed this round; the last one: {error}")
-        if emitted_tokens and request.local_only is not None:
+        if emitted_tokens and request.uncarried is not None:
             raise RoundRefusedError(
                 UNAVAILABLE,
-                f"the decode worker was lost after {emitted_tokens} tokens, and a request with {request.local_only} "
+                f"the decode worker was lost after {emitted_tokens} tokens, and a request with {request.uncarried} "
                 f"cannot be continued elsewhere; send it again ({error})",
             )
         # A prefill worker of this round still has the whole context: the next decode worker reads it from there.
         if self.kv_source in self.lost:
             self.kv_source = None
-        self._local_only = "resumed" if self.kv_source else None
+        self._failure = RESUMED if self.kv_source else None
         log.warning("session %r goes on elsewhere after %d tokens: %s", request.session_id, emitted_tokens, error)
 
     def _check_death(self, error: WorkerLostError) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampd.serving.local_only import uncarried_option
 from ampd.types import Slo
 from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS
-from router.carriable import local_only_reason
 from router.round_errors import RoundRefusedError
 
 MAX_SESSION_ID_CHARS = 512
@@ -34,7 +34,7 @@ class RoundRequest:
         stop_token_ids: tokens that end the output, the model's own included; empty under `ignore_eos`.
         choices: number of choices (`n`).
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
-        local_only: the option that forbids a remote prefill, if one does.
+        uncarried: the option that forbids a remote prefill, if one does.
         engine_request: the parts that an engine needs, as Dynamo sent them.
     """
 
@@ -48,7 +48,7 @@ class RoundRequest:
     stop_token_ids: frozenset[int]
     choices: int
     wants_record: bool
-    local_only: str | None
+    uncarried: str | None
     engine_request: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,7 +88,7 @@ def parse_round(request: Mapping[str, Any], default_slo: Slo, vocabulary_size: i
         stop_token_ids=_stop_token_ids(request, stops),
         choices=(request.get("sampling_options") or {}).get("n") or 1,
         wants_record=_wants_record(request),
-        local_only=local_only_reason(request),
+        uncarried=uncarried_option(request),
         engine_request={name: request[name] for name in ENGINE_FIELDS if request.get(name) is not None},
     )
 

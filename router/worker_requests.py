@@ -52,7 +52,7 @@ def engine_request(request: RoundRequest, emitted_tokens: int) -> dict[str, Any]
 def continued_request(engine_request: Mapping[str, Any], emitted_tokens: int) -> dict[str, Any]:
     """The engine's part of a request whose first `emitted_tokens` output tokens are part of the prompt now.
 
-    Only for requests that may be split (`carriable.local_only_reason` is None).
+    Only for requests that may be split (`ampd.serving.local_only.uncarried_option` is None).
     """
     continued = dict(engine_request)
     stops = dict(continued.get("stop_conditions") or {})

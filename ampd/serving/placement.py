@@ -4,53 +4,75 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.policies.estimates import local
+from ampd.serving.local_only import NO_PERFORMANCE_MODEL
 from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
-PREFILL_WORKER_REFUSED = "prefill-worker-refused"
-"""Reason of a local route: the prefill worker cannot take the prompt, so the decode worker computes it."""
+T = TypeVar("T")
+
+
+class HasContextLimit(Protocol):
+    """A worker, or a view of one. `max_context_tokens` is its longest context, prompt and output together; 0: any."""
+
+    @property
+    def max_context_tokens(self) -> int: ...
+
+
+WorkerT = TypeVar("WorkerT", bound=HasContextLimit)
+
+
+class ContextTooLongError(Exception):
+    """A round fits no worker. `limit_tokens`: the longest context that a worker takes."""
+
+    def __init__(self, limit_tokens: int) -> None:
+        super().__init__(f"the longest context of a worker is {limit_tokens} tokens")
+        self.limit_tokens = limit_tokens
 
 
 class PlacementPolicies:
-    """The policies that place a round, and what they may choose from."""
+    """The policies that place a round, and what they may choose from.
+
+    Args:
+        left_out: called with the error if the performance model lacks the parallelism of a worker. Such workers are
+            then left out, so that the round is served. None: the error is raised.
+    """
 
     def __init__(
-        self, binding: BindingPolicy, routing: RoutingPolicy, model: PerformanceModel, rng: random.Random
+        self,
+        binding: BindingPolicy,
+        routing: RoutingPolicy,
+        model: PerformanceModel,
+        rng: random.Random,
+        left_out: Callable[[UserError], None] | None = None,
     ) -> None:
         self._binding = binding
         self._routing = routing
         self._model = model
         self._rng = rng
-
-    def can_predict(self, parallelism: Parallelism) -> bool:
-        """Whether the performance model has times for workers with this parallelism."""
-        try:
-            self._model.prefill_s(0, 1, parallelism)
-            self._model.decode_step_s(1, 1, parallelism)
-        except UserError:
-            return False
-        return True
+        self._left_out = left_out
 
     def bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
         """The id of the decode worker for a new session.
 
         Args:
-            workers: the decode workers whose context has room for the round; not empty.
+            workers: the decode workers with room for the round; not empty.
 
         Raises:
-            UserError: the performance model lacks a worker's parallelism, or the policy named another worker.
+            UserError: without `left_out`. The performance model lacks a worker's parallelism, or the policy named
+                another worker.
         """
-        chosen = self._binding.bind(
-            BindingSituation(model=self._model, now_s=now_s, task=task, decode=workers, rng=self._rng)
-        )
-        if all(view.worker_id != chosen for view in workers):
-            raise UserError(f"the binding policy chose {chosen!r}, which is not among the decode workers it was given")
-        return chosen
+
+        def bind(views: Sequence[WorkerView]) -> str | None:
+            return self._bind(task, views, now_s) if views else None
+
+        return self._choice(bind, workers) or deterministic_choice(task.session_id, workers).worker_id
 
     def route(
         self,
@@ -70,15 +92,48 @@ class PlacementPolicies:
             local_only: why the prefill must be local, if it must.
 
         Raises:
-            UserError: the performance model lacks a worker's parallelism.
+            UserError: without `left_out`. The performance model lacks a worker's parallelism.
         """
         if local_only is not None:
             return local(decode, local_only)
         # A worker may have become a prefill worker with sessions still bound to it. Its own rounds are local there.
-        others = [view for view in prefill if view.worker_id != decode.worker_id and view.worker_id not in lost]
-        return self._routing.route(
-            RoutingSituation(model=self._model, now_s=now_s, task=task, decode=decode, prefill=others, rng=self._rng)
+        own_id = decode.worker_id
+        others = [view for view in readable(decode, prefill) if view.worker_id != own_id and view.worker_id not in lost]
+
+        def route(views: Sequence[WorkerView]) -> RouteDecision:
+            return self._routing.route(
+                RoutingSituation(model=self._model, now_s=now_s, task=task, decode=decode, prefill=views, rng=self._rng)
+            )
+
+        return self._choice(route, others) or local(decode, NO_PERFORMANCE_MODEL)
+
+    def _bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
+        chosen = self._binding.bind(
+            BindingSituation(model=self._model, now_s=now_s, task=task, decode=workers, rng=self._rng)
         )
+        if all(view.worker_id != chosen for view in workers):
+            raise UserError(f"the binding policy chose {chosen!r}, which is not among the decode workers it was given")
+        return chosen
+
+    def _choice(self, policy: Callable[[Sequence[WorkerView]], T], workers: Sequence[WorkerView]) -> T | None:
+        """The policy's answer, without the workers that are left out; None: it cannot choose without them either."""
+        try:
+            return policy(workers)
+        except UserError as error:
+            if self._left_out is None:
+                raise
+            self._left_out(error)
+        with suppress(UserError):
+            return policy([view for view in workers if self._has_times(view.parallelism)])
+        return None
+
+    def _has_times(self, parallelism: Parallelism) -> bool:
+        try:
+            self._model.prefill_s(0, 1, parallelism)
+            self._model.decode_step_s(1, 1, parallelism)
+        except UserError:
+            return False
+        return True
 
 
 def prefill_task(
@@ -100,19 +155,30 @@ def prefill_task(
     return PrefillTask(task_id, session_id, hist_tokens, incr_tokens, arrival_s, slo, session_missed=session_missed)
 
 
-def fits(tokens: int, limit_tokens: int) -> bool:
-    """Whether a context of `tokens`, prompt and output together, fits into a limit; a limit of 0 is none."""
-    return limit_tokens <= 0 or tokens <= limit_tokens
+def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:
+    """The workers whose longest context takes a round.
+
+    Args:
+        context_tokens: the prompt and the output that is sure to come. A coordinator counts one token of output,
+            because the model may end after it. The simulator counts all tokens of the recorded output.
+        workers: not empty.
+
+    Raises:
+        ContextTooLongError: no worker takes it.
+    """
+    roomy = [worker for worker in workers if not 0 < worker.max_context_tokens < context_tokens]
+    if not roomy:
+        raise ContextTooLongError(max(worker.max_context_tokens for worker in workers))
+    return roomy
 
 
-def exceeded_limit(tokens: int, limits_tokens: Iterable[int]) -> int | None:
-    """The largest limit, if the context fits into none; None: it fits somewhere."""
-    largest_tokens = 0
-    for limit_tokens in limits_tokens:
-        if fits(tokens, limit_tokens):
-            return None
-        largest_tokens = max(largest_tokens, limit_tokens)
-    return largest_tokens
+def readable(decode: WorkerView, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """The prefill workers whose KV the decode worker can read, by their fingerprints.
+
+    A worker of an older version has no fingerprint. It can read, and be read by, every worker.
+    """
+    ours = decode.fingerprint
+    return [view for view in prefill if view.fingerprint in ("", ours)] if ours else prefill
 
 
 def deterministic_choice(session_id: str, workers: Sequence[WorkerView]) -> WorkerView:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.policies.estimates import local
-from ampd.serving.placement import PREFILL_WORKER_REFUSED, PlacementPolicies, exceeded_limit, fits, prefill_task
+from ampd.serving.local_only import PREFILL_WORKER_REFUSED
+from ampd.serving.placement import ContextTooLongError, PlacementPolicies, prefill_task, with_room
 from ampd.types import PrefillTask, Role, Route, RouteDecision
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -15,6 +16,13 @@ from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
 from workloads.trace import kept_tokens
+
+
+class _Refused(Exception):  # noqa: N818
+    """No worker can serve a round. The text is the round's error."""
+
+    def __init__(self, context_tokens: int, limit: str, limit_tokens: int) -> None:
+        super().__init__(f"prompt and output have {context_tokens} tokens, {limit} {limit_tokens} tokens")
 
 
 class Coordinators:
@@ -58,35 +66,41 @@ class Coordinators:
         item = session.rounds[session.index]
         kept = kept_tokens(item, session.context_tokens)
         record = SimulatedRound(session.session_id, session.index, sent_s, kept, item.incr_tokens, item.output_tokens)
-        record.error = self._refusal(session, kept + item.incr_tokens + item.output_tokens)
-        if record.error is not None:
+        prompt_tokens = kept + item.incr_tokens
+        try:
+            roomy = self._roomy(session, prompt_tokens + item.output_tokens)
+        except _Refused as refused:
+            record.error = str(refused)
             self._refused(session, record)
             return
         coordinator = self._rng.randrange(self._options.coordinators) if self._options.coordinators > 1 else 0
-        decode = session.decode or self._bind(session, record, coordinator)
+        decode = session.decode or self._bind(session, prompt_tokens, roomy, coordinator)
         if kept < session.context_tokens:
             session.context_tokens = kept
             for worker in session.users:
                 worker.memory.cut(session.session_id, kept)
         self._route(ActiveRound(session, record, decode), coordinator)
 
-    def _refusal(self, session: ActiveSession, tokens: int) -> str | None:
-        """Why a round with this many tokens of prompt and output cannot be served; None if it can."""
-        if not fits(tokens, self._max_context_tokens):
-            limit, owner = self._max_context_tokens, "the longest context of the model is"
-            return f"prompt and output have {tokens} tokens, {owner} {limit} tokens"
-        # A session that is bound stays there, even if another worker has more memory.
-        able = [session.decode] if session.decode else [w for w in self._workers.values() if w.role is Role.DECODE]
-        exceeded = exceeded_limit(tokens, [worker.memory.capacity_tokens for worker in able])
-        if exceeded is None:
-            return None
-        return f"prompt and output have {tokens} tokens, the KV memory of a decode worker holds {exceeded} tokens"
+    def _roomy(self, session: ActiveSession, context_tokens: int) -> Sequence[SimulatedWorker]:
+        """The decode workers that can take a round. A bound session stays, even if another worker has more memory.
 
-    def _bind(self, session: ActiveSession, record: SimulatedRound, coordinator: int) -> SimulatedWorker:
-        prompt_tokens = record.hist_tokens + record.incr_tokens
-        needed = prompt_tokens + record.output_tokens
-        roomy = [view for view in self._views.decode(coordinator) if fits(needed, view.max_context_tokens)]
-        chosen = self._policies.bind(self._task(session, prompt_tokens, 0), roomy, self._loop.now_s)
+        Raises:
+            _Refused: there are none.
+        """
+        if 0 < self._max_context_tokens < context_tokens:
+            raise _Refused(context_tokens, "the longest context of the model is", self._max_context_tokens)
+        workers = self._workers.values()
+        able = [session.decode] if session.decode else [worker for worker in workers if worker.role is Role.DECODE]
+        try:
+            return with_room(context_tokens, able)
+        except ContextTooLongError as error:
+            raise _Refused(context_tokens, "the KV memory of a decode worker holds", error.limit_tokens) from None
+
+    def _bind(
+        self, session: ActiveSession, prompt_tokens: int, roomy: Sequence[SimulatedWorker], coordinator: int
+    ) -> SimulatedWorker:
+        views = [self._views.worker(coordinator, worker) for worker in roomy]
+        chosen = self._policies.bind(self._task(session, prompt_tokens, 0), views, self._loop.now_s)
         session.decode = self._workers[chosen]
         session.users.add(session.decode)
         return session.decode

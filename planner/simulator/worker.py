@@ -61,6 +61,11 @@ class SimulatedWorker:
         self.held_back = HeldBack(world.loop)
         self._view: tuple[WorkerView, float] | None = None
 
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest context that it takes, prompt and output together; 0: any."""
+        return self.memory.capacity_tokens
+
     def changed(self) -> None:
         """The cached view is no longer true."""
         self._view = None
@@ -98,7 +103,7 @@ class SimulatedWorker:
             context_tokens,
             memory.used_tokens,
             memory.capacity_tokens,
-            memory.capacity_tokens,
+            self.max_context_tokens,
             memory.held,
             self.lane,
         )

@@ -16,7 +16,7 @@ from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
 from router.cluster import Cluster
 from router.guard import StreamGuard
-from router.placement import Placer
+from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_run import RoundRun
 from router.services import RoundOptions, Services
@@ -145,6 +145,7 @@ class Replica:
                     Failing() if failing == "routing" else registry.create("routing", routing),
                     load_performance_model("tiny-cpu"),
                     random.Random(1),
+                    log_left_out,
                 ),
                 session_ttl_s=60.0,
                 suspect_s=60.0,

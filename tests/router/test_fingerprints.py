@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ampd.serving.placement import readable
 from ampd.state import codec
 from ampd.types import Role, WorkerView
-from router.fingerprints import Fingerprints
+from router.fingerprints import ForeignWorkers
 from tests.router.replica_lab import Replica, cluster, worker
 
 DECODE = WorkerView("d", Role.DECODE, fingerprint="a")
@@ -17,17 +18,20 @@ OLDER = WorkerView("o", Role.PREFILL)
 
 
 def test_prefill_workers_with_other_weights_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    fingerprints = Fingerprints()
+    foreign = ForeignWorkers()
     for _ in range(3):
-        assert fingerprints.readable(DECODE, [SAME, OTHER, OLDER]) == [SAME, OLDER]
+        assert readable(DECODE, [SAME, OTHER, OLDER]) == [SAME, OLDER]
+        foreign.log(DECODE, [SAME, OTHER, OLDER])
     (line,) = caplog.messages
     assert "prefill worker b has other weights or settings" in line
-    assert fingerprints.readable(replace(DECODE, fingerprint="b"), [SAME, OTHER]) == [OTHER]
+    other = replace(DECODE, fingerprint="b")
+    assert readable(other, [SAME, OTHER]) == [OTHER]
+    foreign.log(other, [SAME, OTHER])
     assert len(caplog.messages) == 2
 
 
 def test_a_decode_worker_of_an_older_version_takes_all() -> None:
-    assert Fingerprints().readable(replace(DECODE, fingerprint=""), [SAME, OTHER]) == [SAME, OTHER]
+    assert readable(replace(DECODE, fingerprint=""), [SAME, OTHER]) == [SAME, OTHER]
 
 
 def test_a_view_carries_its_fingerprint_and_may_lack_it() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,15 +10,16 @@ from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
+from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.serving.placement import (
+    ContextTooLongError,
     PlacementPolicies,
     deterministic_choice,
-    exceeded_limit,
-    fits,
     prefill_task,
+    with_room,
 )
-from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
 
 MODEL = load_performance_model("tiny-cpu")
 SLO = Slo(1.0, 0.1)
@@ -68,15 +70,22 @@ def test_at_least_one_token_is_computed(prompt: int, held: int) -> None:
     assert made.hist_tokens == (held if held < prompt else prompt - 1)
 
 
+def limited(*limits_tokens: int) -> list[WorkerView]:
+    return [WorkerView(f"d{limit}", Role.DECODE, max_context_tokens=limit) for limit in limits_tokens]
+
+
 @pytest.mark.parametrize(("tokens", "limit", "expected"), [(10, 10, True), (11, 10, False), (10**9, 0, True)])
 def test_a_limit_of_zero_is_none(tokens: int, limit: int, expected: bool) -> None:
-    assert fits(tokens, limit) is expected
+    largest = limited(10**10)
+    assert with_room(tokens, limited(limit) + largest) == (limited(limit) if expected else []) + largest
 
 
-def test_the_largest_limit_is_named_if_a_context_fits_into_none() -> None:
-    assert exceeded_limit(11, [10, 5]) == 10
-    assert exceeded_limit(10, [10, 5]) is None
-    assert exceeded_limit(11, [10, 0]) is None
+def test_the_largest_limit_is_named_if_a_context_fits_no_worker() -> None:
+    with pytest.raises(ContextTooLongError) as caught:
+        with_room(11, limited(10, 5))
+    assert caught.value.limit_tokens == 10
+    assert with_room(10, limited(10, 5)) == limited(10)
+    assert with_room(11, limited(10, 0)) == limited(0)
 
 
 def test_a_session_is_bound_to_a_worker_of_those_offered() -> None:
@@ -100,6 +109,20 @@ def test_lost_workers_and_the_session_s_own_are_no_prefill_workers() -> None:
     assert placement.route(task(), turned, PREFILL, 5.0).worker_id == "p1"
     placement.route(task(), turned, PREFILL, 5.0, lost=["p1"])
     assert last.seen == [["p1", "p2"], ["p1"], ["p1"], ["p2"]], "the last answer is the decode worker itself"
+
+
+def test_a_worker_of_an_unknown_parallelism_is_left_out_only_if_that_is_wanted() -> None:
+    predictive = registry.create("routing", "predictive")
+    odd = WorkerView("p3", Role.PREFILL, Parallelism(7))
+    strict = PlacementPolicies(Last(), predictive, MODEL, random.Random(1))
+    with pytest.raises(UserError, match="no times for tp 7"):
+        strict.route(task(), DECODE, [*PREFILL, odd], 5.0)
+    left_out: list[UserError] = []
+    lenient = PlacementPolicies(Last(), predictive, MODEL, random.Random(1), left_out.append)
+    assert lenient.route(task(), DECODE, [*PREFILL, odd], 5.0).worker_id != "p3"
+    odd_decode = replace(DECODE, parallelism=Parallelism(7))
+    assert lenient.route(task(), odd_decode, [*PREFILL, odd], 5.0).reason == "no-performance-model"
+    assert len(left_out) == 2
 
 
 def test_a_round_that_must_be_local_is_not_shown_to_the_policy() -> None:

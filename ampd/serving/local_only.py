@@ -1,5 +1,6 @@
-"""Whether a round can be split, with the first token from a prefill worker and the others from a decode worker.
+"""Why a prefill must run on its decode worker, without a question to the routing policy.
 
+A round is split when a prefill worker gives the first token and the decode worker the others.
 The split must not change the output. A request with an option that is not listed here stays on one engine, so that a
 new option of Dynamo is safe before it is understood.
 """
@@ -8,6 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+PREFILL_WORKER_REFUSED = "prefill-worker-refused"
+"""Reason of a local route: the prefill worker cannot take the prompt, so the decode worker computes it."""
+
+PREFILL_WORKER_LOST = "prefill-worker-lost"
+"""Reason of a local route: the prefill worker was lost before the first token."""
+
+RESUMED = "resumed"
+"""Reason of a local route: the round goes on after its decode worker was lost, from the KV of its prefill worker."""
+
+NO_PERFORMANCE_MODEL = "no-performance-model"
+"""Reason of a local route: the policy needs times that the performance model does not have."""
 
 _MEMORYLESS = frozenset({"temperature", "top_p", "top_k", "min_p", "include_stop_str_in_output"})
 """Sampling options that look at one position's logits only (or are applied by the frontend)."""
@@ -48,8 +61,20 @@ _ROUTING = frozenset(
 _EXTRA_ARGS = frozenset({"nvext"})
 
 
-def local_only_reason(request: Mapping[str, Any]) -> str | None:
-    """Why a round must be prefilled on its decode worker, or None if it may be split.
+def local_only(failure: str | None, option: str | None) -> str | None:
+    """Why the next prefill of a round must run on its decode worker; None: the routing policy decides.
+
+    Args:
+        failure: the reason that follows from the failure of a worker, if one failed.
+        option: the request's option that forbids a split, if one does.
+    """
+    if failure is None and option is not None:
+        return f"cannot-carry-{option.replace('_', '-')}"
+    return failure
+
+
+def uncarried_option(request: Mapping[str, Any]) -> str | None:
+    """The option of a request that forbids a split; None if the round may be split.
 
     Args:
         request: Dynamo's preprocessed request.

@@ -1,6 +1,6 @@
 import pytest
 
-from router.carriable import local_only_reason
+from ampd.serving.local_only import local_only, uncarried_option
 
 STOCK = {
     "sampling_options": dict.fromkeys(["n", "best_of", "presence_penalty", "temperature", "seed", "guided_decoding"]),
@@ -16,8 +16,8 @@ def with_option(part: str, name: str, value: object) -> dict[str, dict[str, obje
 
 
 def test_a_stock_request_is_carried() -> None:
-    assert local_only_reason(STOCK) is None
-    assert local_only_reason({}) is None
+    assert uncarried_option(STOCK) is None
+    assert uncarried_option({}) is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_stock_request_is_carried() -> None:
     ],
 )
 def test_what_couples_positions_or_is_unknown_stays_local(part: str, name: str, value: object) -> None:
-    assert local_only_reason(with_option(part, name, value)) == name
+    assert uncarried_option(with_option(part, name, value)) == name
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,15 @@ def test_what_couples_positions_or_is_unknown_stays_local(part: str, name: str, 
     [("n", 1), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("top_p", 0.5), ("temperature", 1.3)],
 )
 def test_neutral_and_memoryless_options_are_carried(name: str, value: object) -> None:
-    assert local_only_reason(with_option("sampling_options", name, value)) is None
+    assert uncarried_option(with_option("sampling_options", name, value)) is None
 
 
 def test_a_seed_changes_nothing_at_temperature_zero() -> None:
-    assert local_only_reason({"sampling_options": {"seed": 7, "temperature": 0.0}}) is None
-    assert local_only_reason({"sampling_options": {"seed": 7, "temperature": 0.5}}) == "seed"
+    assert uncarried_option({"sampling_options": {"seed": 7, "temperature": 0.0}}) is None
+    assert uncarried_option({"sampling_options": {"seed": 7, "temperature": 0.5}}) == "seed"
+
+
+def test_the_failure_of_a_worker_is_named_before_an_option() -> None:
+    assert local_only(None, None) is None
+    assert local_only(None, "guided_decoding") == "cannot-carry-guided-decoding"
+    assert local_only("resumed", "guided_decoding") == "resumed"
