@@ -1,0 +1,385 @@
+"""The directory of a KV store: what lies where, who needs it, and what goes when memory is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from typing import Protocol
+
+from workers.kv.store.records import RecordAllocator
+from workers.kv.store.restorable import PrefixRecords
+from workers.kv.store.runs import Checksums, Claimant, Run, RunTable, Span, first_pages
+from workers.kv.store.sessions import SessionTable, Surplus
+
+
+class Pool(Protocol):
+    """What the directory needs to know of a pool of records.
+
+    Attributes:
+        window_pages: 0: a prefix needs the record of every page. n: it needs those of its last n pages.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def record_bytes(self) -> int: ...
+    @property
+    def window_pages(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Memory for records that are about to be written.
+
+    Attributes:
+        id: for `written` or `give_up`, one of which must follow.
+        offsets: pool -> (index in the keys that were given, byte offset). Keys that the store has are left out.
+    """
+
+    id: int
+    offsets: dict[str, list[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a request may load.
+
+    Attributes:
+        tokens: length of the longest restorable prefix.
+        records: pool -> (key, byte offset) of every record of that prefix.
+    """
+
+    tokens: int
+    records: dict[str, list[tuple[bytes, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a reader elsewhere may read until it gives the lease back.
+
+    Attributes:
+        id: "" if there is nothing to read, and nothing to give back.
+        pages: length of the longest restorable prefix.
+        records: pool -> (index in the keys that were given, byte offset). Of a pool with a window: the last window.
+        checksums: pool -> checksums of each of `records`; None where the writer gave none.
+    """
+
+    id: str
+    pages: int
+    records: dict[str, list[tuple[int, int]]]
+    checksums: dict[str, list[Checksums | None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Lease(Claimant):
+    expires_s: float = 0.0
+    valid: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Writer(Claimant):
+    """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset)."""
+
+    runs: list[Run] = field(default_factory=list)
+    trailing: dict[str, list[tuple[bytes, Run, int, int]]] = field(default_factory=dict)
+
+
+class StoreDirectory:
+    """Records by key, the sessions that use them, and the writers and readers that protect them.
+
+    A record lies in memory until memory is needed. Sessions share records by key. The first to go are records of no
+    session, the least recently used first. Then go the ends of idle sessions that the next round can compute again and
+    still meet its target (`surplus`), then idle sessions from their ends, the least recently used first. What a writer
+    writes, a request holds, a lease covers or a session with a running request uses never goes.
+
+    No clock and no I/O: every method that needs the time takes `now_s` (any monotonic clock, the same for all calls).
+    Not thread-safe.
+
+    Args:
+        size_bytes: of the store's memory.
+        page_size: tokens per page.
+        pools: the first must have a record of every page (`window_pages` 0); so may others.
+        surplus: None: no tokens may be missing.
+    """
+
+    def __init__(self, size_bytes: int, page_size: int, pools: Sequence[Pool], surplus: Surplus | None = None) -> None:
+        if not pools or pools[0].window_pages:
+            raise ValueError("the first pool must have a record of every page")
+        self.page_size = page_size
+        self.evicted_tokens: Counter[str] = Counter()
+        self._main = pools[0].name
+        self._record_bytes = {pool.name: pool.record_bytes for pool in pools}
+        self._windows = {pool.name: pool.window_pages for pool in pools[1:]}
+        self._allocator = RecordAllocator(size_bytes, [pool.record_bytes for pool in pools])
+        self._runs = RunTable(self._allocator)
+        self.sessions = SessionTable(self._runs, page_size, self._windows, surplus)
+        self._ids = count(1)
+        self._writers: dict[int, _Writer] = {}
+        self._being_written: set[tuple[str, bytes]] = set()
+        self._holds: dict[str, Claimant] = {}
+        self._leases: dict[str, _Lease] = {}
+
+    # -- figures
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all records, those included that are being written."""
+        return self._allocator.used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no record uses."""
+        return self._allocator.free_bytes
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of all pages that can be found by key, those included that are being written."""
+        return self._runs.pages * self.page_size
+
+    @property
+    def session_tokens(self) -> int:
+        """Tokens of the pages that sessions use; shared pages count once."""
+        return self._runs.session_pages * self.page_size
+
+    @property
+    def has_leases(self) -> bool:
+        return bool(self._leases)
+
+    def match(self, keys: Sequence[bytes]) -> int:
+        """Length in pages of the longest prefix of `keys` that can be restored."""
+        return self._records(keys)[1]
+
+    # -- writing
+
+    def reserve(self, session_id: str, keys: Mapping[str, Sequence[bytes]], now_s: float) -> Reservation | None:
+        """Memory for the records of a session that are neither stored nor being written; evicts to make room.
+
+        Args:
+            session_id: "": of no session.
+            keys: pool -> keys of consecutive pages, from any page of the context on. A record of a further pool is left
+                out if the first pool has, and gets, no record of its page.
+
+        Returns:
+            None: refused, because there is no room, or the session was released and has begun nothing since.
+        """
+        self.collect(now_s)
+        if self.sessions.is_released(session_id):
+            return None
+        if any(len(set(of_pool)) < len(of_pool) for of_pool in keys.values()):
+            raise ValueError("a page is named twice")
+        pages = keys.get(self._main, ())
+        writer = _Writer(protects=True)
+        # What is there already must not be evicted to make room for what follows it.
+        self._claim_present(writer, keys)
+        new = {pool: self._missing(pool, of_pool, pages) for pool, of_pool in keys.items()}
+        offsets = self._allocate({pool: len(indices) for pool, indices in new.items()})
+        if offsets is None:
+            self._runs.release(writer)
+            return None
+        for pool, indices in new.items():
+            if pool == self._main:
+                self._add_runs(writer, pages, indices, offsets[pool])
+        for pool, indices in new.items():
+            if pool != self._main:
+                self._add_trailing(writer, pool, [keys[pool][at] for at in indices], offsets[pool])
+        if session_id:
+            self.sessions.add(session_id, pages)
+        reservation_id = next(self._ids)
+        self._writers[reservation_id] = writer
+        return Reservation(reservation_id, {pool: list(zip(new[pool], offsets[pool], strict=True)) for pool in new})
+
+    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[Checksums]] | None = None) -> None:
+        """The records of a reservation are complete: they can be found and read from now on.
+
+        Args:
+            checksums: pool -> checksums of each record, in the order of the reservation's offsets.
+
+        Raises:
+            KeyError: there is no such reservation, or it has ended.
+        """
+        writer = self._writers.pop(reservation_id)
+        checksums = checksums or {}
+        remaining = iter(checksums.get(self._main, ()))
+        for run in writer.runs:
+            run.ready = True
+            run.checksums[self._main] = dict(enumerate(islice(remaining, len(run.keys))))
+        for pool, records in writer.trailing.items():
+            for number, (key, run, at, offset) in enumerate(records):
+                self._being_written.discard((pool, key))
+                if run.dropped:
+                    self._allocator.free([offset])
+                    continue
+                run.trailing.setdefault(pool, {})[at] = offset
+                if pool in checksums:
+                    run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
+        self.sessions.note_changed(writer.path)
+        self._runs.release(writer)
+
+    def give_up(self, reservation_id: int) -> None:
+        """The writer of a reservation has stopped for certain and has not finished: its memory is free again.
+
+        Raises:
+            KeyError: there is no such reservation, or it has ended.
+        """
+        writer = self._writers.pop(reservation_id)
+        for pool, records in writer.trailing.items():
+            self._being_written.difference_update((pool, key) for key, _, _, _ in records)
+            self._allocator.free([offset for _, _, _, offset in records])
+        self.sessions.note_changed(writer.path)
+        for run in writer.runs:
+            self._runs.discard(run)
+        self._runs.release(writer)
+
+    # -- readers
+
+    def hold(self, rid: str, keys: Sequence[bytes], now_s: float) -> Held:
+        """Protect the longest restorable prefix of `keys` for a request's loads until `let_go`.
+
+        A request that holds already holds more; it loses nothing.
+        """
+        self.collect(now_s)
+        records, pages = self._records(keys)
+        found: dict[str, list[tuple[bytes, int]]] = {pool: [] for pool in self._record_bytes}
+        if not pages:
+            return Held(0, found)
+        spans = first_pages(records.spans, pages)
+        self._runs.claim_spans(self._holds.setdefault(rid, Claimant(protects=True)), spans)
+        found[self._main] = list(zip(keys, _offsets(spans), strict=False))
+        for pool in self._windows:
+            found[pool] = [(keys[at], span.run.trailing[pool][of]) for at, span, of in records.trailing(pool, 0, pages)]
+        return Held(pages * self.page_size, found)
+
+    def let_go(self, rid: str) -> None:
+        """No load of the request runs, and none will start. An unknown request is nothing."""
+        if (claimant := self._holds.pop(rid, None)) is not None:
+            self._runs.release(claimant)
+
+    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float) -> Lease:
+        """Protect the longest restorable prefix of `keys` for a reader elsewhere until `unlease`, at most for `ttl_s`.
+
+        `keys` may start at any page of a context: then windows end at that page too.
+        """
+        self.collect(now_s)
+        records, pages = self._records(keys)
+        if not pages:
+            return Lease("", 0, {}, {})
+        spans = first_pages(records.spans, pages)
+        lease = _Lease(protects=True, expires_s=now_s + ttl_s)
+        self._runs.claim_spans(lease, spans)
+        lease_id = f"{next(self._ids):x}"
+        self._leases[lease_id] = lease
+        offsets = {self._main: list(enumerate(_offsets(spans)))}
+        checksums = {self._main: _checksums(self._main, [(s.run, at) for s in spans for at in s.positions])}
+        for pool in self._windows:
+            there = list(records.trailing(pool, records.window_start(pool, pages), pages))
+            offsets[pool] = [(at, span.run.trailing[pool][position]) for at, span, position in there]
+            checksums[pool] = _checksums(pool, [(span.run, position) for _, span, position in there])
+        return Lease(lease_id, pages, offsets, checksums)
+
+    def unlease(self, lease_id: str, now_s: float) -> bool:
+        """End a lease. True: it has protected its records up to now. An unknown lease is nothing."""
+        self.collect(now_s)
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return False
+        self._runs.release(lease)
+        return lease.valid
+
+    def collect(self, now_s: float) -> None:
+        """End the leases whose time is over. Their records may be overwritten from now on, and not before."""
+        for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.expires_s <= now_s]:
+            self._runs.release(self._leases.pop(lease_id))
+
+    def clear(self) -> None:
+        """Forget every record and end the validity of every lease.
+
+        The memory of records that are being written, held or leased is free when their writers and readers have ended.
+        """
+        self._runs.clear()
+        for lease in self._leases.values():
+            lease.valid = False
+        self.sessions.clear()
+
+    # -- eviction
+
+    def _allocate(self, counts: Mapping[str, int]) -> dict[str, list[int]] | None:
+        """Offsets for `counts` records of each pool, after evicting as little as makes room for them."""
+        by_size: Counter[int] = Counter()
+        for pool, number in counts.items():
+            by_size[self._record_bytes[pool]] += number
+        evictable = self._runs.pages - self._runs.protected_pages
+        if counts.get(self._main, 0) > self._allocator.available(self._record_bytes[self._main]) + evictable:
+            return None
+        while not self._allocator.fits(by_size):
+            short = max(number - self._allocator.available(size) for size, number in by_size.items())
+            if not self._evict(max(1, short)):
+                return None
+        offsets = {pool: self._allocator.allocate(self._record_bytes[pool], number) for pool, number in counts.items()}
+        return {pool: taken for pool, taken in offsets.items() if taken is not None}
+
+    def _evict(self, pages: int) -> int:
+        """Drop up to `pages` pages of what may go first; 0: nothing may go."""
+        for cause, evict in (
+            ("unused", self._runs.evict_unused),
+            ("surplus", self.sessions.evict_surplus),
+            ("idle", self.sessions.evict_idle),
+            # Sessions that only shared their pages with others have been forgotten by now.
+            ("unused", self._runs.evict_unused),
+        ):
+            if dropped := evict(pages):
+                self.evicted_tokens[cause] += dropped * self.page_size
+                return dropped
+        return 0
+
+    # -- inside
+
+    def _records(self, keys: Sequence[bytes]) -> tuple[PrefixRecords, int]:
+        """What is there of a prefix, and how many pages of it can be restored."""
+        records = PrefixRecords(list(self._runs.spans(keys)), self._windows)
+        return records, records.longest()
+
+    def _claim_present(self, writer: _Writer, keys: Mapping[str, Sequence[bytes]]) -> None:
+        path: dict[Run, int] = {}
+        for of_pool in keys.values():
+            for run, at in filter(None, self._runs.places(of_pool)):
+                path[run] = max(path.get(run, 0), at + 1)
+        self._runs.set_path(writer, path)
+
+    def _missing(self, pool: str, keys: Sequence[bytes], pages: Sequence[bytes]) -> list[int]:
+        """Indices of the keys whose records must be written, `pages` being all pages that the reservation names."""
+        if pool == self._main:
+            return [at for at, key in enumerate(keys) if key not in self._runs]
+        written = set(pages)
+        missing = []
+        for at, (key, place) in enumerate(zip(keys, self._runs.places(keys), strict=True)):
+            stored = place is not None and place[1] in place[0].trailing.get(pool, ())
+            if not stored and (place is not None or key in written) and (pool, key) not in self._being_written:
+                missing.append(at)
+        return missing
+
+    def _add_runs(self, writer: _Writer, keys: Sequence[bytes], indices: Sequence[int], offsets: Sequence[int]) -> None:
+        """New runs for the pages at `indices`: one per stretch of consecutive pages."""
+        start = 0
+        for end in range(1, len(indices) + 1):
+            if end == len(indices) or indices[end] != indices[end - 1] + 1:
+                run = self._runs.add([keys[at] for at in indices[start:end]], offsets[start:end])
+                writer.runs.append(run)
+                self._runs.claim(writer, run, end - start)
+                start = end
+
+    def _add_trailing(self, writer: _Writer, pool: str, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
+        self._being_written.update((pool, key) for key in keys)
+        records = writer.trailing.setdefault(pool, [])
+        for key, place, offset in zip(keys, self._runs.places(keys), offsets, strict=True):
+            assert place is not None, "every page is there or has just been added, and the writer's claim keeps it"
+            records.append((key, *place, offset))
+
+
+def _offsets(spans: Sequence[Span]) -> Iterator[int]:
+    return chain.from_iterable(span.run.offsets[span.at : span.at + span.pages] for span in spans)
+
+
+def _checksums(pool: str, places: Sequence[tuple[Run, int]]) -> list[Checksums | None]:
+    return [run.checksums.get(pool, {}).get(at) for run, at in places]

@@ -1,0 +1,218 @@
+"""Where records lie in the store: an allocator of byte offsets for records of a few sizes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+
+_ALIGNMENT_BYTES = 64
+"""Every record starts at a multiple of this, so that its bytes can be viewed as any dtype."""
+_MOST_LARGEST_RECORDS_PER_CHUNK = 16
+
+
+def aligned_bytes(record_bytes: int) -> int:
+    """Bytes that a record takes in the store."""
+    return -(-record_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def chunk_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
+    """Bytes per chunk: a few of the largest records, such that the ends of the chunks waste little.
+
+    Records of one size need no chunks, because no other size competes for the memory: there is one chunk.
+    """
+    largest = max(record_sizes)
+    if len(record_sizes) == 1:
+        return size_bytes // largest * largest
+    most = min(_MOST_LARGEST_RECORDS_PER_CHUNK, max(1, size_bytes // largest // 8))
+    return min(
+        (k * largest for k in range(1, most + 1)), key=lambda chunk: sum(chunk % s for s in record_sizes) / chunk
+    )
+
+
+class _SizeClass:
+    """The chunks that serve one size of record now, and their free slots.
+
+    Free slots are kept as extents within a chunk. A slot's number is chunk * slots per chunk + slot within the chunk.
+    Extents lie in buckets by the bit length of their length, so that a fitting extent is found without a search.
+    """
+
+    def __init__(self, record_bytes: int, slots_per_chunk: int) -> None:
+        self.record_bytes = record_bytes
+        self.slots_per_chunk = slots_per_chunk
+        self.free_slots = 0
+        self._lengths: dict[int, int] = {}
+        self._starts_by_end: dict[int, int] = {}
+        self._buckets: list[dict[int, None]] = [{} for _ in range(slots_per_chunk.bit_length() + 1)]
+        self._used: dict[int, bytearray] = {}
+
+    def add_chunk(self, chunk: int) -> None:
+        self._used[chunk] = bytearray(self.slots_per_chunk)
+        self._add_extent(chunk * self.slots_per_chunk, self.slots_per_chunk)
+
+    def fitting_extent(self, slots: int) -> int | None:
+        """The start of a free extent of at least this length, if one is found at once."""
+        width = slots.bit_length()
+        for start in list(self._buckets[width])[:1] if width < len(self._buckets) else ():
+            if self._lengths[start] >= slots:
+                return start
+        return next((next(iter(bucket)) for bucket in self._buckets[width + 1 :] if bucket), None)
+
+    def longest_extent(self) -> int | None:
+        """The start of one of the longest free extents (up to a factor of two); None if nothing is free."""
+        return next((next(iter(bucket)) for bucket in reversed(self._buckets) if bucket), None)
+
+    def take(self, start: int, slots: int) -> range:
+        """Take up to `slots` slots from the beginning of a free extent."""
+        length = self._remove_extent(start)
+        taken = min(slots, length)
+        if taken < length:
+            self._add_extent(start + taken, length - taken)
+        chunk, at = divmod(start, self.slots_per_chunk)
+        self._used[chunk][at : at + taken] = b"\1" * taken
+        return range(start, start + taken)
+
+    def give_back(self, start: int, slots: int) -> bool:
+        """Free neighbouring slots of one chunk; returns whether the whole chunk is free and has left this class."""
+        chunk, at = divmod(start, self.slots_per_chunk)
+        used = self._used[chunk]
+        if used.count(1, at, at + slots) != slots:
+            raise ValueError("a record is given back twice")
+        used[at : at + slots] = bytes(slots)
+        end = start + slots
+        if at and (before := self._starts_by_end.get(start)) is not None:
+            self._remove_extent(before)
+            start = before
+        if end % self.slots_per_chunk and end in self._lengths:
+            end += self._remove_extent(end)
+        if end - start == self.slots_per_chunk:
+            del self._used[chunk]
+            return True
+        self._add_extent(start, end - start)
+        return False
+
+    def _add_extent(self, start: int, slots: int) -> None:
+        self._lengths[start] = slots
+        self._starts_by_end[start + slots] = start
+        self._buckets[slots.bit_length()][start] = None
+        self.free_slots += slots
+
+    def _remove_extent(self, start: int) -> int:
+        slots = self._lengths.pop(start)
+        del self._starts_by_end[start + slots]
+        del self._buckets[slots.bit_length()][start]
+        self.free_slots -= slots
+        return slots
+
+
+class RecordAllocator:
+    """Byte offsets of records in a store, for records of a few sizes.
+
+    The store is divided into chunks. A chunk serves one size while any of its records is in use, and any size after.
+    Records that are allocated together are neighbours where possible, because a transfer joins neighbours to one block.
+    A call costs a constant per record and per run of neighbours, however many records there are.
+
+    Args:
+        size_bytes: of the store.
+        record_sizes: bytes of the records that will be asked for.
+
+    Raises:
+        ValueError: a record does not fit into the store, or has no bytes.
+    """
+
+    def __init__(self, size_bytes: int, record_sizes: Sequence[int]) -> None:
+        sizes = sorted({aligned_bytes(record_bytes) for record_bytes in record_sizes})
+        if not sizes or min(record_sizes) <= 0:
+            raise ValueError(f"records need a size above 0 bytes, not {list(record_sizes)}")
+        if sizes[-1] > size_bytes:
+            raise ValueError(f"a KV store of {size_bytes} bytes is smaller than one record of {sizes[-1]} bytes")
+        self.chunk_bytes = chunk_bytes_for(size_bytes, sizes)
+        self.chunks = size_bytes // self.chunk_bytes
+        self.used_bytes = 0
+        self._classes = {size: _SizeClass(size, self.chunk_bytes // size) for size in sizes}
+        self._free_chunks = list(range(self.chunks))
+        self._class_of_chunk: list[_SizeClass | None] = [None] * self.chunks
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no record uses. Records of one size may be unable to use all of them."""
+        return self.chunks * self.chunk_bytes - self.used_bytes
+
+    def available(self, record_bytes: int) -> int:
+        """How many records of a size could be allocated now."""
+        wanted = self._classes[aligned_bytes(record_bytes)]
+        return wanted.free_slots + len(self._free_chunks) * wanted.slots_per_chunk
+
+    def fits(self, counts: Mapping[int, int]) -> bool:
+        """Whether all of `counts` (record bytes -> number) could be allocated together."""
+        chunks = 0
+        for record_bytes, count in self._by_class(counts).items():
+            wanted = self._classes[record_bytes]
+            chunks += -(-max(0, count - wanted.free_slots) // wanted.slots_per_chunk)
+        return chunks <= len(self._free_chunks)
+
+    def allocate(self, record_bytes: int, count: int) -> list[int] | None:
+        """Offsets of `count` records; None, and nothing is taken, if there is no room for all of them."""
+        if self.available(record_bytes) < count:
+            return None
+        wanted = self._classes[aligned_bytes(record_bytes)]
+        offsets: list[int] = []
+        while len(offsets) < count:
+            left = count - len(offsets)
+            slots = wanted.take(self._extent(wanted, left), left)
+            chunk, at = divmod(slots.start, wanted.slots_per_chunk)
+            first = chunk * self.chunk_bytes + at * wanted.record_bytes
+            offsets.extend(range(first, first + len(slots) * wanted.record_bytes, wanted.record_bytes))
+        self.used_bytes += count * wanted.record_bytes
+        return offsets
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """Give records back.
+
+        Raises:
+            ValueError: a record is not in use, or there is no record at this offset.
+        """
+        for first, count in self._neighbours(offsets):
+            chunk, at = divmod(first, self.chunk_bytes)
+            owner = self._class_of_chunk[chunk] if 0 <= chunk < self.chunks else None
+            if owner is None or at % owner.record_bytes:
+                raise ValueError(f"no record is in use at offset {first}")
+            slot = chunk * owner.slots_per_chunk + at // owner.record_bytes
+            if owner.give_back(slot, count):
+                self._class_of_chunk[chunk] = None
+                heapq.heappush(self._free_chunks, chunk)
+            self.used_bytes -= count * owner.record_bytes
+
+    def _extent(self, wanted: _SizeClass, slots: int) -> int:
+        """A free extent to take slots from: a fitting one, else a new chunk, else one of the longest."""
+        start = wanted.fitting_extent(slots)
+        if start is not None:
+            return start
+        if self._free_chunks:
+            chunk = heapq.heappop(self._free_chunks)
+            self._class_of_chunk[chunk] = wanted
+            wanted.add_chunk(chunk)
+            return chunk * wanted.slots_per_chunk
+        longest = wanted.longest_extent()
+        assert longest is not None, "the caller has checked that there is room"
+        return longest
+
+    def _neighbours(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Ascending offsets as (first offset, number of neighbouring records in one chunk)."""
+        ordered = sorted(offsets)
+        at = 0
+        while at < len(ordered):
+            first, chunk = ordered[at], ordered[at] // self.chunk_bytes
+            owner = self._class_of_chunk[chunk] if 0 <= chunk < self.chunks else None
+            step, end, count = owner.record_bytes if owner else 0, (chunk + 1) * self.chunk_bytes, 1
+            while at + count < len(ordered) and ordered[at + count] == first + count * step < end:
+                count += 1
+            yield first, count
+            at += count
+
+    @staticmethod
+    def _by_class(counts: Mapping[int, int]) -> dict[int, int]:
+        by_class: dict[int, int] = {}
+        for record_bytes, count in counts.items():
+            size = aligned_bytes(record_bytes)
+            by_class[size] = by_class.get(size, 0) + count
+        return by_class

@@ -1,0 +1,250 @@
+"""Runs of records: which pages lie in the store, where, and up to where each of them is needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from workers.kv.store.records import RecordAllocator
+
+Checksums = Sequence[int]
+"""Checksums of the parts of one record, as the writer made them."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Consecutive pages that one reservation wrote; it loses pages at its end only.
+
+    Attributes:
+        keys, offsets: of the pages' records in the pool that every page has.
+        trailing: records of the other pools at some of the pages: pool -> position in the run -> offset.
+        ready: the records have been written. The records in `trailing` are always written.
+        claims: claimant -> how many of the first pages it needs.
+        session_pages, protected_pages: the most that a session needs, and that must not be evicted.
+        checksums: of the records where the writer gave any: pool -> position -> checksums.
+        dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
+    """
+
+    keys: list[bytes]
+    offsets: list[int]
+    trailing: dict[str, dict[int, int]] = field(default_factory=dict)
+    ready: bool = False
+    claims: dict[Claimant, int] = field(default_factory=dict)
+    session_pages: int = 0
+    protected_pages: int = 0
+    checksums: dict[str, dict[int, Checksums]] = field(default_factory=dict)
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Claimant:
+    """Something that needs pages: a session, a request's hold, a lease or a writer.
+
+    Attributes:
+        protects: its pages are never evicted.
+        is_session: its pages count as a session's.
+        path: how many of the first pages of each run it needs, in the order of its context.
+    """
+
+    protects: bool
+    is_session: bool = False
+    path: dict[Run, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive pages of a context that lie in one run: `pages` pages from position `at` of the run."""
+
+    run: Run
+    at: int
+    pages: int
+
+    @property
+    def positions(self) -> range:
+        return range(self.at, self.at + self.pages)
+
+
+def first_pages(spans: Sequence[Span], pages: int) -> list[Span]:
+    """The spans of the first `pages` pages."""
+    short: list[Span] = []
+    for span in spans:
+        if pages <= 0:
+            break
+        short.append(span if span.pages <= pages else Span(span.run, span.at, pages))
+        pages -= span.pages
+    return short
+
+
+class RunTable:
+    """All runs of a store, by key, with the claims on them.
+
+    A claim always covers the first pages of a run, because a page is of no use without the pages before it.
+
+    Args:
+        allocator: of the records' memory; the table frees what it drops.
+    """
+
+    def __init__(self, allocator: RecordAllocator) -> None:
+        self._allocator = allocator
+        self._index: dict[bytes, Run] = {}
+        self._unused: OrderedDict[Run, None] = OrderedDict()
+        self.pages = 0
+        self.session_pages = 0
+        self.protected_pages = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def places(self, keys: Sequence[bytes]) -> Iterator[tuple[Run, int] | None]:
+        """Run and position in it of each page, written or not; None: it is not in the store."""
+        last: tuple[Run, int] | None = None
+        for key in keys:
+            run = self._index.get(key)
+            if run is None:
+                last = None
+            elif last is not None and run is last[0] and run.keys[last[1] + 1 : last[1] + 2] == [key]:
+                last = run, last[1] + 1
+            else:
+                last = run, run.keys.index(key)
+            yield last
+
+    def spans(self, keys: Sequence[bytes], written_only: bool = True) -> Iterator[Span]:
+        """The longest prefix of `keys` that is in the store."""
+        start = 0
+        while start < len(keys) and (run := self._index.get(keys[start])) is not None:
+            if written_only and not run.ready:
+                return
+            at = run.keys.index(keys[start])
+            length = min(len(run.keys) - at, len(keys) - start)
+            if run.keys[at : at + length] != list(keys[start : start + length]):
+                length = next(i for i in range(length) if run.keys[at + i] != keys[start + i])
+            yield Span(run, at, length)
+            start += length
+
+    def add(self, keys: Sequence[bytes], offsets: Sequence[int]) -> Run:
+        """A new run, which is not written yet. It must be claimed at once."""
+        run = Run(list(keys), list(offsets))
+        self._index.update(dict.fromkeys(run.keys, run))
+        self.pages += len(run.keys)
+        return run
+
+    # -- claims
+
+    def claim_spans(self, claimant: Claimant, spans: Iterable[Span]) -> None:
+        """Extend a claimant's claims so that they cover the spans."""
+        for span in spans:
+            self.claim(claimant, span.run, max(span.at + span.pages, span.run.claims.get(claimant, 0)))
+
+    def claim(self, claimant: Claimant, run: Run, pages: int) -> None:
+        """Set how many of the first pages of a run a claimant needs; 0: none any more."""
+        if pages:
+            claimant.path[run] = run.claims[claimant] = pages
+        else:
+            claimant.path.pop(run, None)
+            run.claims.pop(claimant, None)
+        self.refresh(run)
+
+    def set_path(self, claimant: Claimant, path: dict[Run, int]) -> None:
+        """Replace all claims of a claimant. The end of what it no longer needs becomes the first to be evicted."""
+        for run in reversed([run for run in claimant.path if run not in path]):
+            self.claim(claimant, run, 0)
+        claimant.path = path
+        for run, pages in path.items():
+            if run.claims.get(claimant) != pages:
+                self.claim(claimant, run, pages)
+
+    def release(self, claimant: Claimant) -> None:
+        """End all claims of a claimant."""
+        self.set_path(claimant, {})
+
+    def refresh(self, run: Run) -> None:
+        """Count again how many pages of a run are needed, after a claim or its protection has changed."""
+        needed = session_pages = protected_pages = 0
+        for claimant, pages in run.claims.items():
+            needed = max(needed, pages)
+            if claimant.is_session:
+                session_pages = max(session_pages, pages)
+            if claimant.protects:
+                protected_pages = max(protected_pages, pages)
+        if run.dropped:
+            if not run.claims:
+                self._free(run, 0)
+            return
+        self.session_pages += session_pages - run.session_pages
+        self.protected_pages += protected_pages - run.protected_pages
+        run.session_pages, run.protected_pages = session_pages, protected_pages
+        if needed < len(run.keys):
+            self._unused[run] = None
+            self._unused.move_to_end(run)
+        else:
+            self._unused.pop(run, None)
+
+    # -- what goes
+
+    def evict_first(self, run: Run) -> None:
+        """Make the part of a run that is not needed the first to be evicted."""
+        if run in self._unused:
+            self._unused.move_to_end(run, last=False)
+
+    def evict_unused(self, pages: int) -> int:
+        """Drop up to `pages` pages that no claim covers, of the run that has been unused for longest; returns how many.
+
+        0: every page is needed.
+        """
+        run = next(iter(self._unused), None)
+        if run is None:
+            return 0
+        needed = max(run.claims.values(), default=0)
+        return self.cut(run, max(needed, len(run.keys) - pages))
+
+    def cut(self, run: Run, pages: int) -> int:
+        """Drop the pages of a run from position `pages` on, which no claim covers; returns how many."""
+        dropped = len(run.keys) - pages
+        for key in run.keys[pages:]:
+            del self._index[key]
+        self._free(run, pages)
+        self.pages -= dropped
+        if run in self._unused and pages <= max(run.claims.values(), default=0):
+            del self._unused[run]
+        return dropped
+
+    def discard(self, run: Run) -> list[Claimant]:
+        """Drop a run although it is claimed, because its writer gave it up; returns the claimants that lose it."""
+        self._hide(run)
+        losers = list(run.claims)
+        for claimant in losers:
+            del claimant.path[run]
+        run.claims.clear()
+        self.refresh(run)
+        return losers
+
+    def clear(self) -> None:
+        """Forget every key. Memory that readers or writers protect is free when their claims end; all other is now."""
+        for run in list(dict.fromkeys(self._index.values())):
+            self._hide(run)
+            for claimant in [claimant for claimant in run.claims if not claimant.protects or claimant.is_session]:
+                del claimant.path[run], run.claims[claimant]
+            self.refresh(run)
+
+    def _hide(self, run: Run) -> None:
+        if run.dropped:
+            return
+        run.dropped = True
+        for key in run.keys:
+            del self._index[key]
+        self.pages -= len(run.keys)
+        self.session_pages -= run.session_pages
+        self.protected_pages -= run.protected_pages
+        self._unused.pop(run, None)
+
+    def _free(self, run: Run, pages: int) -> None:
+        """Free the memory of a run from position `pages` on."""
+        gone = range(pages, len(run.keys))
+        self._allocator.free(run.offsets[pages:])
+        del run.keys[pages:], run.offsets[pages:]
+        for offsets in run.trailing.values():
+            self._allocator.free([offsets.pop(at) for at in gone if at in offsets])
+        for checksums in run.checksums.values():
+            for at in gone:
+                checksums.pop(at, None)

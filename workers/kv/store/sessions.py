@@ -1,0 +1,219 @@
+"""The sessions of a KV store: which pages each of them needs, and whose pages go first when memory is needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from workers.kv.store.restorable import PrefixRecords
+from workers.kv.store.runs import Claimant, Run, RunTable, Span
+
+_CLOSED_SESSIONS_KEPT = 4096
+
+Surplus = Callable[[int, str], int]
+"""(context tokens, session id) -> how many of the last tokens may be missing when the session's next round starts."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session(Claimant):
+    """A session.
+
+    Attributes:
+        running: requests that have begun and not ended.
+        floor_pages: what must stay of the context so that the next round meets its target; None: not computed yet.
+    """
+
+    id: str = ""
+    running: int = 0
+    context_pages: int = 0
+    floor_pages: int | None = None
+
+
+class SessionTable:
+    """Sessions in the order of their use, with the pages that each needs. See `StoreDirectory`.
+
+    Args:
+        runs: what is in the store.
+        page_size: tokens per page.
+        windows: of the pools that have no record of every page; see `PrefixRecords`.
+        surplus: None: no tokens may be missing.
+    """
+
+    def __init__(self, runs: RunTable, page_size: int, windows: Mapping[str, int], surplus: Surplus | None) -> None:
+        self._runs = runs
+        self._page_size = page_size
+        self._windows = windows
+        self._surplus = surplus
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._with_surplus: OrderedDict[str, None] = OrderedDict()
+        self._changed: dict[str, None] = {}
+
+    # -- what they hold
+
+    @property
+    def ids(self) -> list[str]:
+        """Sessions that are known, least recently used first."""
+        return list(self._sessions)
+
+    def held_tokens(self, session_id: str) -> int:
+        """Tokens of a session's latest context that can be restored here."""
+        session = self._sessions.get(session_id)
+        return self._records(session).longest() * self._page_size if session else 0
+
+    def take_changed(self) -> dict[str, int]:
+        """Sessions whose held tokens may have changed since the last call, with what they hold now."""
+        changed = {session_id: self.held_tokens(session_id) for session_id in self._changed}
+        self._changed.clear()
+        return changed
+
+    def note_changed(self, runs: Iterable[Run]) -> None:
+        """The records of these runs have come or gone."""
+        for run in runs:
+            self._changed.update((claimant.id, None) for claimant in run.claims if isinstance(claimant, _Session))
+
+    # -- what they do
+
+    def begin_request(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """`touch`, and keep the session from eviction until as many `end_request` have come; reopens it if released."""
+        self._closed.pop(session_id, None)
+        self._use(session_id).running += 1
+        self.touch(session_id, keys)
+
+    def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """The counterpart of `begin_request`, with the context as it is now; a session released meanwhile stays so."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.running = max(0, session.running - 1)
+            self.touch(session_id, keys)
+
+    def touch(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """Set the session's context to `keys`: it keeps the pages of it that are there, and needs no others."""
+        session = self._use(session_id)
+        session.context_pages = len(keys)
+        path = {span.run: span.at + span.pages for span in self._runs.spans(keys, written_only=False)}
+        lost = [run for run in session.path if run not in path]
+        self._runs.set_path(session, path)
+        if session.protects != (session.running > 0):
+            session.protects = session.running > 0
+            for run in path:
+                self._runs.refresh(run)
+        if lost:
+            # Pages of the context behind a hole are of no use until the hole is filled.
+            behind = set(keys[sum(path.values()) :])
+            for run in lost:
+                if run.keys and run.keys[0] in behind:
+                    self._runs.evict_first(run)
+
+    def add(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """The session also needs these pages, which are in the store or being written."""
+        session = self._use(session_id)
+        self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
+        session.context_pages = max(session.context_pages, sum(session.path.values()))
+
+    def release_session(self, session_id: str) -> None:
+        """Forget a session. Its records stay until memory is needed.
+
+        Records that the engine still offers for it are refused until a request begins.
+        """
+        self._closed[session_id] = None
+        self._closed.move_to_end(session_id)
+        if len(self._closed) > _CLOSED_SESSIONS_KEPT:
+            self._closed.popitem(last=False)
+        self._forget(session_id)
+
+    def is_released(self, session_id: str) -> bool:
+        """Whether a session was released and has begun nothing since."""
+        return session_id in self._closed
+
+    def clear(self) -> None:
+        """All records have gone: forget the sessions that run nothing."""
+        self._changed.update(dict.fromkeys(self._sessions))
+        for session_id in [session_id for session_id, session in self._sessions.items() if not session.running]:
+            self._forget(session_id)
+
+    # -- whose pages go
+
+    def evict_surplus(self, pages: int) -> int:
+        """Drop up to `pages` pages from the end of an idle session that can lose them without harm; returns how many.
+
+        First comes the session that has been idle for longest. 0: no session has pages to spare.
+        """
+        while self._with_surplus:
+            session_id = next(iter(self._with_surplus))
+            session = self._sessions[session_id]
+            if not session.protects:
+                if session.floor_pages is None:
+                    session.floor_pages = self._floor_pages(session)
+                if dropped := self._trim(session, session.floor_pages, pages):
+                    return dropped
+            del self._with_surplus[session_id]
+        return 0
+
+    def evict_idle(self, pages: int) -> int:
+        """Drop up to `pages` pages from the end of the least recently used idle session; returns how many.
+
+        A session whose pages others need too is forgotten: it is first in line, and has nothing of its own to give.
+        """
+        for session in list(self._sessions.values()):
+            if session.protects:
+                continue
+            if dropped := self._trim(session, 0, pages):
+                return dropped
+            last = next(reversed(session.path), None)
+            if last is None or last.protected_pages < session.path[last]:
+                self._forget(session.id)
+        return 0
+
+    def _trim(self, session: _Session, floor_pages: int, pages: int) -> int:
+        """Drop up to `pages` pages from a session's end that only it needs, but none of its first `floor_pages`."""
+        last = next(reversed(session.path), None)
+        if last is None:
+            return 0
+        claimed = session.path[last]
+        others = max((needed for claimant, needed in last.claims.items() if claimant is not session), default=0)
+        spare = sum(session.path.values()) - floor_pages
+        keep = max(others, claimed - pages, claimed - spare)
+        if keep >= claimed:
+            return 0
+        self._changed[session.id] = None
+        self._runs.claim(session, last, keep)
+        return self._runs.cut(last, keep)
+
+    def _floor_pages(self, session: _Session) -> int:
+        """The shortest restorable length that still lets the next round compute the rest within its target."""
+        if self._surplus is None:
+            return session.context_pages
+        context_tokens = session.context_pages * self._page_size
+        floor = -(-(context_tokens - self._surplus(context_tokens, session.id)) // self._page_size)
+        if floor <= 0:
+            return 0
+        lengths = takewhile(lambda pages: pages >= floor, self._records(session).restorable_lengths())
+        return min(lengths, default=session.context_pages)
+
+    # -- inside
+
+    def _records(self, session: _Session) -> PrefixRecords:
+        written = takewhile(lambda item: item[0].ready, session.path.items())
+        return PrefixRecords([Span(run, 0, pages) for run, pages in written], self._windows)
+
+    def _use(self, session_id: str) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = _Session(protects=False, is_session=True, id=session_id)
+        self._sessions.move_to_end(session_id)
+        self._changed[session_id] = None
+        session.floor_pages = None
+        if self._surplus is not None:
+            self._with_surplus[session_id] = None
+            self._with_surplus.move_to_end(session_id)
+        return session
+
+    def _forget(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._changed[session_id] = None
+            self._with_surplus.pop(session_id, None)
+            self._runs.release(session)
