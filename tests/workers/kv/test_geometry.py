@@ -1,0 +1,134 @@
+"""Records of the store: who holds which heads, JSON, and what makes two workers different."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section, head_share, mismatch
+
+TP = st.sampled_from((1, 2, 4, 8))
+
+
+def divides(heads: int, tp: int) -> bool:
+    return heads % tp == 0 or tp % heads == 0
+
+
+@given(heads=st.integers(1, 64), tp=TP)
+def test_every_head_is_written_by_exactly_one_rank(heads: int, tp: int) -> None:
+    if not divides(heads, tp):
+        with pytest.raises(ValueError, match=f"{heads} heads cannot be divided over {tp} ranks"):
+            head_share(heads, tp, 0)
+        return
+    shares = [head_share(heads, tp, rank) for rank in range(tp)]
+    written = [head for share in shares if share.writes for head in range(share.first, share.first + share.count)]
+    assert written == list(range(heads))
+
+
+@given(heads=st.integers(1, 64), tp=TP)
+def test_every_rank_holds_the_heads_that_sglang_gives_it(heads: int, tp: int) -> None:
+    if not divides(heads, tp):
+        return
+    for rank in range(tp):
+        share = head_share(heads, tp, rank)
+        assert share.count == max(1, heads // tp)
+        # SGLang's QKVParallelLinear: replicas of a KV head lie on neighbouring ranks.
+        replicas = max(1, tp // heads)
+        assert share.first == rank // replicas * share.count
+        assert share.first + share.count <= heads
+
+
+def test_a_share_of_nothing_is_refused() -> None:
+    for heads, tp, rank in ((0, 1, 0), (2, 2, 2), (2, 2, -1), (2, 0, 0)):
+        with pytest.raises(ValueError, match="no share of"):
+            head_share(heads, tp, rank)
+
+
+KV = PoolGeometry("kv", (Section("kv", 4, 3, 64),))
+MAMBA = PoolGeometry("mamba", (Section("temporal", 4, 2, 32), Section("conv_q", 2, 2, 8)), window_pages=1)
+GEOMETRY = KvGeometry("f" * 64, 16, (KV, MAMBA))
+
+
+def test_a_record_is_its_blocks_one_after_the_other() -> None:
+    assert KV.record_bytes == 4 * 3 * 64
+    assert MAMBA.record_bytes == 4 * 64 + 2 * 16
+    assert MAMBA.starts() == {"temporal": 0, "conv_q": 256}
+    blocks = MAMBA.blocks()
+    assert blocks == [(0, 64), (64, 64), (128, 64), (192, 64), (256, 16), (272, 16)]
+    record = bytes(range(256)) + bytes(32)
+    assert MAMBA.checksums(memoryview(record)) == [zlib.crc32(record[at : at + size]) for at, size in blocks]
+    assert GEOMETRY.pool("mamba") is MAMBA
+    with pytest.raises(KeyError):
+        GEOMETRY.pool("swa")
+
+
+SECTIONS = st.builds(Section, st.text(), st.integers(1, 64), st.integers(1, 99), st.integers(1, 2**40))
+POOLS = st.builds(PoolGeometry, st.text(), st.lists(SECTIONS, max_size=4).map(tuple), st.integers(0, 99))
+GEOMETRIES = st.builds(KvGeometry, st.text(), st.integers(1, 512), st.lists(POOLS, max_size=3).map(tuple))
+
+
+@given(GEOMETRIES)
+def test_json_returns_the_same_geometry(geometry: KvGeometry) -> None:
+    assert KvGeometry.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"page_size": 0},
+        {"page_size": True},
+        {"page_size": "16"},
+        {"fingerprint": 3},
+        {"pools": 3},
+        {"pools": [3]},
+        {"pools": [{"name": "kv"}]},
+        {"pools": [{"name": "kv", "sections": [{"name": "kv"}], "window_pages": 0}]},
+        {"pools": [{"name": "kv", "sections": [], "window_pages": -1}]},
+        {"more": 1},
+    ],
+)
+def test_anything_else_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"KV geometry|expected an object"):
+        KvGeometry.from_json({**GEOMETRY.to_json(), **change})
+
+
+@pytest.mark.parametrize("fields", [None, [], "kv", {}, 7])
+def test_what_is_no_object_is_refused(fields: object) -> None:
+    with pytest.raises(ValueError, match="not a KvGeometry"):
+        KvGeometry.from_json(fields)
+
+
+def of_kv(**change: int) -> KvGeometry:
+    return replace(GEOMETRY, pools=(replace(KV, sections=(replace(KV.sections[0], **change),)), MAMBA))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (GEOMETRY, None),
+        (replace(GEOMETRY, page_size=64), "page size differs: 16 tokens here, 64 there"),
+        (replace(GEOMETRY, pools=(KV,)), "KV pools differ: kv, mamba here, kv there"),
+        (of_kv(heads=8), "KV pool kv: section kv has 4 heads here, 8 there"),
+        (of_kv(layers=8), "KV pool kv: section kv has 3 layers here, 8 there"),
+        (of_kv(head_bytes=8), "KV pool kv: section kv has 64 bytes per head and layer here, 8 there"),
+        (
+            replace(GEOMETRY, pools=(KV, replace(MAMBA, sections=MAMBA.sections[:1]))),
+            "KV pool mamba: sections differ: temporal, conv_q here, temporal there",
+        ),
+        (
+            replace(GEOMETRY, pools=(KV, replace(MAMBA, window_pages=2))),
+            "KV pool mamba: window differs: 1 pages here, 2 there",
+        ),
+        (
+            replace(GEOMETRY, fingerprint="e" * 64),
+            "weights or settings differ: fingerprint ffffffffffffffff here, eeeeeeeeeeeeeeee there",
+        ),
+    ],
+)
+def test_the_difference_is_named_in_one_line(theirs: KvGeometry, text: str | None) -> None:
+    assert mismatch(GEOMETRY, theirs) == text
