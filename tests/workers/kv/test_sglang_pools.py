@@ -1,0 +1,249 @@
+"""SGLang's own pools, made on the CPU, as records and buffers. The imports of SGLang take most of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", exc_type=ImportError)
+torch = pytest.importorskip("torch")
+
+from workers.kv.geometry import mismatch  # noqa: E402
+from workers.kv.rank_copies import RankCopies  # noqa: E402
+from workers.kv.sglang_pools import EnginePools, engine_pools, unsupported_setting  # noqa: E402
+
+PAGE, SLOTS = 16, 64
+COMMON: dict[str, Any] = {"page_size": PAGE, "device": "cpu", "enable_memory_saver": False}
+
+
+def with_real_pools(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")):
+        test = mark(test)
+    return test
+
+
+def mha(heads: int, *, kind: Any = None, dtype: Any = torch.bfloat16, **more: Any) -> Any:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    sizes = {"head_dim": 32, "layer_num": 3, **more}
+    return (kind or MHATokenToKVPool)(SLOTS, dtype=dtype, head_num=heads, **COMMON, **sizes)
+
+
+def mla() -> Any:
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    return MLATokenToKVPool(SLOTS, dtype=torch.bfloat16, kv_lora_rank=64, qk_rope_head_dim=16, layer_num=3, **COMMON)
+
+
+def sliding_window(heads: int, window_heads: int) -> Any:
+    """As for Gemma 4: the window's layers have heads of their own number and sizes."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    layers = {"swa_attention_layer_ids": [0, 2, 3], "full_attention_layer_ids": [1, 4]}
+    dims = {"head_dim": 32, "swa_head_num": window_heads, "swa_head_dim": 16, "swa_v_head_dim": 8, "v_head_dim": 24}
+    return SWAKVPool(SLOTS, 32, dtype=torch.bfloat16, head_num=heads, **COMMON, **layers, **dims)
+
+
+def states(tp: int) -> Any:
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    shape = Mamba2StateShape.create(
+        tp_world_size=tp, intermediate_size=4 * 32, n_groups=2, num_heads=4, head_dim=32, state_size=16, conv_kernel=4
+    )
+    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32)
+    cache_params = Mamba2CacheParams(shape=shape, layers=[0, 1, 3], dtype=dtype)
+    return MambaPool(size=8, spec_state_size=8, cache_params=cache_params, mamba_layer_ids=[0, 1, 3], device="cpu")
+
+
+def hybrid(heads: int, state_pool: Any) -> Any:
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    return HybridLinearKVPool(
+        SLOTS, torch.bfloat16, PAGE, heads, 32, full_attention_layer_ids=[2], device="cpu", mamba_pool=state_pool
+    )
+
+
+GDN = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "model_type": "qwen3_next",
+}
+
+
+def described(
+    pool: Any, *, heads: int = 2, window_heads: int = 4, tp: int = 1, state_pool: Any = None, **more: Any
+) -> EnginePools:
+    settings = SimpleNamespace(**{"tp_size": tp, "nnodes": 1, **more.pop("settings", {})})
+    cache = {"sliding_window_size": 33, "page_size": PAGE, **more.pop("cache", {})}
+    params = SimpleNamespace(
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool),
+        req_to_token_pool=SimpleNamespace(mamba_pool=state_pool),
+        **cache,
+    )
+    model = SimpleNamespace(
+        get_total_num_kv_heads=lambda: heads,
+        get_swa_num_kv_heads=lambda tp: window_heads // tp,
+        num_hidden_layers=5,
+        hf_text_config=SimpleNamespace(**more.pop("config", GDN)),
+    )
+    assert not more
+    return engine_pools(settings, params, model, "f")
+
+
+def sections(pools: EnginePools) -> dict[str, tuple[int, int, int]]:
+    return {
+        f"{pool.name} {section.name}": (section.heads, section.layers, section.head_bytes)
+        for pool in pools.geometry.pools
+        for section in pool.sections
+    }
+
+
+@with_real_pools
+def test_grouped_query_attention() -> None:
+    pools = described(mha(2))
+    assert sections(pools) == {"kv kv": (2, 3, 2 * PAGE * 32 * 2)}
+    assert pools.buffers["kv"].layer_ids == (0, 1, 2)
+    assert (pools.layers, pools.tp, pools.geometry.page_size) == (5, 1, PAGE)
+    # SGLang's pool has a page more than its size: slot 0 takes what belongs to no request.
+    key, value = pools.buffers["kv"].sections["kv"][0]
+    assert tuple(key.shape) == tuple(value.shape) == (SLOTS // PAGE + 1, 2, PAGE, 32)
+
+
+@with_real_pools
+@pytest.mark.parametrize(("tp", "on_rank"), [(1, 2), (2, 1), (4, 1), (8, 1)])
+def test_the_geometry_does_not_depend_on_tp(tp: int, on_rank: int) -> None:
+    assert described(mha(on_rank), tp=tp).geometry == described(mha(2)).geometry
+
+
+@with_real_pools
+def test_types_of_one_size_do_not_mix() -> None:
+    ours, theirs = (described(mha(2, dtype=dtype)) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2))
+    assert sections(ours) == sections(theirs)
+    assert "weights or settings differ" in (mismatch(ours.geometry, theirs.geometry) or "")
+
+
+@with_real_pools
+def test_latent_attention_has_one_head_on_every_rank() -> None:
+    one, two = described(mla(), heads=16), described(mla(), heads=16, tp=2)
+    assert sections(one) == {"kv latent": (1, 3, PAGE * 80 * 2)}
+    assert one.geometry == two.geometry
+
+
+@with_real_pools
+def test_sliding_window() -> None:
+    pools = described(sliding_window(2, 4))
+    assert sections(pools) == {"kv kv": (2, 2, PAGE * (32 + 24) * 2), "swa kv": (4, 3, PAGE * (16 + 8) * 2)}
+    assert [pool.window_pages for pool in pools.geometry.pools] == [0, 3], "33 tokens reach into three pages"
+    assert {name: buffers.layer_ids for name, buffers in pools.buffers.items()} == {"kv": (1, 4), "swa": (0, 2, 3)}
+    assert described(sliding_window(1, 1), tp=4).geometry == pools.geometry
+
+
+@with_real_pools
+def test_states_of_gated_delta_nets() -> None:
+    found = {}
+    for tp in (1, 2):
+        state_pool = states(tp)
+        found[tp] = described(hybrid(2 // tp, state_pool), state_pool=state_pool, tp=tp)
+    assert sections(found[1]) == {
+        "kv kv": (2, 1, 2 * PAGE * 32 * 2),
+        "mamba temporal": (4, 3, 32 * 16 * 4),
+        "mamba conv_q": (2, 3, 16 * 3 * 2),
+        "mamba conv_k": (2, 3, 16 * 3 * 2),
+        "mamba conv_v": (4, 3, 32 * 3 * 2),
+    }
+    assert found[1].geometry == found[2].geometry
+    assert [pool.window_pages for pool in found[1].geometry.pools] == [0, 1]
+    assert {name: buffers.layer_ids for name, buffers in found[1].buffers.items()} == {"kv": (2,), "mamba": (0, 1, 3)}
+
+
+@with_real_pools
+def test_what_two_ranks_wrote_is_loaded_by_one() -> None:
+    """Through SGLang's own tensors: Qwen3-Next at TP 2 into TP 1."""
+    ranks = []
+    for rank in range(2):
+        state_pool = states(2)
+        state_pool.mamba_cache.conv[0].copy_(torch.arange(state_pool.mamba_cache.conv[0][0, 0].numel()).view(64, 3))
+        state_pool.mamba_cache.conv[0].add_(1000 * rank)
+        ranks.append(described(hybrid(1, state_pool), state_pool=state_pool, tp=2))
+    geometry = ranks[0].geometry
+    store = torch.zeros(geometry.pool("mamba").record_bytes, dtype=torch.uint8)
+    for rank, pools in enumerate(ranks):
+        RankCopies(geometry, pools.buffers, store, tp=2, rank=rank, layers=5).write("mamba", [3], [0])
+    state_pool = states(1)
+    pools = described(hybrid(2, state_pool), state_pool=state_pool)
+    list(RankCopies(geometry, pools.buffers, store, tp=1, rank=0, layers=5).load({"mamba": ([5], [0])}))
+    # Rank 0 has the channels 0 to 15 of q, then 16 to 31 of k, then 32 to 63 of v; each rank half of the heads.
+    halves = [torch.arange(64 * 3).view(64, 3).bfloat16() + 1000 * rank for rank in range(2)]
+    parts = [half[first:last] for first, last in ((0, 16), (16, 32), (32, 64)) for half in halves]
+    assert state_pool.mamba_cache.conv[0][1, 5].equal(torch.cat(parts))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("nnodes", 2, "ranks on several hosts (nnodes 2); set nnodes to 1"),
+        ("pp_size", 2, "pipeline parallelism (pp_size 2); set pp_size to 1"),
+        ("dp_size", 2, "data parallelism inside an engine (dp_size 2); set dp_size to 1"),
+        ("attn_dp_size", 2, "DP attention (attn_dp_size 2); set attn_dp_size to 1"),
+        ("enable_dp_attention", True, "DP attention (enable_dp_attention True); start the engine without it"),
+        ("attn_cp_size", 2, "context parallelism (attn_cp_size 2); set attn_cp_size to 1"),
+        ("dcp_size", 2, "context parallelism of decodes (dcp_size 2); set dcp_size to 1"),
+        (
+            "speculative_algorithm",
+            "EAGLE",
+            "speculative decoding (speculative_algorithm EAGLE); start the engine without it",
+        ),
+    ],
+)
+def test_settings_that_were_never_tried_are_refused(setting: str, value: object, text: str) -> None:
+    settings = SimpleNamespace(tp_size=2, nnodes=1, pp_size=1, dp_size=1, attn_cp_size=None)
+    assert unsupported_setting(settings) is None
+    setattr(settings, setting, value)
+    assert unsupported_setting(settings) == f"the KV store does not work with {text}"
+    with pytest.raises(ValueError, match="the KV store does not work with"):
+        engine_pools(settings, SimpleNamespace(), SimpleNamespace(), "f")
+
+
+def with_scales() -> Any:
+    pool = mha(2)
+    pool.k_scale_buffer = [torch.zeros(SLOTS)]
+    return pool
+
+
+@with_real_pools
+def test_pools_that_were_never_tried_are_refused_by_name() -> None:
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool
+
+    class OtherPool(MHATokenToKVPool):  # type: ignore[misc]
+        """A subclass that SGLang may bring with another layout."""
+
+    def refused(text: str, pool: Any, **more: Any) -> None:
+        with pytest.raises(ValueError, match=text) as failure:
+            described(pool, **more)
+        assert "\n" not in str(failure.value)
+
+    refused("does not know the KV pool OtherPool", mha(2, kind=OtherPool))
+    refused("quantised KV cache .MHATokenToKVPool has a k_scale_buffer", with_scales())
+    refused("needs KV in the layout nhd, not hnd", mha(2, kv_cache_layout="hnd"))
+    refused("KV pools of a draft model .mtp_draft_device_pools", mha(2), cache={"mtp_draft_device_pools": (1,)})
+    refused(r"holds 1 heads of kv on a rank, but 4 heads at TP 2 are 2", mha(1), heads=4, tp=2)
+    refused("3 heads cannot be divided over 2 ranks", mha(2), heads=3, tp=2)
+    refused("does not know states .MambaPool. beside a MHATokenToKVPool", mha(2), state_pool=states(1))
+    state_pool = states(1)
+    refused(
+        "knows the states of gated delta nets only, not those of nemotron_h",
+        hybrid(2, state_pool),
+        state_pool=state_pool,
+        config={"model_type": "nemotron_h"},
+    )
+    shard = mla()
+    shard.layer_shard_enabled = True
+    refused("MLATokenToKVPool whose layers are spread over ranks", shard)
+    with pytest.raises(ValueError, match="does not know the KV pool DSATokenToKVPool"):
+        described(DSATokenToKVPool.__new__(DSATokenToKVPool))

@@ -1,0 +1,181 @@
+"""SGLang's KV pools as records and buffers, and the refusal of those that were never tried.
+
+Only the classes named here are taken, not their subclasses: a subclass may arrange its memory differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from workers.kv.geometry import KvGeometry, PoolGeometry, head_share
+from workers.kv.rank_copies import PoolBuffers, attention_buffers, latent_buffers, pool_geometry, state_buffers
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePools:
+    """All pools of a rank.
+
+    Attributes:
+        buffers: by pool, as `geometry` names them.
+        layers: of the model, on which SGLang waits one by one.
+        tp: ranks of the engine.
+    """
+
+    geometry: KvGeometry
+    buffers: dict[str, PoolBuffers]
+    layers: int
+    tp: int
+
+
+def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: str) -> EnginePools:
+    """Describe the pools of a rank's engine.
+
+    Args:
+        server_args: SGLang's arguments, as they are in effect.
+        params: SGLang's `CacheInitParams`.
+        model_config: SGLang's `ModelConfig` of the model. It has the head counts of the whole model, the pools have
+            those of the rank.
+        fingerprint: of the weights and settings; see `workers.kv.sglang_fingerprint`.
+
+    Raises:
+        ValueError: the store cannot hold the KV of this engine; one line says which part of it.
+    """
+    if reason := unsupported_setting(server_args):
+        raise ValueError(reason)
+    if reason := _unsupported_cache(params):
+        raise ValueError(reason)
+    page_size, tp = int(params.page_size), int(server_args.tp_size)
+    pool = params.token_to_kv_pool_allocator.get_kvcache()
+    reader = _PoolReader(model_config, page_size, tp)
+    found = reader.pools(pool, params)
+    # The pool's own type tells the two kinds of fp8 apart; both are stored as bytes.
+    kind = f"{fingerprint}/{pool.dtype}"
+    geometry = KvGeometry(sha256(kind.encode()).hexdigest(), page_size, tuple(pool for pool, _ in found))
+    buffers = {pool.name: pool_buffers for pool, pool_buffers in found}
+    return EnginePools(geometry, buffers, int(model_config.num_hidden_layers), tp)
+
+
+def unsupported_setting(server_args: Any) -> str | None:
+    """Why no engine with these arguments can use the store, in one line; None if only its pools decide."""
+    for name, most, what in _LIMITS:
+        value = getattr(server_args, name, None)
+        if value is not None and int(value) > most:
+            return f"the KV store does not work with {what} ({name} {value}); set {name} to {most}"
+    for name, what in _REFUSED:
+        if value := getattr(server_args, name, None):
+            return f"the KV store does not work with {what} ({name} {value}); start the engine without it"
+    return None
+
+
+_LIMITS = (
+    ("nnodes", 1, "ranks on several hosts"),
+    ("pp_size", 1, "pipeline parallelism"),
+    ("dp_size", 1, "data parallelism inside an engine"),
+    ("attn_dp_size", 1, "DP attention"),
+    ("attn_cp_size", 1, "context parallelism"),
+    ("dcp_size", 1, "context parallelism of decodes"),
+)
+_REFUSED = (
+    ("speculative_algorithm", "speculative decoding"),
+    ("enable_dp_attention", "DP attention"),
+    ("enable_prefill_cp", "context parallelism"),
+    ("enable_kv_cache_sharding", "a KV cache that is sharded over ranks"),
+    ("enable_linear_replayssm", "states that are replayed from a ring"),
+    ("enable_linear_replayssm_spec", "states that are replayed from a ring"),
+    ("enable_int8_mamba_checkpoint", "quantised state checkpoints"),
+)
+
+
+def _unsupported_cache(params: Any) -> str | None:
+    for name in ("mtp_draft_device_pools", "sidecar_draft_device_pools", "mtp_draft_mamba_pools"):
+        if getattr(params, name, None):
+            return f"the KV store does not work with the KV pools of a draft model ({name})"
+    return None
+
+
+class _PoolReader:
+    """Reads SGLang's pools for a model at a TP."""
+
+    def __init__(self, model_config: Any, page_size: int, tp: int) -> None:
+        self._model = model_config
+        self._page_size = page_size
+        self._tp = tp
+
+    def pools(self, pool: Any, params: Any) -> list[tuple[PoolGeometry, PoolBuffers]]:
+        """The pools behind SGLang's pool: one for plain attention, two for hybrid models."""
+        kind = type(pool).__name__
+        heads = int(self._model.get_total_num_kv_heads())
+        states = getattr(params.req_to_token_pool, "mamba_pool", None)
+        if states is not None and kind != "HybridLinearKVPool":
+            raise ValueError(f"the KV store does not know states ({type(states).__name__}) beside a {kind}")
+        if kind == "SWAKVPool":
+            full: list[int] = []
+            window: list[int] = []
+            for layer, (_, is_window) in sorted(pool.layers_mapping.items(), key=lambda item: item[1][0]):
+                (window if is_window else full).append(layer)
+            # SGLang retains this many pages before the end of a prefix, too.
+            window_pages = -(-int(params.sliding_window_size) // self._page_size)
+            window_heads = int(self._model.get_swa_num_kv_heads(1))
+            return [
+                self._attention("kv", pool.full_kv_pool, heads, full),
+                self._attention("swa", pool.swa_kv_pool, window_heads, window, window_pages),
+            ]
+        if kind == "HybridLinearKVPool":
+            mapping = pool.full_attention_layer_id_mapping
+            attention = self._attention("kv", pool.full_kv_pool, heads, sorted(mapping, key=mapping.__getitem__))
+            return [attention, self._states(states)]
+        return [self._attention("kv", pool, heads, tuple(getattr(pool, "model_layer_ids", ())))]
+
+    def _attention(
+        self, name: str, pool: Any, heads: int, layer_ids: Sequence[int], window_pages: int = 0
+    ) -> tuple[PoolGeometry, PoolBuffers]:
+        kind = type(pool).__name__
+        if kind not in ("MHATokenToKVPool", "MLATokenToKVPool"):
+            raise ValueError(f"the KV store does not know the KV pool {kind}")
+        for scales in ("k_scale_buffer", "native_k_scale_buffer", "kv_scale_buffer"):
+            if getattr(pool, scales, None) is not None:
+                raise ValueError(f"the KV store does not work with a quantised KV cache ({kind} has a {scales})")
+        if getattr(pool, "layer_shard_enabled", False):
+            raise ValueError(f"the KV store does not work with a {kind} whose layers are spread over ranks")
+        if kind == "MLATokenToKVPool":
+            buffers, section, heads = latent_buffers(pool.kv_buffer, self._page_size, layer_ids), "latent", 1
+        else:
+            if pool.kv_cache_layout != "nhd":
+                raise ValueError(f"the KV store needs KV in the layout nhd, not {pool.kv_cache_layout}")
+            buffers = attention_buffers(pool.k_buffer, pool.v_buffer, self._page_size, layer_ids)
+            section = "kv"
+        return self._checked(name, buffers, {section: heads}, window_pages)
+
+    def _states(self, pool: Any) -> tuple[PoolGeometry, PoolBuffers]:
+        kind, config = type(pool).__name__, self._model.hf_text_config
+        names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+        if kind != "MambaPool" or any(getattr(config, name, None) is None for name in names):
+            model = getattr(config, "model_type", "this model")
+            raise ValueError(f"the KV store knows the states of gated delta nets only, not those of {model} ({kind})")
+        key_heads, value_heads, key_dim, value_dim = (int(getattr(config, name)) for name in names)
+        cache = pool.mamba_cache
+        if len(cache.conv) != 1 or getattr(pool, "_slot_siblings", None):
+            raise ValueError(f"the KV store knows one convolution per state, not {len(cache.conv)} and further states")
+        heads = {"temporal": value_heads, "conv_q": key_heads, "conv_k": key_heads, "conv_v": value_heads}
+        keys, values = head_share(key_heads, self._tp, 0).count, head_share(value_heads, self._tp, 0).count
+        channels = {"q": (keys, key_dim), "k": (keys, key_dim), "v": (values, value_dim)}
+        buffers = state_buffers(cache.temporal, cache.conv[0], channels, pool.mamba_layer_ids)
+        return self._checked("mamba", buffers, heads, window_pages=1)
+
+    def _checked(
+        self, name: str, buffers: PoolBuffers, heads: dict[str, int], window_pages: int
+    ) -> tuple[PoolGeometry, PoolBuffers]:
+        """A pool whose buffers have as many layers and heads as the model says."""
+        for section, layers in buffers.sections.items():
+            if not layers or len(layers) != len(buffers.layer_ids):
+                raise ValueError(f"KV pool {name}: {len(layers)} layers of {section}, the model has other layers")
+            wanted, found = head_share(heads[section], self._tp, 0).count, int(layers[0][0].shape[1])
+            if found != wanted:
+                raise ValueError(
+                    f"KV pool {name}: SGLang holds {found} heads of {section} on a rank, but {heads[section]} heads at "
+                    f"TP {self._tp} are {wanted}; the KV store does not work with padded heads"
+                )
+        return pool_geometry(name, buffers, heads, window_pages), buffers
