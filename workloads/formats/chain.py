@@ -17,13 +17,16 @@ class Call:
         prompt_tokens: the whole prompt.
         output_tokens: generated tokens.
         gap_s: seconds between the end of the previous call and this one.
-        shared_tokens: tokens of the previous PROMPT that are a prefix of this one; None if the source does not have it.
+        hashes: of the prompt's blocks of `block_tokens` tokens; empty if the source has none.
+        shared_tokens: without hashes, the tokens of the previous PROMPT that are a prefix of this one; None: unknown.
         text: the new words of this prompt.
     """
 
     prompt_tokens: int
     output_tokens: int
     gap_s: float = 0.0
+    hashes: Sequence[int] = ()
+    block_tokens: int = 0
     shared_tokens: int | None = None
     text: str | None = None
 
@@ -68,7 +71,7 @@ def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
 def _keep_tokens(previous: Call | None, call: Call) -> int | None:
     if previous is None:
         return None
-    shared = call.shared_tokens
+    shared = _shared_tokens(previous, call)
     diverges = shared is not None and shared < previous.prompt_tokens
     if call.prompt_tokens > previous.prompt_tokens + previous.output_tokens and not diverges:
         return None
@@ -77,16 +80,14 @@ def _keep_tokens(previous: Call | None, call: Call) -> int | None:
     return max(0, min(shared, previous.prompt_tokens, call.prompt_tokens - 1))
 
 
-def shared_by_blocks(
-    previous: Sequence[int] | None, current: Sequence[int] | None, block_tokens: int, previous_prompt_tokens: int
-) -> int | None:
-    """Tokens of the previous prompt that the current one shares, from their block hashes; None without hashes.
+def _shared_tokens(previous: Call, call: Call) -> int | None:
+    """Tokens of the previous prompt that this one shares, by the block hashes if both have them.
 
-    Only full blocks can be compared. If the current prompt shares all full blocks of the previous one, it shares the
-    whole prompt, because the last, partial block changes its hash as soon as it fills.
+    Only full blocks can be compared. If this prompt shares all full blocks of the previous one, it shares the whole
+    prompt, because the last, partial block changes its hash as soon as it fills.
     """
-    if not (previous and current and block_tokens):
-        return None
-    common = common_prefix(previous, current)
-    full_blocks = previous_prompt_tokens // block_tokens
-    return previous_prompt_tokens if common >= full_blocks else common * block_tokens
+    if not (previous.hashes and call.hashes and call.block_tokens):
+        return call.shared_tokens
+    common = common_prefix(previous.hashes, call.hashes)
+    full_blocks = previous.prompt_tokens // call.block_tokens
+    return previous.prompt_tokens if common >= full_blocks else common * call.block_tokens

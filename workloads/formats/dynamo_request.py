@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workloads.formats.chain import Call, rounds_of, shared_by_blocks
+from workloads.formats.chain import Call, rounds_of
 from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import as_object, count_of, read_json_lines, seconds_of, source_files
 from workloads.trace import Session
@@ -21,10 +21,7 @@ class _Request:
     where: str
     start_s: float
     end_s: float
-    prompt_tokens: int
-    output_tokens: int
-    hashes: list[int]
-    block_tokens: int
+    call: Call
 
 
 @register("dynamo", "Dynamo request traces (request_end records; sessions by agent_context)")
@@ -65,21 +62,15 @@ def _request(request: dict[str, Any], event: dict[str, Any], where: str) -> _Req
         where=where,
         start_s=start_s,
         end_s=start_s + total_s if total_s is not None else end_s,
-        prompt_tokens=count_of(request, "input_tokens", where),
-        output_tokens=count_of(request, "output_tokens", where),
-        hashes=list(replay.get("input_sequence_hashes") or []),
-        block_tokens=int(replay.get("trace_block_size") or 0),
+        call=Call(
+            prompt_tokens=count_of(request, "input_tokens", where),
+            output_tokens=count_of(request, "output_tokens", where),
+            hashes=list(replay.get("input_sequence_hashes") or []),
+            block_tokens=int(replay.get("trace_block_size") or 0),
+        ),
     )
 
 
 def _calls(requests: list[_Request]) -> list[Call]:
-    calls: list[Call] = []
-    previous: _Request | None = None
-    for item in requests:
-        shared = None
-        if previous:
-            shared = shared_by_blocks(previous.hashes, item.hashes, item.block_tokens, previous.prompt_tokens)
-        gap_s = item.start_s - previous.end_s if previous else 0.0
-        calls.append(Call(item.prompt_tokens, item.output_tokens, gap_s, shared))
-        previous = item
-    return calls
+    ends_s = [requests[0].start_s, *(item.end_s for item in requests)]
+    return [replace(item.call, gap_s=item.start_s - end_s) for item, end_s in zip(requests, ends_s, strict=False)]

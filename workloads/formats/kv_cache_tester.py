@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workloads.formats.chain import Call, rounds_of, shared_by_blocks
+from workloads.formats.chain import Call, rounds_of
 from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import as_list, as_object, count_of, file_stem, read_json, seconds_of, source_files
 from workloads.trace import Session
@@ -53,15 +53,12 @@ def _sessions(
 def _calls(requests: list[dict[str, Any]], block_tokens: int, where: str) -> Iterator[Call]:
     previous: dict[str, Any] | None = None
     for request in requests:
-        shared = None
-        if previous:
-            before_tokens = count_of(previous, "in", where)
-            shared = shared_by_blocks(previous.get("hash_ids"), request.get("hash_ids"), block_tokens, before_tokens)
         yield Call(
             prompt_tokens=count_of(request, "in", where),
             output_tokens=count_of(request, "out", where),
             gap_s=_gap_s(previous, request, where),
-            shared_tokens=shared,
+            hashes=request.get("hash_ids") or (),
+            block_tokens=block_tokens,
         )
         previous = request
 

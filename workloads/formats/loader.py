@@ -7,22 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from ampd.errors import UserError
 from workloads.tokencount import TokenCounter, approximate_tokens
 from workloads.trace import Session
-
-_MODULES = (
-    "toolbench",
-    "kv_cache_tester",
-    "trail",
-    "mooncake",
-    "agentic_mooncake",
-    "tracelab",
-    "tau_bench",
-    "azure",
-    "dynamo_request",
-)
 
 
 def _to_stderr(message: str) -> None:
@@ -72,8 +61,8 @@ def register(name: str, summary: str) -> Callable[[Loader], Loader]:
 
 def formats() -> dict[str, Format]:
     """All known formats by name."""
-    for module in _MODULES:
-        import_module(f"workloads.formats.{module}")
+    for module in iter_modules([str(Path(__file__).parent)], "workloads.formats."):
+        import_module(module.name)
     return dict(sorted(_FORMATS.items()))
 
 

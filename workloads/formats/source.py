@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
 from workloads.trace import MAX_TOKENS, UNPACKED_CHARACTERS, numbered_lines, open_text, parse_json
+
+Row = tuple[str, dict[str, Any]]
+"""(place, object) of a line of JSON."""
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
@@ -49,11 +52,34 @@ def read_json(file: Path) -> Any:
             raise UserError(f"{file}: a number has too many digits, or brackets are nested too deeply") from None
 
 
-def read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of every line that is not blank."""
+def read_json_lines(file: Path) -> Iterator[Row]:
+    """Every line that is not blank."""
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
         yield where, as_object(parse_json(line, where), where)
+
+
+def rows_by_session(
+    files: Iterable[Path],
+    name_of: Callable[[dict[str, Any], str], str],
+    counts: tuple[str, str],
+    note: Callable[[str], None],
+) -> dict[str, list[Row]]:
+    """The rows of JSON-lines files by session, in the order of the files. Rows without tokens are left out.
+
+    Args:
+        name_of: gives the session of a row at a place.
+        counts: keys of the prompt's and of the output's tokens.
+        note: called with one line for each row that is left out.
+    """
+    by_session: dict[str, list[Row]] = {}
+    for file in files:
+        for where, row in read_json_lines(file):
+            if all(count_of(row, key, where) for key in counts):
+                by_session.setdefault(name_of(row, where), []).append((where, row))
+            else:
+                note(f"{where}: no tokens, left out")
+    return by_session
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:

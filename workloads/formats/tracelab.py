@@ -8,12 +8,10 @@ from typing import Any
 
 from workloads.formats.chain import Call, rounds_of
 from workloads.formats.loader import LoadOptions, register
-from workloads.formats.source import count_of, read_json_lines, seconds_of, source_files, timestamp_s
+from workloads.formats.source import Row, count_of, rows_by_session, seconds_of, source_files, timestamp_s
 from workloads.trace import Session
 
 _INPUT_EVENTS = ("user_message", "tool_result")
-
-Row = tuple[str, dict[str, Any]]
 
 
 @register("tracelab", "TraceLab round tables (round_trace.jsonl; recorded tool and user times)")
@@ -23,13 +21,8 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     `prefix_tokens` counts the tokens in the provider's cache, which also shrinks when an entry expires. So it is used
     only if the prompt itself shows a rewrite, because it is not longer than the context before it.
     """
-    by_session: dict[str, list[Row]] = {}
-    for file in source_files(path, ".jsonl"):
-        for where, row in read_json_lines(file):
-            if not count_of(row, "input_tokens_total", where) or not count_of(row, "output_tokens", where):
-                options.note(f"{where}: no tokens, left out")
-                continue
-            by_session.setdefault(str(row.get("session_id")), []).append((where, row))
+    files, counts = source_files(path, ".jsonl"), ("input_tokens_total", "output_tokens")
+    by_session = rows_by_session(files, lambda row, _: str(row.get("session_id")), counts, options.note)
     starts_s: dict[str, float | None] = {}
     for name, rows in by_session.items():
         rows.sort(key=lambda item: count_of(item[1], "round_index", item[0]))

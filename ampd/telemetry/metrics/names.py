@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 PREFIX = "ampd_"
 
@@ -34,15 +35,15 @@ class Metric:
     """One metric.
 
     Attributes:
-        labels: name -> its values; an empty tuple: names of policies or values of settings, not known beforehand.
         processes: the processes that expose it.
+        labels: name -> its values; an empty tuple: names of policies or values of settings, not known beforehand.
         buckets: upper bounds of a histogram's buckets, without infinity.
     """
 
-    name: str
     kind: Kind
-    help: str
+    name: str
     processes: tuple[Process, ...]
+    help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
 
@@ -51,6 +52,8 @@ class Metric:
         """The name of the metric family in prometheus_client: without the suffix of a counter."""
         return self.name.removesuffix("_total")
 
+
+_counter, _gauge, _histogram = (partial(Metric, kind) for kind in (Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM))
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 """TTFTs, and the parts of a TTFT: queue, prefill."""
@@ -81,284 +84,211 @@ OTHER = "other"
 
 # -- rounds, as the coordinators serve them
 
-TTFT = Metric(
+TTFT = _histogram(
     "ampd_time_to_first_token_seconds",
-    Kind.HISTOGRAM,
+    _COORDINATOR,
     "Time from a round's arrival at the coordinator to its first token, by prefill (initial: the round bound its "
     "session) and by route.",
-    _COORDINATOR,
     {"prefill": PREFILLS, "route": ROUTE_NAMES},
     TTFT_BUCKETS_S,
 )
-ITL = Metric(
+ITL = _histogram(
     "ampd_inter_token_latency_seconds",
-    Kind.HISTOGRAM,
-    "Mean time between the output tokens of a round, one observation a round: what the ITL target is compared with.",
     _COORDINATOR,
+    "Mean time between the output tokens of a round, one observation a round: what the ITL target is compared with.",
     buckets=ITL_BUCKETS_S,
 )
-ROUNDS = Metric(
+ROUNDS = _counter(
     "ampd_rounds_total",
-    Kind.COUNTER,
+    _COORDINATOR,
     "Rounds that have ended, by outcome against their targets. A round that its client ends after the first token is "
     "judged as far as it came (stop strings end rounds so); failed: ended by an error of whatever kind; abandoned: "
     "ended by its client before its first token and before the TTFT target had passed. Attainment is met / (all but "
     "abandoned).",
-    _COORDINATOR,
     {"outcome": OUTCOMES},
 )
-SLO_TTFT = Metric(
-    "ampd_slo_time_to_first_token_seconds",
-    Kind.GAUGE,
-    "TTFT target of the rounds that bring none of their own.",
-    _COORDINATOR,
+SLO_TTFT = _gauge(
+    "ampd_slo_time_to_first_token_seconds", _COORDINATOR, "TTFT target of the rounds that bring none of their own."
 )
-SLO_ITL = Metric(
-    "ampd_slo_inter_token_latency_seconds",
-    Kind.GAUGE,
-    "ITL target of the rounds that bring none of their own.",
-    _COORDINATOR,
+SLO_ITL = _gauge(
+    "ampd_slo_inter_token_latency_seconds", _COORDINATOR, "ITL target of the rounds that bring none of their own."
 )
-ROUTES = Metric(
+ROUTES = _counter(
     "ampd_routes_total",
-    Kind.COUNTER,
-    "Rounds that have ended, by the route of their prefill and the policy's reason for it (the last placement counts).",
     _COORDINATOR,
+    "Rounds that have ended, by the route of their prefill and the policy's reason for it (the last placement counts).",
     {"route": ROUTE_NAMES, "reason": ()},
 )
-ROUND_FAILURES = Metric(
+ROUND_FAILURES = _counter(
     "ampd_round_failures_total",
-    Kind.COUNTER,
-    "Requests that ended with an error, by HTTP status; those that never got as far as a worker included.",
     _COORDINATOR,
+    "Requests that ended with an error, by HTTP status; those that never got as far as a worker included.",
     {"status": ()},
 )
-ROUND_RETRIES = Metric(
-    "ampd_round_retries_total",
-    Kind.COUNTER,
-    "Workers that failed a round, which then went on elsewhere or failed.",
-    _COORDINATOR,
+ROUND_RETRIES = _counter(
+    "ampd_round_retries_total", _COORDINATOR, "Workers that failed a round, which then went on elsewhere or failed."
 )
-ROUND_DEATHS = Metric(
+ROUND_DEATHS = _counter(
     "ampd_round_worker_deaths_total",
-    Kind.COUNTER,
-    "Workers that died while they had a round, once per round. A request under which two died is refused from then on.",
     _COORDINATOR,
+    "Workers that died while they had a round, once per round. A request under which two died is refused from then on.",
 )
-ROUNDS_IN_PROGRESS = Metric(
-    "ampd_rounds_in_progress", Kind.GAUGE, "Rounds that this coordinator serves now.", _COORDINATOR
-)
-PROMPT_TOKENS = Metric(
+ROUNDS_IN_PROGRESS = _gauge("ampd_rounds_in_progress", _COORDINATOR, "Rounds that this coordinator serves now.")
+PROMPT_TOKENS = _counter(
     "ampd_prompt_tokens_total",
-    Kind.COUNTER,
+    _COORDINATOR,
     "Prompt tokens of the rounds that have ended, by part: history has its KV on the decode worker, the increment is "
     "prefilled.",
-    _COORDINATOR,
     {"part": PARTS},
 )
-OUTPUT_TOKENS = Metric(
-    "ampd_output_tokens_total", Kind.COUNTER, "Output tokens of the first choice of each round.", _COORDINATOR
-)
+OUTPUT_TOKENS = _counter("ampd_output_tokens_total", _COORDINATOR, "Output tokens of the first choice of each round.")
 
 # -- sessions
 
-SESSIONS_BOUND = Metric(
-    "ampd_sessions_bound_total", Kind.COUNTER, "Sessions that were bound to a decode worker.", _COORDINATOR
+SESSIONS_BOUND = _counter("ampd_sessions_bound_total", _COORDINATOR, "Sessions that were bound to a decode worker.")
+SESSIONS_REPINNED = _counter(
+    "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved to another decode worker."
 )
-SESSIONS_REPINNED = Metric(
-    "ampd_sessions_repinned_total", Kind.COUNTER, "Sessions that were moved to another decode worker.", _COORDINATOR
-)
-SESSIONS_LOST = Metric(
+SESSIONS_LOST = _counter(
     "ampd_sessions_lost_total",
-    Kind.COUNTER,
+    _BOTH,
     "Sessions whose KV went before they ended, by reason: worker-lost (told by coordinators), evicted to make room, "
     "idle for longer than the session TTL (told by workers).",
-    _BOTH,
     {"reason": LOSSES},
 )
-SESSIONS_HELD = Metric("ampd_sessions_held", Kind.GAUGE, "Sessions whose KV this worker holds.", _WORKER)
+SESSIONS_HELD = _gauge("ampd_sessions_held", _WORKER, "Sessions whose KV this worker holds.")
 
 # -- the cluster, as a coordinator sees it
 
-LIVE_WORKERS = Metric(
+LIVE_WORKERS = _gauge(
     "ampd_live_workers",
-    Kind.GAUGE,
-    "Workers that this coordinator sees alive, by the role that they have now.",
     _COORDINATOR,
+    "Workers that this coordinator sees alive, by the role that they have now.",
     {"role": ROLES},
 )
-LEASES_EXPIRED = Metric(
-    "ampd_worker_leases_expired_total",
-    Kind.COUNTER,
-    "Workers that fell silent until their lease was over.",
-    _COORDINATOR,
+LEASES_EXPIRED = _counter(
+    "ampd_worker_leases_expired_total", _COORDINATOR, "Workers that fell silent until their lease was over."
 )
-LEADING = Metric(
+LEADING = _gauge(
     "ampd_leading",
-    Kind.GAUGE,
+    _COORDINATOR,
     "1 if this coordinator leads: it assigns the workers' roles. With pools that never change, no coordinator leads.",
-    _COORDINATOR,
 )
-ROLE_ASSIGNMENTS = Metric(
+ROLE_ASSIGNMENTS = _counter(
     "ampd_role_assignments_total",
-    Kind.COUNTER,
-    "Roles that this coordinator assigned, by the new role and the policy's reason.",
     _COORDINATOR,
+    "Roles that this coordinator assigned, by the new role and the policy's reason.",
     {"role": ROLES, "reason": ()},
 )
-COORDINATOR_INFO = Metric(
+COORDINATOR_INFO = _gauge(
     "ampd_coordinator_info",
-    Kind.GAUGE,
-    "1, with the policies that this coordinator decides by.",
     _COORDINATOR,
+    "1, with the policies that this coordinator decides by.",
     {"routing": (), "binding": (), "pools": ()},
 )
 
 # -- shared state
 
-STATE_AVAILABLE = Metric(
-    "ampd_state_available", Kind.GAUGE, "1 while the shared state (Redis) answers, 0 while it is lost.", _BOTH
-)
-STATE_VIEW_AGE = Metric(
+STATE_AVAILABLE = _gauge("ampd_state_available", _BOTH, "1 while the shared state (Redis) answers, 0 while it is lost.")
+STATE_VIEW_AGE = _gauge(
     "ampd_state_view_age_seconds",
-    Kind.GAUGE,
+    _COORDINATOR,
     "Time since the shared state was last heard: how old this coordinator's view may be. It rises to the timeout of "
     "the state (2 s) in a cluster where nothing happens.",
-    _COORDINATOR,
 )
-STATE_LOSSES = Metric(
-    "ampd_state_losses_total", Kind.COUNTER, "Times that this coordinator lost the shared state.", _COORDINATOR
+STATE_LOSSES = _counter("ampd_state_losses_total", _COORDINATOR, "Times that this coordinator lost the shared state.")
+STATE_ROUND_TRIPS = _counter(
+    "ampd_state_round_trips_total", _BOTH, "Round trips to the shared state, by operation.", {"operation": ()}
 )
-STATE_ROUND_TRIPS = Metric(
-    "ampd_state_round_trips_total",
-    Kind.COUNTER,
-    "Round trips to the shared state, by operation.",
-    _BOTH,
-    {"operation": ()},
+STATE_ERRORS = _counter(
+    "ampd_state_errors_total", _BOTH, "Round trips to the shared state that failed, by operation.", {"operation": ()}
 )
-STATE_ERRORS = Metric(
-    "ampd_state_errors_total",
-    Kind.COUNTER,
-    "Round trips to the shared state that failed, by operation.",
-    _BOTH,
-    {"operation": ()},
-)
-STATE_SECONDS = Metric(
+STATE_SECONDS = _counter(
     "ampd_state_round_trip_seconds_total",
-    Kind.COUNTER,
-    "Time spent in round trips to the shared state, by operation.",
     _BOTH,
+    "Time spent in round trips to the shared state, by operation.",
     {"operation": ()},
 )
 
 # -- the prefill queue of a worker
 
-QUEUE_TASKS = Metric("ampd_prefill_queue_tasks", Kind.GAUGE, "Prefills that wait or run on this worker.", _WORKER)
-QUEUE_WAIT = Metric(
+QUEUE_TASKS = _gauge("ampd_prefill_queue_tasks", _WORKER, "Prefills that wait or run on this worker.")
+QUEUE_WAIT = _gauge(
     "ampd_prefill_queue_predicted_wait_seconds",
-    Kind.GAUGE,
+    _WORKER,
     "How long a prefill that came now would wait for all that is queued, by the performance model.",
-    _WORKER,
 )
-PREFILL_WAIT = Metric(
+PREFILL_WAIT = _histogram(
     "ampd_prefill_wait_seconds",
-    Kind.HISTOGRAM,
+    _WORKER,
     "Time that prefills waited on this worker before they ran, reads of KV aside.",
-    _WORKER,
     buckets=TTFT_BUCKETS_S,
 )
-PREFILL = Metric(
+PREFILL = _histogram(
     "ampd_prefill_seconds",
-    Kind.HISTOGRAM,
-    "Time from a prefill's start on this worker to its first token.",
     _WORKER,
+    "Time from a prefill's start on this worker to its first token.",
     buckets=TTFT_BUCKETS_S,
 )
-POSTPONEMENTS = Metric(
-    "ampd_prefill_postponements_total",
-    Kind.COUNTER,
-    "Times that the ordering ran a later prefill before an earlier one.",
-    _WORKER,
+POSTPONEMENTS = _counter(
+    "ampd_prefill_postponements_total", _WORKER, "Times that the ordering ran a later prefill before an earlier one."
 )
-SLICES = Metric(
-    "ampd_prefill_slices_total",
-    Kind.COUNTER,
-    "Engine calls that prefills were cut into; one that runs whole counts as one.",
-    _WORKER,
+SLICES = _counter(
+    "ampd_prefill_slices_total", _WORKER, "Engine calls that prefills were cut into; one that runs whole counts as one."
 )
 
 # -- KV
 
-KV_READ_SECONDS = Metric(
+KV_READ_SECONDS = _histogram(
     "ampd_kv_read_seconds",
-    Kind.HISTOGRAM,
+    _WORKER,
     "Time of a read of KV from another worker, by direction: history (read by a prefill worker) or increment (read by "
     "a decode worker). Failed reads included.",
-    _WORKER,
     {"direction": PARTS},
     KV_BUCKETS_S,
 )
-KV_READ_BYTES = Metric(
-    "ampd_kv_read_bytes_total", Kind.COUNTER, "KV read from other workers.", _WORKER, {"direction": PARTS}
+KV_READ_BYTES = _counter("ampd_kv_read_bytes_total", _WORKER, "KV read from other workers.", {"direction": PARTS})
+KV_READ_TOKENS = _counter(
+    "ampd_kv_read_tokens_total", _WORKER, "Tokens whose KV was read from other workers.", {"direction": PARTS}
 )
-KV_READ_TOKENS = Metric(
-    "ampd_kv_read_tokens_total",
-    Kind.COUNTER,
-    "Tokens whose KV was read from other workers.",
-    _WORKER,
-    {"direction": PARTS},
-)
-KV_READ_FAILURES = Metric(
+KV_READ_FAILURES = _counter(
     "ampd_kv_read_failures_total",
-    Kind.COUNTER,
-    "Reads of KV that failed or ended short; what is missing is computed again.",
     _WORKER,
+    "Reads of KV that failed or ended short; what is missing is computed again.",
     {"direction": PARTS},
 )
-KV_PINNED = Metric(
-    "ampd_kv_pinned_tokens", Kind.GAUGE, "Tokens of sessions whose KV this worker keeps between rounds.", _WORKER
-)
-KV_USED = Metric("ampd_kv_used_tokens", Kind.GAUGE, "KV memory in use, in tokens.", _WORKER)
-KV_CAPACITY = Metric("ampd_kv_capacity_tokens", Kind.GAUGE, "KV memory of this worker, in tokens.", _WORKER)
+KV_PINNED = _gauge("ampd_kv_pinned_tokens", _WORKER, "Tokens of sessions whose KV this worker keeps between rounds.")
+KV_USED = _gauge("ampd_kv_used_tokens", _WORKER, "KV memory in use, in tokens.")
+KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this worker, in tokens.")
 
 # -- decode and the worker itself
 
-TOKEN_GAP = Metric(
+TOKEN_GAP = _histogram(
     "ampd_token_gap_seconds",
-    Kind.HISTOGRAM,
-    "Time between two outputs of one round on this worker, per token: shows the stalls that a round's mean ITL hides.",
     _WORKER,
+    "Time between two outputs of one round on this worker, per token: shows the stalls that a round's mean ITL hides.",
     buckets=ITL_BUCKETS_S,
 )
-DECODE_BATCH = Metric("ampd_decode_batch_rounds", Kind.GAUGE, "Rounds that decode on this worker now.", _WORKER)
-DECODE_CONTEXT = Metric(
-    "ampd_decode_context_tokens", Kind.GAUGE, "Context of the rounds that decode on this worker now.", _WORKER
-)
-WORKER_ROUNDS = Metric(
+DECODE_BATCH = _gauge("ampd_decode_batch_rounds", _WORKER, "Rounds that decode on this worker now.")
+DECODE_CONTEXT = _gauge("ampd_decode_context_tokens", _WORKER, "Context of the rounds that decode on this worker now.")
+WORKER_ROUNDS = _gauge(
     "ampd_worker_rounds_in_progress",
-    Kind.GAUGE,
+    _WORKER,
     "Rounds, or parts of rounds, that are on this worker now, waiting ones included.",
-    _WORKER,
 )
-WORKER_ROLE = Metric(
-    "ampd_worker_role",
-    Kind.GAUGE,
-    "1 for the role that this worker has now, 0 for the other.",
-    _WORKER,
-    {"role": ROLES},
+WORKER_ROLE = _gauge(
+    "ampd_worker_role", _WORKER, "1 for the role that this worker has now, 0 for the other.", {"role": ROLES}
 )
-ROLE_CHANGES = Metric(
+ROLE_CHANGES = _counter(
     "ampd_worker_role_changes_total",
-    Kind.COUNTER,
-    "Times that this worker took another role, by the new one.",
     _WORKER,
+    "Times that this worker took another role, by the new one.",
     {"role": ROLES},
 )
-WORKER_INFO = Metric(
+WORKER_INFO = _gauge(
     "ampd_worker_info",
-    Kind.GAUGE,
-    "1, with the engine, its tensor parallelism and the policies of this worker.",
     _WORKER,
+    "1, with the engine, its tensor parallelism and the policies of this worker.",
     {"engine": (), "tp": (), "ordering": (), "slicing": ()},
 )
 

@@ -1,9 +1,11 @@
-"""Mooncake: sessions by blocks of the prompt, and their increments."""
+"""Mooncake: sessions by blocks of the prompt, their increments, delays, and waits for tools."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from .lab import jsonl, load, shape
 
@@ -31,3 +33,13 @@ def test_mooncake_delta_adds_up(tmp_path: Path) -> None:
     rows = (_moon("a", 1000, 50, [], timestamp=0), _moon("a", 30, 5, [], delay=1500))
     (session,) = load("mooncake-delta", jsonl(tmp_path / "m.jsonl", *rows))
     assert shape(session) == [(1000, 50, 0.0, None), (30, 5, 1.5, None)]
+
+
+def test_agentic_mooncake_adds_delay_and_tool_wait(tmp_path: Path) -> None:
+    rows = (
+        _moon("a", 600, 10, [1, 2], request_id="r1", timestamp=0, prefix_reset=True),
+        _moon("a", 700, 10, [1, 3], request_id="r2", timestamp=900, wait_for=["r1"], delay=100, tool_wait_ms=200),
+        _moon("a", 800, 10, [], request_id="r3", timestamp=999, wait_for=["r2"], delay=50, prefix_reset=True),
+    )
+    (session,) = load("agentic_mooncake", jsonl(tmp_path / "m.jsonl", *rows))
+    assert shape(session) == [(600, 10, 0.0, None), (90, 10, pytest.approx(0.3), None), (800, 10, 0.05, 0)]

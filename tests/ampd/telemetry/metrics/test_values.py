@@ -14,9 +14,9 @@ from ampd.telemetry.metrics.names import OTHER, Kind, Metric, Process
 from ampd.telemetry.metrics.values import Counter, Histogram, LabelValues
 
 HISTOGRAM = Metric(
-    "ampd_x_seconds", Kind.HISTOGRAM, "X.", (), {"direction": ("in", "out")}, buckets=(0.001, 0.01, 0.5, 2.0)
+    Kind.HISTOGRAM, "ampd_x_seconds", (), "X.", {"direction": ("in", "out")}, buckets=(0.001, 0.01, 0.5, 2.0)
 )
-COUNTER = Metric("ampd_y_total", Kind.COUNTER, "Y.", (), {"direction": ("in", "out")})
+COUNTER = Metric(Kind.COUNTER, "ampd_y_total", (), "Y.", {"direction": ("in", "out")})
 sides = st.sampled_from(["in", "out"])
 # At, just beside and between the bounds.
 seconds = st.sampled_from([0.0, 0.001, 0.0011, 0.01, 0.5, 0.50001, 2.0, 99.0]) | st.floats(0, 5)
