@@ -1,4 +1,4 @@
-"""Policies by name: registration, creation, and their documentation.
+"""Policies by name: registration and creation.
 
 A policy is a frozen pydantic model whose fields are its parameters, registered by a decorator:
 
@@ -15,7 +15,6 @@ process of a graph imports them beside the built-in ones.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,26 +60,6 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 InterfaceT = TypeVar("InterfaceT", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a policy, for flags and documentation."""
-
-    name: str
-    type: str
-    default: Any
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A registered policy for its users. `text` is its docstring: the fields that it reads, its limits, an example."""
-
-    kind: Kind
-    name: str
-    text: str
-    parameters: tuple[Parameter, ...]
-
-
 @dataclass(frozen=True)
 class Registry(Generic[InterfaceT]):
     """The policies of one kind. `InterfaceT` is the interface that all of them have."""
@@ -94,7 +73,7 @@ class Registry(Generic[InterfaceT]):
         Raises:
             UserError: an unknown name or parameter (the known ones are listed), or a value that does not fit.
         """
-        policy = self._known(name)
+        policy = self.policy(name)
         unknown = sorted(parameters.keys() - policy.model_fields.keys())
         if unknown:
             known = ", ".join(policy.model_fields) or "none, it takes no parameters"
@@ -119,18 +98,16 @@ class Registry(Generic[InterfaceT]):
         _import_policies()
         return tuple(sorted(self._policies))
 
-    def describe(self, name: str) -> Description:
-        """The documentation of one policy.
+    def policy(self, name: str) -> type[Policy]:
+        """The class of a policy.
 
         Raises:
-            UserError: the name is unknown.
+            UserError: the name is unknown; the known ones are listed.
         """
-        policy = self._known(name)
-        parameters = tuple(
-            Parameter(key, inspect.formatannotation(known.annotation), known.default, known.description or "")
-            for key, known in policy.model_fields.items()
-        )
-        return Description(self.kind, name, inspect.getdoc(policy) or "", parameters)
+        names = self.names()
+        if name not in names:
+            raise UserError(f"unknown {self.kind} policy {name!r}; known: {', '.join(names)}")
+        return self._policies[name]
 
     def add(self, name: str, policy: type[Policy]) -> None:
         """Make a policy known under a name.
@@ -141,12 +118,6 @@ class Registry(Generic[InterfaceT]):
         known = self._policies.setdefault(name, policy)
         if (known.__module__, known.__qualname__) != (policy.__module__, policy.__qualname__):
             raise ValueError(f"{self.kind} policy {name!r} is registered twice: {known} and {policy}")
-
-    def _known(self, name: str) -> type[Policy]:
-        names = self.names()
-        if name not in names:
-            raise UserError(f"unknown {self.kind} policy {name!r}; known: {', '.join(names)}")
-        return self._policies[name]
 
 
 BINDING = Registry[BindingPolicy]("binding")

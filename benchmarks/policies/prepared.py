@@ -11,7 +11,6 @@ from typing import Any
 
 from ampd.documents import replacing
 from ampd.policies import defaults
-from ampd.policies.rivals.ppd.table_file import write_table
 from ampd.types import Slo
 from benchmarks.policies.contest import TARGET, measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
@@ -19,6 +18,7 @@ from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import fit_table
+from benchmarks.routing_table.table_file import write_table
 from planner.layout.cache import CurveCache
 from planner.layout.layout import Replicas
 from planner.layout.search import PlanCase, make_plan

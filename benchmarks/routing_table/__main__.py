@@ -11,10 +11,10 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import UserError, guarded
 from ampd.policies.registry import create_named
-from ampd.policies.rivals.ppd.table_file import FittedOn, dump_table, write_table
 from ampd.settings import parse_settings
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import Fit, fit_table
+from benchmarks.routing_table.table_file import FittedOn, dump_table, write_table
 from planner.case_settings import CaseSettings
 from planner.simulate_command import parse_rates
 from planner.simulator.cluster import Cluster
@@ -92,7 +92,9 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.output)
     case = settings.case()
     fit = fit_table(case, settings.jobs)
-    table = fit.table.model_copy(update={"fitted_on": fitted_on(case, fit, Path(settings.trace).name)})
+    table = fit.table.model_copy(
+        update={"fitted_on": fitted_on(case, fit, Path(settings.trace).name).model_dump(mode="json")}
+    )
     print(summary(fit), file=sys.stderr)
     if settings.output is None:
         print(dump_table(table), end="")

@@ -19,6 +19,7 @@ from ampd.policies.rivals.ppd.table import TableRouting
 from ampd.policies.rivals.ppd.table_file import RoutingTable
 from ampd.types import Route
 from benchmarks.routing_table.case import FitCase, blank_table
+from benchmarks.routing_table.table_file import with_routes
 from benchmarks.routing_table.trial import Trial, rounds_attained, try_table
 from planner.parallel import in_parallel
 
@@ -66,7 +67,7 @@ def fit_table(case: FitCase, jobs: int | None = None) -> Fit:
         for cell, place in enumerate(_places(blank.shape)):
             if place[_OUTPUT] == scale:
                 routes[cell] = best.routes[_nearest(blank, cell, best.cells)]
-    table = blank.with_routes(tuple(routes))
+    table = with_routes(blank, tuple(routes))
     return Fit(table, _comparison(case, table, jobs))
 
 
@@ -98,7 +99,7 @@ def _judge(case: FitCase, blank: RoutingTable, scale: int) -> Callable[[Routes],
     output_tokens = factor * case.mean_output_tokens
 
     def judge(routes: Routes) -> Trial:
-        return try_table(case, workloads, TableRouting(table=blank.with_routes(routes), output_tokens=output_tokens))
+        return try_table(case, workloads, TableRouting(table=with_routes(blank, routes), output_tokens=output_tokens))
 
     return judge
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ampd.policies.registry import Description, of_kind
+import inspect
+
+from ampd.policies.registry import Policy, of_kind
 
 _HEAD = """\
 # Policies
@@ -31,17 +33,18 @@ def render() -> str:
     for kind, summary in _KINDS.items():
         parts.append(f"## {kind.capitalize()}\n\n{summary}\n")
         registry = of_kind(kind)
-        parts.extend(_section(registry.describe(name)) for name in registry.names())
+        parts.extend(_section(kind, name, registry.policy(name)) for name in registry.names())
     return "\n".join(parts)
 
 
-def _section(policy: Description) -> str:
-    lines = [f"### {policy.kind}: {policy.name}", "", policy.text, ""]
-    if policy.parameters:
-        lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
-        lines += [f"| `{p.name}` | {_cell(p.type)} | {p.default} | {p.description} |" for p in policy.parameters]
-    else:
-        lines += ["No parameters."]
+def _section(kind: str, name: str, policy: type[Policy]) -> str:
+    lines = [f"### {kind}: {name}", "", inspect.getdoc(policy) or "", ""]
+    if not policy.model_fields:
+        return "\n".join([*lines, "No parameters.", ""])
+    lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
+    for key, field in policy.model_fields.items():
+        kind_of_value = _cell(inspect.formatannotation(field.annotation))
+        lines.append(f"| `{key}` | {kind_of_value} | {field.default} | {field.description} |")
     return "\n".join([*lines, ""])
 
 

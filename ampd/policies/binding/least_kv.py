@@ -24,7 +24,6 @@ class LeastKv(Policy):
     """
 
     def bind(self, situation: BindingSituation) -> str:
-        """The chosen worker's id."""
         task, decode = situation.task, situation.decode
         keys = [(not fits(worker, task), worker.kv_used_tokens, len(worker.held_tokens)) for worker in decode]
         best = min(keys)

@@ -32,7 +32,6 @@ class PredictiveBinding(Policy):
     memory_weight: float = Field(1.0, ge=0, description="Weight of the memory's share against those of time.")
 
     def bind(self, situation: BindingSituation) -> str:
-        """The chosen worker's id."""
         roomy = [worker for worker in situation.decode if fits(worker, situation.task)] or list(situation.decode)
         return roomy[index_of_least([self._load(situation, worker) for worker in roomy], situation.rng)].worker_id
 

@@ -40,7 +40,6 @@ class AmpdOrdering(Policy):
     )
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task to run and the positions that it overtakes."""
         limit = self.window
         tasks = situation.queue[:limit]
         if len(tasks) < 2:

@@ -23,5 +23,4 @@ class EdfOrdering(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task that is due first."""
         return first_of_least([task.arrival_s + task.slo.ttft_s for task in situation.queue])

@@ -20,5 +20,4 @@ class Fcfs(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:  # noqa: ARG002
-        """The head of the queue."""
         return _HEAD

@@ -26,7 +26,6 @@ class HrrnOrdering(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task with the highest response ratio."""
         model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
         ranks = []
         for task in situation.queue:

@@ -34,6 +34,5 @@ class JctOrdering(Policy):
     )
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task with the least aged length."""
         ageing, now_s = self.ageing_tokens_per_s, situation.now_s
         return first_of_least([task.incr_tokens - ageing * (now_s - task.arrival_s) for task in situation.queue])

@@ -55,7 +55,6 @@ class OnTimeOrdering(Expectations):
     """Tasks considered, of those that can be on time."""
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task to run and the positions that it overtakes."""
         if len(situation.queue) == 1:
             return Run(0)
         jobs, hopeless = self._jobs(situation)

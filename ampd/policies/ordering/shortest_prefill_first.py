@@ -24,6 +24,5 @@ class ShortestPrefillFirst(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The task with the shortest prefill."""
         prefill_s, parallelism = situation.model.prefill_s, situation.parallelism
         return first_of_least([prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in situation.queue])

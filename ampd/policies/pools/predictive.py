@@ -53,7 +53,6 @@ class PredictivePools(Policy):
     cooldown_s: float = Field(5.0, ge=0, description="Least time between two changes, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        """At most one worker that changes its role."""
         if situation.now_s - situation.changed_s < self.cooldown_s:
             return ()
         model, workers, ttft_s = situation.model, situation.workers, situation.slo.ttft_s

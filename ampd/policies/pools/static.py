@@ -23,5 +23,4 @@ class StaticPools(Policy):
     is_idle: ClassVar[bool] = True
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:  # noqa: ARG002
-        """Nothing."""
         return ()

@@ -74,7 +74,6 @@ class ArrowBinding(Policy):
     )
 
     def bind(self, situation: BindingSituation) -> str:
-        """The chosen worker's id."""
         workers = [worker for worker in situation.decode if fits(worker, situation.task)] or situation.decode
         roomy = [worker for worker in workers if self._has_room(situation, worker)]
         settled = [worker for worker in roomy if pool_of(worker) is Pool.DECODE]
@@ -119,7 +118,6 @@ class ArrowRouting(Policy):
     """
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task = situation.task
         workers = able(task, situation.prefill)
         if not workers:
@@ -187,7 +185,6 @@ class ArrowPools(Policy):
     cooldown_s: float = Field(1.0, ge=0, description="Least time between two changes, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        """At most one worker that changes its role."""
         if situation.now_s - situation.changed_s < self.cooldown_s:
             return ()
         prefill = [worker for worker in situation.workers if worker.role is Role.PREFILL]

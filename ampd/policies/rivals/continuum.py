@@ -22,6 +22,5 @@ class ContinuumOrdering(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """The first task of a running session, else the head."""
         index = next((position for position, task in enumerate(situation.queue) if task.hist_tokens), 0)
         return Run(index, tuple(range(index)))

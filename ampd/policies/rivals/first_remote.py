@@ -27,7 +27,6 @@ class FirstRemote(Policy):
     """
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         workers = able(situation.task, situation.prefill)
         if not workers:
             return local(situation.decode, NO_PREFILL_WORKER)

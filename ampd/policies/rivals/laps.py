@@ -65,7 +65,6 @@ class LapsOrdering(Policy):
     )
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        """A long task, or a batch of shorts, now or later."""
         queue = situation.queue
         shorts: list[int] = []
         first_long = -1
@@ -142,7 +141,6 @@ class LapsRouting(Policy):
     boundary_tokens: int = Field(256, ge=1, description="Most new tokens of a short prefill.")
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task, prefill = situation.task, situation.prefill
         reason = SHORT if task.incr_tokens <= self.boundary_tokens else LONG
         workers = able(task, [worker for worker in prefill if worker.lane == reason])
@@ -184,7 +182,6 @@ class LapsPools(Policy):
     cooldown_s: float = Field(5.0, ge=0, description="Least time between two moves, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        """Lanes for those that have none, else at most one move."""
         prefill = [worker for worker in situation.workers if worker.role is Role.PREFILL]
         if len(prefill) < 2 * self.n_min:
             return ()

@@ -40,7 +40,6 @@ class ThresholdRouting(Policy):
     )
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task, decode = situation.task, situation.decode
         workers = able(task, situation.prefill)
         if not workers:

@@ -22,6 +22,5 @@ class AlwaysLocal(Policy):
     """
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         is_able = able(situation.task, situation.prefill)
         return local(situation.decode, "always-local" if is_able else NO_PREFILL_WORKER)

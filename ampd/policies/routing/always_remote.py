@@ -35,7 +35,6 @@ class AlwaysRemote(Policy):
     )
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         workers = able(situation.task, situation.prefill)
         if not workers:
             return local(situation.decode, NO_PREFILL_WORKER)

@@ -49,7 +49,6 @@ class AmpdRouting(Policy):
     beta: float = Field(0.85, gt=0, description="Share of the ITL target up to which a decode worker has slack.")
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task, decode = situation.task, situation.decode
         workers = able(task, situation.prefill)
         if not workers:

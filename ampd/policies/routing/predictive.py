@@ -92,7 +92,6 @@ class PredictiveRouting(Expectations):
     """Offers that are checked for rounds that become late."""
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task, decode = situation.task, situation.decode
         workers = able(task, situation.prefill)
         if not workers:

@@ -60,7 +60,6 @@ class SlackSlicing(Policy):
     """TTFT targets after which a prefill does not wait for the batch any more."""
 
     def slice(self, situation: SlicingSituation) -> Slice:
-        """The next slice, or how long to wait for it."""
         task, model, parallelism = situation.task, situation.model, situation.parallelism
         shortest_s = shortest_pass_s(model, task.hist_tokens, parallelism)
         quantum_s = max(self.quantum * task.slo.ttft_s, self.QUANTUM_PASSES * shortest_s)

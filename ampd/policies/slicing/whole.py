@@ -22,5 +22,4 @@ class WholeSlicing(Policy):
     is_whole: ClassVar[bool] = True
 
     def slice(self, situation: SlicingSituation) -> Slice:
-        """All of it."""
         return Compute(situation.task.incr_tokens)

@@ -11,6 +11,7 @@ from ampd.cli.main import main
 from ampd.errors import UserError
 from ampd.policies.rivals.ppd.table_file import parse_table, read_table
 from benchmarks.routing_table.__main__ import parse_scales, run
+from benchmarks.routing_table.table_file import FittedOn
 
 BASE = ["tau-bench-airline", "--perf", "qwen3-32b-h20", "--prefill", "1xTP4", "--decode", "1xTP4"]
 LIGHT = ["--rate", "2,4", "--ttft", "0.35", "--itl", "0.04", "--limit", "10", "--steps", "5", "--jobs", "1"]
@@ -19,8 +20,7 @@ LIGHT = ["--rate", "2,4", "--ttft", "0.35", "--itl", "0.04", "--limit", "10", "-
 def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.json"
     assert run([*BASE, *LIGHT, "--seed", "3", "--output", str(path)]) == 0
-    fitted = read_table(path).fitted_on
-    assert fitted is not None
+    fitted = FittedOn.model_validate(read_table(path).fitted_on)
     assert (fitted.trace, fitted.sessions, fitted.seed) == ("tau-bench-airline", 10, 3)
     assert (fitted.performance_model, fitted.cluster) == ("qwen3-32b-h20", "prefill 1xTP4, decode 1xTP4")
     assert (fitted.ttft_slo_s, fitted.itl_slo_s, fitted.rates_per_s) == (0.35, 0.04, (2.0, 4.0))
@@ -56,10 +56,10 @@ def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.Ca
 def test_without_a_file_it_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*BASE, "--ttft", "0.35", "--itl", "0.04", "--limit", "6", "--steps", "1", "--jobs", "1"]) == 0
     table = parse_table(json.loads(capsys.readouterr().out))
-    assert table.fitted_on is not None
-    assert table.fitted_on.rates_per_s == (None,)
+    fitted = FittedOn.model_validate(table.fitted_on)
+    assert fitted.rates_per_s == (None,)
     # Arrivals that are the trace's own cannot be drawn anew.
-    assert set(table.fitted_on.rounds_attained) == {"rounds", "table", "all_remote", "all_local"}
+    assert set(fitted.rounds_attained) == {"rounds", "table", "all_remote", "all_local"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ class Deflection(Policy):
     floor_tokens: int = Field(16, ge=1, description="Smallest chunk, beside the last one, that a schedule may have.")
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         decode = situation.decode
         workers = [worker for worker in able(situation.task, situation.prefill) if worker.worker_id != decode.worker_id]
         if not workers:

@@ -31,7 +31,6 @@ class ItlChunks(Policy):
     floor_tokens: int = Field(16, ge=1, description="Computed between two steps even if that makes the step late.")
 
     def slice(self, situation: SlicingSituation) -> Slice:
-        """As much as fits between two steps."""
         task, running, model, parallelism = situation.task, situation.running, situation.model, situation.parallelism
         if not running:
             return Compute(task.incr_tokens)

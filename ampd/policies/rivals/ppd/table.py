@@ -77,7 +77,6 @@ class TableRouting(Policy):
         return table.cell(task.hist_tokens, task.incr_tokens, output_tokens, load)
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
-        """Decide one round."""
         task, decode = situation.task, situation.decode
         workers = able(task, situation.prefill)
         if not workers:

@@ -6,7 +6,6 @@ with `[0, 1, 1500]` they are 0, 1 to 1499, and 1500 or more. A row has the route
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from importlib.resources import files
 from itertools import pairwise, product
@@ -15,44 +14,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from ampd.documents import first_problem, read_document, write_document
+from ampd.documents import first_problem, read_document
 from ampd.errors import UserError
 from ampd.types import Route
 
 DEFAULT_TABLE = Path(str(files("ampd.policies.rivals.ppd"))) / "tables" / "default.json"
 """The table that comes with the package."""
 
-_WHAT = "routing table"
-
 Tokens = Annotated[int, Field(ge=0)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FittedOn(_Part):
-    """The data that a table was fitted on, and the rounds that it attained there."""
-
-    trace: str = Field(min_length=1, description="Name or file name of the trace.")
-    sessions: int = Field(ge=1, description="Sessions of one simulation.")
-    performance_model: str = Field(min_length=1, description="Name of the performance model.")
-    model: str = Field(description="The language model.")
-    gpu: str = Field(description="The accelerator.")
-    cluster: str = Field(description="Replicas and their tensor parallelism.")
-    binding: str = Field(description="Binding policy.")
-    ordering: str = Field(description="Ordering policy.")
-    slicing: str = Field(description="Slicing policy.")
-    ttft_slo_s: float = Field(gt=0, description="TTFT target in seconds.")
-    itl_slo_s: float = Field(gt=0, description="ITL target in seconds.")
-    rates_per_s: tuple[float | None, ...] = Field(description="Session arrivals per second; null: the trace's own.")
-    output_scales: tuple[float, ...] = Field(description="Factors on the trace's output lengths, one fit each.")
-    seed: int = Field(description="Seed of arrivals and of random choices.")
-    rounds_attained: dict[str, int] = Field(
-        default_factory=dict,
-        description="Rounds within both targets, of `rounds` in all: with this table, and with every round on one "
-        "route; `fresh_...`: the same for arrivals that the fit has not seen.",
-    )
 
 
 class TableRow(_Part):
@@ -71,7 +44,9 @@ class RoutingTable(_Part):
     """
 
     format: Literal["ampd-routing-table/1"] = "ampd-routing-table/1"
-    fitted_on: FittedOn | None = Field(None, description="Where the table comes from; null: written by hand.")
+    fitted_on: dict[str, Any] | None = Field(
+        None, description="Origin of the table, for readers; null: written by hand."
+    )
     expected_output_tokens: float = Field(gt=0, description="Estimate of every round's output length, in tokens.")
     context_tokens_from: tuple[Tokens, ...] = Field(description="Context whose KV the decode worker holds, in tokens.")
     increment_tokens_from: tuple[Tokens, ...] = Field(description="New tokens to prefill.")
@@ -138,20 +113,6 @@ class RoutingTable(_Part):
         number = (number - 1) * len(self.output_tokens_from) + bisect_right(self.output_tokens_from, output_tokens)
         return (number - 1) * len(self.load_from) + bisect_right(self.load_from, load) - 1
 
-    def with_routes(self, routes: tuple[Route, ...]) -> RoutingTable:
-        """The same buckets with other routes, one for every cell."""
-        loads = len(self.load_from)
-        rows = [
-            {
-                "context_tokens_from": context,
-                "increment_tokens_from": increment,
-                "output_tokens_from": output,
-                "by_load": routes[number * loads : (number + 1) * loads],
-            }
-            for number, (context, increment, output) in enumerate(self.buckets())
-        ]
-        return RoutingTable.model_validate(dict(self) | {"rows": rows})
-
 
 def read_table(path: Path) -> RoutingTable:
     """Read and check a file.
@@ -159,7 +120,7 @@ def read_table(path: Path) -> RoutingTable:
     Raises:
         UserError: the file cannot be read or a field is wrong, as one line with the file and the field.
     """
-    return read_document(RoutingTable, path, _WHAT, quotes_rules=False)
+    return read_document(RoutingTable, path, "routing table", quotes_rules=False)
 
 
 def parse_table(document: Any) -> RoutingTable:
@@ -172,28 +133,3 @@ def parse_table(document: Any) -> RoutingTable:
         return RoutingTable.model_validate(document)
     except ValidationError as error:
         raise UserError(f"routing table: {first_problem(error, quotes_rules=False)}") from None
-
-
-def write_table(table: RoutingTable, path: Path) -> None:
-    """Write a file that `read_table` reads back equal, one row per line; an existing file is replaced only as a whole.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    write_document(dump_table(table), path, _WHAT)
-
-
-def dump_table(table: RoutingTable) -> str:
-    """The table as readable JSON: one line per axis and row."""
-    document = table.model_dump(mode="json")
-    rows = document.pop("rows")
-    lines = [f" {json.dumps(key)}: {_block(value)}," for key, value in document.items()]
-    lines += [' "rows": [', ",\n".join(f"  {json.dumps(row)}" for row in rows), " ]"]
-    return "\n".join(["{", *lines, "}"]) + "\n"
-
-
-def _block(value: Any) -> str:
-    if not isinstance(value, dict):
-        return json.dumps(value)
-    inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
-    return "{\n" + inner + "\n }"

@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create, create_named
-from ampd.policies.rivals.ppd.table_file import (
-    DEFAULT_TABLE,
-    RoutingTable,
-    dump_table,
-    parse_table,
-    read_table,
-    write_table,
-)
+from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from benchmarks.routing_table.table_file import FittedOn, dump_table, with_routes, write_table
 from tests.ampd.policies import situations
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -133,7 +127,7 @@ def test_every_round_has_one_cell_and_its_row_says_so(
     context: int, increment: int, output: float, load: float, data: st.DataObject
 ) -> None:
     routes = tuple(data.draw(st.lists(st.sampled_from(Route), min_size=36, max_size=36)))
-    table = parse_table(document()).with_routes(routes)
+    table = with_routes(parse_table(document()), routes)
     assert table.routes == routes
     row = max(
         (
@@ -171,8 +165,7 @@ def test_rows_may_come_in_any_order() -> None:
 
 def test_the_shipped_table_says_what_it_was_fitted_on() -> None:
     table = read_table(DEFAULT_TABLE)
-    fitted = table.fitted_on
-    assert fitted is not None
+    fitted = FittedOn.model_validate(table.fitted_on)
     assert fitted.performance_model == "qwen3-32b-h20"
     for prefix in ("", "fresh_"):
         counts = {name: fitted.rounds_attained[f"{prefix}{name}"] for name in ("table", "all_remote", "all_local")}
