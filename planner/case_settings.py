@@ -48,7 +48,6 @@ class CaseSettings(Settings):
 
     @property
     def slo(self) -> Slo:
-        """The targets of every round."""
         return Slo(self.ttft, self.itl)
 
     def performance_model(self) -> PiecewiseModel:
@@ -85,6 +84,5 @@ class CaseSettings(Settings):
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
-    """The origin of the performance model, for a result."""
     source = model.provenance
     return {"name": model.name, "kind": source.kind, "model": source.model, "gpu": source.gpu}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -81,19 +81,8 @@ class SimulateSettings(CaseSettings):
     )
 
     def options(self) -> SimulationOptions:
-        """The simulator's options."""
-        return SimulationOptions(
-            seed=self.seed,
-            chunk_tokens=self.chunk_tokens,
-            window_s=self.window_s,
-            dispatch_s=self.dispatch_s,
-            hand_over_s=self.hand_over_s,
-            kv_read_s=self.kv_read_s,
-            hand_over_pass=self.hand_over_pass,
-            state_delay_s=self.state_delay_s,
-            coordinators=self.coordinators,
-            pools_interval_s=self.pools_interval_s,
-        )
+        """The simulator's options, which are called like the flags."""
+        return SimulationOptions(**self.model_dump(include={field.name for field in fields(SimulationOptions)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +136,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
-    """One simulation."""
     policies = Policies(
         create_named("binding", scene.binding),
         create_named("routing", combination.routing),

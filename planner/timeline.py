@@ -23,7 +23,6 @@ _US = 1e6
 
 
 def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
-    """The events of a run with a timeline."""
     processes = {worker_id: number for number, worker_id in enumerate(run.worker_roles, start=1)}
     threads = _threads(run.timeline)
     most = Counter[str]()

@@ -72,11 +72,6 @@ class SessionMemory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def used_bytes(self) -> int:
-        """Memory in use, by the same estimate that `max_bytes` bounds."""
-        return self._bytes
-
     def binding(self, session_id: str) -> Binding | None:
         """The binding that held when this replica last served the session."""
         entry = self._entries.get(session_id)

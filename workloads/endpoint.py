@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -115,9 +114,7 @@ class Endpoint:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def choose_model(self, wanted: str | None) -> tuple[str, bool]:

@@ -43,14 +43,12 @@ class TokenHistory:
         self._ids: list[int] = []
 
     def prompt(self, item: Round, seed: str) -> dict[str, Any]:
-        """The whole prompt as token ids."""
         if item.keep_tokens is not None:
             del self._ids[item.keep_tokens :]
         self._ids += synthetic_token_ids(item.incr_tokens, seed, self._range.first, self._range.last)
         return {"prompt": list(self._ids)}
 
     def answered(self, text: str, token_ids: list[int]) -> None:
-        """Append the generated ids."""
         del text
         self._ids += token_ids
 
@@ -76,7 +74,6 @@ class WordHistory:
     _expected_output_tokens: int = 0
 
     def prompt(self, item: Round, seed: str) -> dict[str, Any]:
-        """The whole prompt as `messages`, or as one `prompt`."""
         if item.keep_tokens is not None:
             self._cut(item.keep_tokens)
         words = item.text if item.text is not None else synthetic_words(item.incr_tokens, seed)
@@ -87,7 +84,6 @@ class WordHistory:
         return {"messages": [{"role": piece.role, "content": piece.text} for piece in self._pieces]}
 
     def answered(self, text: str, token_ids: list[int]) -> None:
-        """Append the generated text. Its token count is the trace's."""
         del token_ids
         self._pieces.append(_Piece("assistant", text, self._expected_output_tokens))
 

@@ -78,7 +78,6 @@ class ReplaySettings(Settings):
 
     @property
     def slo(self) -> Slo | None:
-        """The targets, if given."""
         return None if self.ttft is None or self.itl is None else Slo(self.ttft, self.itl)
 
 
@@ -192,23 +191,16 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
     return result
 
 
+_ROW = (
+    *("session_id", "sent_s", "hist_tokens", "incr_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
+    *("ttft_s", "itl_s", "e2e_s", "lag_s", "error"),
+)
+"""Fields of a record in the JSON file, beside its `round` and `decision`."""
+
+
 def _record_row(record: RoundRecord) -> dict[str, Any]:
-    return {
-        "session_id": record.session_id,
-        "round": record.index,
-        "sent_s": record.sent_s,
-        "hist_tokens": record.hist_tokens,
-        "incr_tokens": record.incr_tokens,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "ttft_s": record.ttft_s,
-        "itl_s": record.itl_s,
-        "e2e_s": record.e2e_s,
-        "lag_s": record.lag_s,
-        "error": record.error,
-        "decision": dict(record.decision),
-    }
+    first, *others = ((name, getattr(record, name)) for name in _ROW)
+    return dict([first, ("round", record.index), *others, ("decision", dict(record.decision))])
 
 
 def _token_range(text: str) -> TokenRange:

@@ -34,7 +34,6 @@ def write_report(path: Path, result: Mapping[str, Any], records: Sequence[RoundR
 
 
 def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> str:
-    """The report as HTML."""
     slo = result["slo"]
     environment = template_environment("workloads")
     environment.filters |= {"ms": format_ms, "share": format_share, "bytes": format_bytes}

@@ -53,7 +53,6 @@ def describe(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def format_stats(stats: dict[str, Any]) -> str:
-    """The statistics as a table for people."""
     rate = f", {stats['rate']:.3g} sessions/s" if stats["rate"] is not None else ""
     lines = [
         f"sessions {stats['sessions']}, rounds {stats['rounds']}, arrivals over {stats['span_s']:.1f} s{rate}",

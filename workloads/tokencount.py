@@ -73,7 +73,6 @@ class RanksCounter:
         self._known: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        """Number of tokens of `text`."""
         return sum(self._piece(piece.group()) for piece in _PIECES.finditer(text))
 
     def _piece(self, piece: str) -> int:

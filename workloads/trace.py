@@ -132,20 +132,8 @@ def write_trace(sessions: Iterable[Session], path: Path) -> int:
 
 def dump_session(session: Session) -> str:
     """One session as one line of JSON, without unused optional keys."""
-    rounds = []
-    for item in session.rounds:
-        row: dict[str, Any] = {
-            "incr_tokens": item.incr_tokens,
-            "output_tokens": item.output_tokens,
-            "tool_s": item.tool_s,
-            "keep_tokens": item.keep_tokens,
-        }
-        if item.text is not None:
-            row["text"] = item.text
-        rounds.append(row)
-    return json.dumps(
-        {"session_id": session.session_id, "arrival_s": session.arrival_s, "rounds": rounds}, ensure_ascii=False
-    )
+    rounds = [item.model_dump(exclude={"text"} if item.text is None else None) for item in session.rounds]
+    return json.dumps(session.model_dump(exclude={"rounds"}) | {"rounds": rounds}, ensure_ascii=False)
 
 
 def load_trace(name_or_path: str) -> list[Session]:
@@ -162,7 +150,6 @@ def load_trace(name_or_path: str) -> list[Session]:
 
 
 def find_trace(name_or_path: str) -> Path:
-    """The file of a trace given by path or by shipped name."""
     path = Path(name_or_path)
     if path.is_file():
         return path

@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from ampd.perf.profile import (
-    DecodeCurve,
-    DecodeSegment,
-    PrefillCurve,
-    PrefillSegment,
-    TransferCurve,
-    TransferSegment,
-)
+from ampd.perf.profile import DecodeCurve, Piece, PrefillCurve, PrefillSegment, TransferCurve
 
 PrefillPoint = tuple[int, int, float]
 """(history tokens, new tokens, seconds)."""
@@ -72,13 +65,7 @@ def fit_decode(points: Sequence[DecodePoint], starts: Sequence[int] | None = Non
     """The decode curve of the points; `starts`: first batch sizes of the segments; `ValueError` without points."""
     batch, context, seconds = _columns(points, 3)
     pieces, (context_s,) = _fit_line(batch, [context], seconds, starts)
-    return DecodeCurve(
-        context_s_per_token=context_s,
-        segments=tuple(
-            DecodeSegment(from_batch=start, alpha_s=alpha_s, beta_s_per_sequence=beta_s)
-            for start, alpha_s, beta_s in pieces
-        ),
-    )
+    return DecodeCurve.of(context_s, pieces)
 
 
 def fit_transfer(
@@ -87,20 +74,13 @@ def fit_transfer(
     """The transfer curve of the points; `starts`: first lengths of the segments. Raises `ValueError` without points."""
     tokens, seconds = _columns(points, 2)
     pieces, _ = _fit_line(tokens, [], seconds, starts)
-    return TransferCurve(
-        tp_source=tp_source,
-        tp_target=tp_target,
-        segments=tuple(
-            TransferSegment(from_tokens=start, alpha_s=alpha_s, beta_s_per_token=beta_s)
-            for start, alpha_s, beta_s in pieces
-        ),
-    )
+    return TransferCurve.of(tp_source, tp_target, pieces)
 
 
 def _fit_line(
     values: _Array, others: Sequence[_Array], seconds: _Array, starts: Sequence[int] | None
-) -> tuple[list[tuple[int, float, float]], list[float]]:
-    """Segments over `values` as (start, alpha, slope), and the coefficient of each of the `others`."""
+) -> tuple[list[Piece], list[float]]:
+    """Segments over `values`, and the coefficient of each of the `others`."""
 
     def design(starts: Sequence[int]) -> _Array:
         return np.column_stack([np.ones_like(values), *others, *(part for _, part in _inside(values, starts))])

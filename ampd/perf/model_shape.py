@@ -61,7 +61,6 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Weights in memory."""
         return self.parameters * self.bytes_per_value
 
     @property

@@ -69,16 +69,13 @@ class PiecewiseModel:
 
     @property
     def provenance(self) -> Provenance:
-        """Where the figures come from."""
         return self.profile.provenance
 
     @property
     def parallelisms(self) -> tuple[Parallelism, ...]:
-        """The parallelisms whose compute times are known."""
         return tuple(Parallelism(tp) for tp in sorted(self._prefill))
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
-        """Time to prefill `incr_tokens` behind `hist_tokens` of existing KV; 0 when there is nothing to prefill."""
         if incr_tokens <= 0:
             return 0.0
         try:
@@ -101,7 +98,6 @@ class PiecewiseModel:
         return line(batch) + context_tokens * context_s
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
-        """Time to move the KV of `tokens` between two workers; 0 when `tokens` is 0."""
         if tokens <= 0:
             return 0.0
         try:
@@ -157,7 +153,6 @@ def load_performance_model(name_or_path: str | Path) -> PiecewiseModel:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the shipped profiles."""
     return tuple(sorted(path.stem for path in _profiles_folder().glob("*.json")))
 
 

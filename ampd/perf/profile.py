@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -19,6 +20,8 @@ from ampd.documents import read_document, write_document
 _WHAT = "performance model"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Piece = tuple[int, float, float]
+"""(start, alpha, slope) of a segment, in seconds."""
 TensorParallel = Annotated[int, Field(ge=1)]
 
 
@@ -85,6 +88,12 @@ class DecodeCurve(_Part):
 
     _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_batch"))
 
+    @classmethod
+    def of(cls, context_s: float, pieces: Iterable[Piece]) -> DecodeCurve:
+        """The curve over batch sizes with these pieces."""
+        segments = (DecodeSegment(from_batch=n, alpha_s=alpha, beta_s_per_sequence=beta) for n, alpha, beta in pieces)
+        return cls(context_s_per_token=context_s, segments=tuple(segments))
+
 
 class TransferSegment(_Part):
     """Costs of the tokens from `from_tokens` up to the next segment."""
@@ -102,6 +111,12 @@ class TransferCurve(_Part):
     segments: tuple[TransferSegment, ...] = Field(min_length=1)
 
     _starts = field_validator("segments")(lambda segments: _check_starts(segments, "from_tokens"))
+
+    @classmethod
+    def of(cls, tp_source: int, tp_target: int, pieces: Iterable[Piece]) -> TransferCurve:
+        """The curve over tokens with these pieces."""
+        segments = (TransferSegment(from_tokens=n, alpha_s=alpha, beta_s_per_token=beta) for n, alpha, beta in pieces)
+        return cls(tp_source=tp_source, tp_target=tp_target, segments=tuple(segments))
 
 
 class ParallelismCurves(_Part):

@@ -18,14 +18,13 @@ from ampd.perf.memory import MemoryShare, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
     DecodeCurve,
-    DecodeSegment,
     ParallelismCurves,
     PerformanceProfile,
+    Piece,
     PrefillCurve,
     PrefillSegment,
     Provenance,
     TransferCurve,
-    TransferSegment,
 )
 
 _Curve = Callable[[int], float]
@@ -156,19 +155,13 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
                 for start, alpha_s, beta_s in prefill
             ),
         ),
-        decode=DecodeCurve(
-            context_s_per_token=kv_read_s,
-            segments=tuple(
-                DecodeSegment(from_batch=start, alpha_s=alpha_s, beta_s_per_sequence=beta_s)
-                for start, alpha_s, beta_s in decode
-            ),
-        ),
+        decode=DecodeCurve.of(kv_read_s, decode),
         kv_capacity_tokens=capacity_tokens,
     )
 
 
-def _pieces(replica: _Replica, seconds: _Curve) -> list[tuple[int, float, float]]:
-    """(start, alpha, slope) of the pieces of a curve over tokens, sampled where it may bend."""
+def _pieces(replica: _Replica, seconds: _Curve) -> list[Piece]:
+    """The pieces of a curve over tokens, sampled where it may bend."""
     knee = replica.knee_tokens
     knots = sorted({tokens for tokens in _POWERS if tokens < knee} | {1, knee, 2 * knee})
     times_s = [seconds(tokens) for tokens in knots]
@@ -189,17 +182,8 @@ def transfer_curve(
 ) -> TransferCurve:
     """Moving KV over the network cards of the smaller of two replicas."""
     bytes_per_s = min(tp_source, tp_target) * gpu.network_bytes_per_s * efficiency.network_share
-    return TransferCurve(
-        tp_source=tp_source,
-        tp_target=tp_target,
-        segments=(
-            TransferSegment(
-                from_tokens=0,
-                alpha_s=_short(efficiency.transfer_s),
-                beta_s_per_token=_short(shape.kv_bytes_per_token / bytes_per_s),
-            ),
-        ),
-    )
+    line = (0, _short(efficiency.transfer_s), _short(shape.kv_bytes_per_token / bytes_per_s))
+    return TransferCurve.of(tp_source, tp_target, [line])
 
 
 def _short(value: float) -> float:

@@ -16,15 +16,12 @@ class ScaledModel:
         self.time_scale = time_scale
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
-        """Scaled prefill time."""
         return self.time_scale * self.model.prefill_s(hist_tokens, incr_tokens, parallelism)
 
     def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
-        """Scaled time of one decode step."""
         return self.time_scale * self.model.decode_step_s(batch, context_tokens, parallelism)
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
-        """Scaled transfer time."""
         return self.time_scale * self.model.kv_transfer_s(tokens, source, target)
 
 

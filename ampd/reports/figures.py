@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def format_share(value: float | None, digits: int = 1) -> str:
-    """A share in per cent."""
     return "-" if value is None else f"{value:.{digits}%}"
 
 

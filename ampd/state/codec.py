@@ -1,7 +1,8 @@
 """Views, tasks and events as compact JSON, for Redis.
 
 A record has no arrival times, because no two machines share a clock. A task carries the seconds that it had waited at
-the time of writing, and a reader counts back from the time of writing on its own clock.
+the time of writing, and a reader counts back from the time of writing on its own clock. All functions that decode
+raise `CodecError` for a record that is malformed, or of a kind that this version does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ampd.state.store import (
 )
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow
+from ampd.telemetry.served_window import LATENCIES, ServedWindow
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 T = TypeVar("T")
@@ -31,8 +32,6 @@ T = TypeVar("T")
 _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 _POLICIES = ("routing", "binding", "pools")
-_LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
-
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading a malformed record may raise."""
@@ -58,11 +57,7 @@ def encode_task(task: PrefillTask, now_s: float) -> str:
 
 
 def decode_task(record: str | bytes, written_s: float) -> PrefillTask:
-    """A task that was written at `written_s` on the reader's clock.
-
-    Raises:
-        CodecError: the record is malformed.
-    """
+    """A task that was written at `written_s` on the reader's clock."""
     return _read(record, lambda fields: checked(wire.decode_task(fields, written_s)))
 
 
@@ -72,25 +67,16 @@ def encode_view(view: WorkerView, now_s: float) -> str:
 
 
 def decode_view(record: str | bytes, written_s: float) -> WorkerView:
-    """A view that was written at `written_s` on the reader's clock.
-
-    Raises:
-        CodecError: the record is malformed.
-    """
+    """A view that was written at `written_s` on the reader's clock."""
     return _read(record, lambda fields: _view(fields, written_s))
 
 
 def encode_coordinator(view: CoordinatorView) -> str:
-    """A coordinator's view."""
     return _dump(_coordinator_fields(view))
 
 
 def decode_coordinator(record: str | bytes) -> CoordinatorView:
-    """The inverse of `encode_coordinator`.
-
-    Raises:
-        CodecError: the record is malformed.
-    """
+    """The inverse of `encode_coordinator`."""
     return _read(record, _coordinator)
 
 
@@ -117,20 +103,12 @@ def encode_role(role: RoleAssigned) -> str:
 
 
 def decode_role(record: str | bytes) -> RoleAssigned:
-    """The inverse of `encode_role`.
-
-    Raises:
-        CodecError: the record is malformed.
-    """
+    """The inverse of `encode_role`."""
     return _read(record, _role)
 
 
 def decode_event(record: str | bytes, now_s: float) -> StateEvent:
-    """An event that arrived at `now_s` on the reader's clock.
-
-    Raises:
-        CodecError: not an event, or one of a kind that this version does not know.
-    """
+    """An event that arrived at `now_s` on the reader's clock."""
     return _read(record, lambda fields: _event(fields, now_s))
 
 
@@ -192,7 +170,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
 
 def _coordinator_fields(view: CoordinatorView) -> dict[str, Any]:
     fields, window = wire.fields_of(view), wire.fields_of(view.window)
-    latencies: dict[str, Latencies] = {name: window.pop(name) for name in _LATENCIES}
+    latencies: dict[str, Latencies] = {name: window.pop(name) for name in LATENCIES}
     policies = [fields.pop(name) for name in _POLICIES]
     return fields | {
         "slo": [view.slo.ttft_s, view.slo.itl_s],
@@ -204,7 +182,7 @@ def _coordinator_fields(view: CoordinatorView) -> dict[str, Any]:
 
 
 def _coordinator(fields: dict[str, Any]) -> CoordinatorView:
-    latencies = {name: fields["latencies"][name] for name in _LATENCIES}
+    latencies = {name: fields["latencies"][name] for name in LATENCIES}
     window = wire.from_fields(
         ServedWindow,
         fields["window"],

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 from ampd.child_process import tied_to_parent
 from ampd.errors import RunError, UserError
@@ -64,7 +63,6 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL of its socket, for `open_store`."""
         return f"unix://{self._socket}"
 
     @property
@@ -81,9 +79,7 @@ class EmbeddedRedis:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._remove()
 
@@ -108,7 +104,6 @@ class EmbeddedRedis:
             raise
 
     def stop(self) -> None:
-        """End the server and wait for its end."""
         process, self._process = self._process, None
         if process is None:
             return

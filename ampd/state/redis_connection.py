@@ -45,6 +45,8 @@ _ALWAYS_WRITE = ("publish", "publish_coordinator")
 class RedisConnection:
     """A pool of connections to the Redis that a URL names.
 
+    Every operation raises `StateUnavailableError` where Redis does not answer in time, or refuses.
+
     Raises:
         UserError: redis-py does not accept the URL.
     """
@@ -73,11 +75,7 @@ class RedisConnection:
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
-        """Run a script in one round trip, or in two if the server does not know it yet.
-
-        Raises:
-            StateUnavailableError: no answer in time, or a refusal.
-        """
+        """Run a script in one round trip, or in two if the server does not know it yet."""
         async with self._guarded():
             answer = await self._run_script(name, keys, arguments)
         if self._was_demoted and name in _ALWAYS_WRITE:
@@ -97,21 +95,13 @@ class RedisConnection:
             return await self._redis.execute_command("EVAL", text, len(keys), *keys, *arguments)
 
     async def command(self, name: str, *arguments: bytes | str | float) -> Any:
-        """Run one plain command.
-
-        Raises:
-            StateUnavailableError: no answer in time, or a refusal.
-        """
+        """Run one plain command."""
         async with self._guarded():
             with self.round_trips.trip(name.lower()):
                 return await self._redis.execute_command(name, *arguments)
 
     async def subscribe(self, channel: bytes) -> Subscription:
-        """Subscribe on a separate connection, which gets every message published after this returns.
-
-        Raises:
-            StateUnavailableError: no answer in time, or a refusal.
-        """
+        """Subscribe on a separate connection, which gets every message published after this returns."""
         connection = self._new_connection()
         try:
             async with self._guarded():

@@ -34,7 +34,6 @@ class Schema:
         self.roles = self.prefix + b"roles"
 
     def worker(self, worker_id: str) -> bytes:
-        """A worker's view."""
         return self.prefix + b"worker:" + to_bytes(worker_id)
 
     def queue(self, worker_id: str) -> bytes:
@@ -42,15 +41,12 @@ class Schema:
         return self.prefix + b"queue:" + to_bytes(worker_id)
 
     def session(self, session_id: str) -> bytes:
-        """A session's binding."""
         return self.prefix + b"session:" + to_bytes(session_id)
 
     def role(self, worker_id: str) -> bytes:
-        """The role that was assigned to a worker."""
         return self.prefix + b"role:" + to_bytes(worker_id)
 
     def coordinator(self, coordinator_id: str) -> bytes:
-        """A coordinator's view."""
         return self.prefix + b"coordinator:" + to_bytes(coordinator_id)
 
 

@@ -18,7 +18,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 from ampd.serving.overlay import QUEUE_GRACE_S, merge
 from ampd.state.store import (
@@ -144,9 +143,7 @@ class ClusterView:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # -- what decisions read

@@ -33,7 +33,6 @@ class Latencies:
 
     @classmethod
     def of(cls, values_s: Iterable[float]) -> Latencies:
-        """The histogram of these latencies."""
         total_s, buckets = 0.0, dict[int, int]()
         for value_s in values_s:
             total_s += value_s
@@ -43,7 +42,6 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """Number of latencies."""
         return sum(self.buckets.values())
 
     @property

@@ -93,7 +93,6 @@ class DynamoHandler(logging.Handler):
         self.setFormatter(TextFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         try:
             text = self.format(record)
             self._write(record.levelname.lower(), text, record.name, record.pathname, record.lineno)
@@ -120,7 +119,6 @@ class JsonHandler(logging.Handler):
         return record.levelno >= level and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         try:
             line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
             while line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ampd.telemetry import latencies
 from ampd.telemetry.latencies import Latencies
@@ -51,26 +52,24 @@ class ServedWindow:
         return self.rounds - self.abandoned
 
 
+_COUNTS = (
+    *("rounds", "abandoned", "failed", "met", "met_ttft", "met_itl", "output_tokens"),
+    *("sessions_bound", "sessions_repinned"),
+)
+LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
+
+
 def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
     """The sum of the windows, with the longest length and span."""
     parts = tuple(windows)
     routes: Counter[tuple[str, str]] = Counter()
     for part in parts:
         routes.update(part.routes)
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
+    sums |= {name: latencies.merged(getattr(part, name) for part in parts) for name in LATENCIES}
     return ServedWindow(
         length_s=max((part.length_s for part in parts), default=0.0),
         span_s=max((part.span_s for part in parts), default=0.0),
-        rounds=sum(part.rounds for part in parts),
-        abandoned=sum(part.abandoned for part in parts),
-        failed=sum(part.failed for part in parts),
-        met=sum(part.met for part in parts),
-        met_ttft=sum(part.met_ttft for part in parts),
-        met_itl=sum(part.met_itl for part in parts),
-        output_tokens=sum(part.output_tokens for part in parts),
-        sessions_bound=sum(part.sessions_bound for part in parts),
-        sessions_repinned=sum(part.sessions_repinned for part in parts),
         routes=dict(routes),
-        ttft_initial=latencies.merged(part.ttft_initial for part in parts),
-        ttft_incremental=latencies.merged(part.ttft_incremental for part in parts),
-        itl=latencies.merged(part.itl for part in parts),
+        **sums,
     )

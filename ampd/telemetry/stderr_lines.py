@@ -29,11 +29,9 @@ class StderrLines(io.TextIOBase):
         self._partial = threading.local()
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor of the real stderr."""
         return self._descriptor
 
     def write(self, text: str) -> int:

@@ -31,7 +31,6 @@ class CurveCache:
         self._folder = folder
 
     def get(self, key: str) -> LoadCurve | None:
-        """The curve of a key; None if there is none."""
         if self._folder is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -59,7 +58,6 @@ def digest_sessions(sessions: Sequence[Session]) -> str:
 
 
 def key_of(question: Question, sessions_digest: str) -> str:
-    """The name of a curve's file."""
     parts = (
         _FORMAT,
         version("ampd"),

@@ -25,7 +25,6 @@ class Layout:
         return sum(degree * replicas for degree, replicas in (*self.prefill, *self.decode))
 
     def cluster(self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int) -> Cluster:
-        """The layout as a cluster to simulate."""
 
         def groups(replicas: Replicas) -> tuple[ReplicaGroup, ...]:
             return tuple(
@@ -54,5 +53,4 @@ def layout_label(row: Mapping[str, Any]) -> str:
 
 
 def replicas_of(counts: Mapping[int, int]) -> Replicas:
-    """Counts by degree, in order and without zeros."""
     return tuple((degree, counts[degree]) for degree in sorted(counts) if counts[degree])

@@ -57,7 +57,6 @@ def _config_maps(folder: Path, kustomization: Mapping[str, Any]) -> Iterator[Obj
 
 
 def config_map(name: str, data: Mapping[str, str]) -> Object:
-    """A ConfigMap of text files."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": dict(data)}
 
 

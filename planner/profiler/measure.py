@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
+
+from pydantic import BaseModel, PositiveFloat
 
 from planner.profiler.grid import Grid
 
@@ -28,9 +29,8 @@ class Probe(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Points:
-    """Medians of the measurements.
+class Points(BaseModel):
+    """Medians of the measurements; also a part of a file of points.
 
     Attributes:
         prefill: (history, increment, seconds).
@@ -39,27 +39,10 @@ class Points:
         discarded: measurements of points that the engine did not run as asked.
     """
 
-    prefill: list[tuple[int, int, float]] = field(default_factory=list)
-    decode: list[tuple[int, int, float]] = field(default_factory=list)
-    transfer: list[tuple[int, float]] = field(default_factory=list)
+    prefill: list[tuple[int, int, PositiveFloat]]
+    decode: list[tuple[int, int, PositiveFloat]]
+    transfer: list[tuple[int, PositiveFloat]]
     discarded: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> Points:
-        """Back from a file. Raises `KeyError`, `TypeError` or `ValueError` if the file is malformed."""
-        points = cls(
-            [(int(h), int(i), float(s)) for h, i, s in row["prefill"]],
-            [(int(b), int(c), float(s)) for b, c, s in row["decode"]],
-            [(int(n), float(s)) for n, s in row["transfer"]],
-            int(row["discarded"]),
-        )
-        if not all(point[-1] > 0 for point in (*points.prefill, *points.decode, *points.transfer)):
-            raise ValueError("a point takes no time")
-        return points
 
 
 async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], object]) -> Points:
@@ -89,7 +72,7 @@ async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: C
 
 
 def _medians(grid: Grid, seen: dict[Any, list[float]], discarded: int) -> Points:
-    points = Points(discarded=discarded)
+    points = Points(prefill=[], decode=[], transfer=[], discarded=discarded)
     for hist, incr in grid.prefill:
         if values := seen["prefill", hist, incr]:
             points.prefill.append((hist, incr, statistics.median(values)))

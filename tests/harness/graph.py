@@ -100,6 +100,11 @@ def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: fl
     return path
 
 
+def pids(supervisor: Supervisor) -> dict[str, int]:
+    """Name -> process id of everything that was started."""
+    return {child.spec.name: child.process.pid for child in supervisor._children}
+
+
 class ForkingSupervisor(Supervisor):
     """The supervisor of `ampd serve`, with processes that the fork server starts."""
 
@@ -188,7 +193,7 @@ class Graph:
         return self._start("frontend", "dynamo.frontend", *flags, "--namespace", self.namespace)
 
     def pid(self, name: str) -> int:
-        return self.supervisor.pids()[name]
+        return pids(self.supervisor)[name]
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

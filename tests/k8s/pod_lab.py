@@ -27,6 +27,7 @@ from urllib.error import HTTPError, URLError
 
 from ampd.cli.serve.processes import ProcessSpec, Supervisor
 from ampd.state.embedded import redis_server_path
+from tests.harness.graph import pids
 from tests.k8s.pods import Pod, command_line, environment, pods
 from tests.k8s.rendering import Document, named
 
@@ -105,9 +106,8 @@ class PodLab:
         Returns:
             Name -> how a pod ended, of those that did not end well in time.
         """
-        pids = self._supervisor.pids()
         begin_s = time.monotonic()
-        for pid in pids.values():
+        for pid in pids(self._supervisor).values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 15)
         badly = {}

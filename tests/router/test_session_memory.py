@@ -53,10 +53,10 @@ def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple
         name = f"s{number}"
         memory.remember(Binding(name, "w", 1), bytes(4 * tokens))
         order = [one for one in order if one != name] + [name]
-        assert memory.used_bytes <= bound
+        assert memory._bytes <= bound
         kept = [one for one in order if memory.binding(one)]
         assert kept == order[len(order) - len(kept) :]
         assert len(memory) == len(kept)
     for name in order:
         memory.forget(name)
-    assert memory.used_bytes == 0
+    assert memory._bytes == 0

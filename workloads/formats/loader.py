@@ -50,7 +50,6 @@ _FORMATS: dict[str, Format] = {}
 
 
 def register(name: str, summary: str) -> Callable[[Loader], Loader]:
-    """Make a loader known under `name`."""
 
     def add(loader: Loader) -> Loader:
         _FORMATS[name] = Format(name, summary, loader)
@@ -60,7 +59,6 @@ def register(name: str, summary: str) -> Callable[[Loader], Loader]:
 
 
 def formats() -> dict[str, Format]:
-    """All known formats by name."""
     for module in iter_modules([str(Path(__file__).parent)], "workloads.formats."):
         import_module(module.name)
     return dict(sorted(_FORMATS.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,12 @@ def rows_by_session(
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:
-    """`value` if it is a JSON object."""
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected an object, found {type(value).__name__}")
     return value
 
 
 def as_list(value: Any, where: str) -> list[Any]:
-    """`value` if it is a JSON array."""
     if not isinstance(value, list):
         raise UserError(f"{where}: expected a list, found {type(value).__name__}")
     return value
@@ -119,10 +117,9 @@ def seconds_of(record: dict[str, Any], key: str, where: str, *, unit_s: float = 
 def timestamp_s(value: Any, where: str) -> float:
     """An ISO 8601 time as seconds since 1970; a time without a zone counts as UTC."""
     try:
-        text = str(value).strip()
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00") if text.endswith("Z") else text)
+        moment = datetime.fromisoformat(str(value).strip())
     except ValueError:
         raise UserError(f"{where}: {value!r} is not an ISO 8601 time") from None
     if moment.tzinfo is None:
-        moment = datetime.fromisoformat(f"{moment.isoformat()}+00:00")
+        moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()

@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         points, engine = asyncio.run(_measured(settings))
         if settings.points:
-            row = {"points": points.as_dict(), "engine": engine.model_dump(mode="json")}
+            row = {"points": points.model_dump(mode="json"), "engine": engine.model_dump(mode="json")}
             settings.points.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     profile = _fitted(points, engine, settings)
     write_profile(profile, settings.output)
@@ -189,7 +189,7 @@ def _read_points(path: Path) -> tuple[Points, EngineFacts]:
 
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        return Points.from_dict(row["points"]), EngineFacts.model_validate(row["engine"])
+        return Points.model_validate(row["points"]), EngineFacts.model_validate(row["engine"])
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (KeyError, TypeError, ValueError):

@@ -55,7 +55,6 @@ TRACE = "tau-bench-airline"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the demo; the exit code is the replay's."""
     settings = parse_settings(DemoSettings, argv, "make demo")
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)

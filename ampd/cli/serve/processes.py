@@ -74,10 +74,6 @@ class Supervisor:
                 lines[name] = f"{name} ended with exit code {code}: {reason} (log: {child.log})"
         return lines
 
-    def pids(self) -> dict[str, int]:
-        """Name -> process id of everything that was started."""
-        return {child.spec.name: child.process.pid for child in self._children}
-
     def stop(self, grace_s: float = 10.0) -> None:
         """Send SIGTERM to every process, newest first, and kill the remaining ones after `grace_s` seconds."""
         for child in reversed(self._children):

@@ -39,7 +39,6 @@ class Offer:
     stretch: float = 1.0
 
     def estimate(self) -> RouteEstimate:
-        """For the record."""
         return RouteEstimate(
             self.route, self.worker.worker_id, self.total_s, self.prefill_s, self.queue_s, self.transfer_s
         )

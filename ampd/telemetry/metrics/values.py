@@ -25,7 +25,6 @@ class LabelValues:
         self._known: set[str] = set()
 
     def __call__(self, text: str) -> str:
-        """The value that stands for `text`."""
         if text in self._known:
             return text
         if len(self._known) >= self._most or len(text) > _LONGEST_WORD or not _WORD.fullmatch(text):
@@ -43,7 +42,6 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = dict.fromkeys(product(*metric.labels.values()), 0.0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Increase the counter by `amount`."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def read(self) -> list[tuple[tuple[str, ...], float]]:

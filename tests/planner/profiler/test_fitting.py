@@ -130,9 +130,9 @@ def test_medians_of_the_repeats_without_the_warm_up() -> None:
 def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not_seen() -> None:
     grid = grid_of(Density.NORMAL, Limits(40_000, 400_000, 16))
     points = Points(
-        [(h, i, TRUE.prefill_s(h, i, TP1)) for h, i in grid.prefill],
-        [(b, b * c, TRUE.decode_step_s(b, b * c, TP1)) for b, c in grid.decode],
-        [(n, TRUE.kv_transfer_s(n, TP1, TP1)) for n in grid.transfer],
+        prefill=[(h, i, TRUE.prefill_s(h, i, TP1)) for h, i in grid.prefill],
+        decode=[(b, b * c, TRUE.decode_step_s(b, b * c, TP1)) for b, c in grid.decode],
+        transfer=[(n, TRUE.kv_transfer_s(n, TP1, TP1)) for n in grid.transfer],
     )
     profile = fit_profile(points, INVENTED, 1, 0.2, 0, kv_capacity_tokens=7)
     errors = profile.provenance.fit_error
@@ -142,7 +142,8 @@ def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not
     assert errors["prefill_mean"] < 0.03
     assert errors["decode_mean"] < 0.03
     assert profile.workers[0].kv_capacity_tokens == 7
-    broken = Points(points.prefill, points.decode, [(n, s * (10 if n == 1024 else 1)) for n, s in points.transfer])
+    slow = [(n, s * (10 if n == 1024 else 1)) for n, s in points.transfer]
+    broken = points.model_copy(update={"transfer": slow})
     held = [point for point in split(broken.transfer, 0.2, 3)[1] if point[0] == 1024]
     seeds = [seed for seed in range(20) if any(n == 1024 for n, _ in split(broken.transfer, 0.2, seed)[1])]
     assert seeds, held
@@ -150,6 +151,6 @@ def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not
 
 
 def test_too_few_points_are_an_error() -> None:
-    points = Points([(0, 16, 0.1)] * 4, [(1, 100, 0.1)] * 4, [(16, 0.1), (32, 0.1)])
+    points = Points(prefill=[(0, 16, 0.1)] * 4, decode=[(1, 100, 0.1)] * 4, transfer=[(16, 0.1), (32, 0.1)])
     with pytest.raises(RunError, match="only 2 transfer points"):
         fit_profile(points, INVENTED, 1, 0.2, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -80,13 +81,22 @@ async def test_the_same_seed_gives_the_same_order() -> None:
     assert asked[0] == asked[1] != asked[2]
 
 
+MEASURED: dict[str, Any] = {
+    "prefill": [(0, 16, 0.5)],
+    "decode": [(1, 100, 0.25)],
+    "transfer": [(64, 0.125)],
+    "discarded": 2,
+}
+
+
 def test_points_come_back_from_a_file() -> None:
-    points = Points([(0, 16, 0.5)], [(1, 100, 0.25)], [(64, 0.125)], 2)
-    assert Points.from_dict(points.as_dict()) == points
+    points = Points(**MEASURED)
+    assert Points.model_validate_json(points.model_dump_json()) == points
 
 
-@pytest.mark.parametrize("change", [{"prefill": [[1, 2]]}, {"decode": None}, {"transfer": [["many", 1.0]]}])
+@pytest.mark.parametrize(
+    "change", [{"prefill": [[1, 2]]}, {"decode": None}, {"transfer": [["many", 1.0]]}, {"decode": [[1, 100, 0.0]]}]
+)
 def test_points_of_another_shape_are_refused(change: dict[str, object]) -> None:
-    row = {**Points([(0, 16, 0.5)], [(1, 100, 0.25)], [(64, 0.125)], 2).as_dict(), **change}
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        Points.from_dict(row)
+    with pytest.raises(ValueError, match="1 validation error"):
+        Points.model_validate({**MEASURED, **change})

@@ -89,12 +89,10 @@ class RoutingTable(_Part):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The route of every cell, by its number."""
         return self._routes
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Ranges of context, increment, output and load."""
         return (
             len(self.context_tokens_from),
             len(self.increment_tokens_from),

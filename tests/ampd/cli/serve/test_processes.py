@@ -112,7 +112,7 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         "from ampd.cli.serve.processes import ProcessSpec, Supervisor\n"
         f"s = Supervisor(Path({str(tmp_path)!r}))\n"
         "s.start(ProcessSpec('child', ('sleep', '1000')))\n"
-        "print(s.pids()['child'], flush=True)\ntime.sleep(1000)\n"
+        "print(s._children[0].process.pid, flush=True)\ntime.sleep(1000)\n"
     )
     with subprocess.Popen(_python(parent), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
