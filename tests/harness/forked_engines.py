@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
+import torch
 
 from workers.engines.sglang_plugin import ENGINE_FLAG
 
@@ -34,9 +35,11 @@ _PRELOADED = (
 def forked_engines() -> Iterator[None]:
     """Start the server and let it fork what SGLang spawns; the server ends with the test process."""
     with pytest.MonkeyPatch.context() as patch:
-        # The server reads both at its imports, as an engine would that imports SGLang itself.
+        # The server reads these at its imports, as an engine would that imports SGLang itself.
         patch.setenv(ENGINE_FLAG, "1")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        # The ranks of an engine compare their decisions, and the engine ends at the first difference.
+        patch.setenv("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1")
         multiprocessing.set_forkserver_preload(list(_PRELOADED))
         # A scheduler that fails to start sends SIGQUIT to its parent, which is the server now.
         before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
@@ -60,5 +63,7 @@ def _with_environment(environment: dict[str, str], target: Callable[..., Any], *
     """Run in the forked process, which has the environment of the server."""
     os.environ.clear()
     os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):  # torch has read the server's
+        torch.set_num_threads(int(threads))
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     target(*args, **options)
