@@ -144,7 +144,7 @@ class SglangEngine:
         # SGLang forks from this thread on purpose: its processes end with the thread that started them.
         os.environ[ENGINE_FLAG] = "1"
         _add_scripts_to_path()
-        on_gpu = _on_gpu(self._settings.device)
+        on_gpu = _on_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         from sglang.srt.entrypoints.engine import Engine
@@ -388,13 +388,17 @@ def _add_scripts_to_path() -> None:
         os.environ["PATH"] = os.pathsep.join([*folders, scripts])
 
 
-def _on_gpu(device: Device) -> bool:
+def _on_gpu(device: Device, tp: int) -> bool:
     import torch
 
-    available = bool(torch.cuda.is_available())
-    if device is Device.CUDA and not available:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is Device.CUDA and not gpus:
         raise EngineError("--device cuda: there is no usable GPU here (use --device cpu, or auto)")
-    return available and device is not Device.CPU
+    if not gpus or device is Device.CPU:
+        return False
+    if tp > gpus:
+        raise EngineError(f"--tp {tp} needs {tp} GPUs, this worker sees {gpus}; see CUDA_VISIBLE_DEVICES")
+    return True
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import OldFlag, Settings
+from workers.engines.sglang_limits import check_arguments, check_degree
 
 PIN_BUDGET = 0.6
 """Part of the KV memory that sessions between their rounds may keep."""
@@ -117,10 +118,13 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
     """Refuse what SGLang cannot run, before any process is started.
 
     Raises:
-        UserError: no model with weights in the folder (the line starts with `prog`), or more than one GPU.
+        UserError: no model with weights in the folder, a degree that does not fit its heads, or engine arguments that
+            the KV exchange cannot follow. The line starts with `prog`.
     """
+    check_arguments(json.loads(settings.engine_args), prog)
+    model = check_model_folder(settings.model, prog)
+    check_degree(model, settings.tp, prog)
     if settings.tp > 1:
         raise UserError(f"{prog}: --tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
-    model = check_model_folder(settings.model, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
         raise UserError(f"{prog}: --model: {model} has no weights (*.safetensors); copy the model's weights into it")
