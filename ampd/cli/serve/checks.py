@@ -11,7 +11,7 @@ from ampd.cli.serve.settings import EngineName, ServeSettings
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.types import Parallelism
+from ampd.types import Parallelism, Role
 
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY = "anon_inode:inotify"
@@ -25,10 +25,11 @@ def check_policies(settings: ServeSettings) -> None:
         registry.create_named(kind, getattr(settings, kind))
 
 
-def check_perf(name_or_path: str, tp: int) -> None:
+def check_perf(settings: ServeSettings) -> None:
     """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
-    theta = Parallelism(tp)
-    load_performance_model(name_or_path).require([theta], [theta])
+    decode = Parallelism(settings.degree(Role.DECODE))
+    prefill = Parallelism(settings.degree(Role.PREFILL)) if settings.prefill else decode
+    load_performance_model(settings.perf).require([prefill], [decode])
 
 
 def check_engine(engine: EngineName) -> None:

@@ -39,15 +39,13 @@ def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
     settings = parse_settings(ServeSettings, argv, "ampd serve")
     checks.check_policies(settings)
-    checks.check_perf(settings.perf, settings.tp)
+    checks.check_perf(settings)
     checks.check_engine(settings.engine)
     checks.check_watches(settings.prefill + settings.decode + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
     port = checks.claim_port(settings.host, settings.port)
-    workers = settings.prefill + settings.decode
-    gpus = visible_gpus() if settings.engine is EngineName.SGLANG else []
-    environments = worker_environments(workers, settings.tp, gpus, os.cpu_count() or 1)
+    environments = _worker_environments(settings)
     with _state_url(settings) as state_url, tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch:
         site = GraphSite(
             model_path=model_path,
@@ -56,10 +54,19 @@ def run(argv: Sequence[str]) -> int:
             port=port,
             discovery_dir=Path(scratch) / "discovery",
             worker_env=tuple(environments),
-            system_ports=free_ports(settings.host, workers + settings.coordinators) if settings.metrics else (),
+            system_ports=free_ports(settings.host, len(environments) + settings.coordinators)
+            if settings.metrics
+            else (),
         )
         with _log_dir(settings) as log_dir:
             return asyncio.run(_serve(settings, site, log_dir))
+
+
+def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
+    roles, cpus = settings.worker_roles(), os.cpu_count() or 1
+    if settings.engine is EngineName.MODELLED:
+        return worker_environments([1] * len(roles), [], cpus)
+    return worker_environments([settings.degree(role) for role in roles], visible_gpus(), cpus)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
+from itertools import accumulate
 
 from ampd.errors import UserError
 
@@ -22,23 +24,28 @@ def visible_gpus() -> list[str]:
     return listing.stdout.split() if listing.returncode == 0 else []
 
 
-def worker_environments(workers: int, tp: int, gpus: list[str], cpus: int) -> list[dict[str, str]]:
-    """The environment that gives each of `workers` processes its devices.
+def worker_environments(degrees: Sequence[int], gpus: Sequence[str], cpus: int) -> list[dict[str, str]]:
+    """The environment that gives each worker its devices.
 
-    With GPUs each worker gets `tp` of them, in order; a single GPU may be shared by all workers of degree 1. Without
-    GPUs the CPU's cores are split evenly, so that engines do not compete for them.
+    With GPUs each worker gets as many as its degree, in order; a single GPU may be shared by all workers of degree 1.
+    Without GPUs the CPU's cores are split evenly among all ranks, so that engines do not compete for them.
+
+    Args:
+        degrees: tensor-parallel degree of each worker, which is its number of ranks.
 
     Raises:
-        UserError: fewer GPUs than `workers * tp`.
+        UserError: fewer GPUs than ranks.
     """
+    ranks = sum(degrees)
     if not gpus:
-        threads = str(max(1, cpus // workers))
-        return [{"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} for _ in range(workers)]
-    if len(gpus) == 1 and tp == 1:
-        return [{"CUDA_VISIBLE_DEVICES": gpus[0]} for _ in range(workers)]
-    if len(gpus) < workers * tp:
+        threads = str(max(1, cpus // ranks))
+        return [{"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} for _ in degrees]
+    if len(gpus) == 1 and ranks == len(degrees):
+        return [{"CUDA_VISIBLE_DEVICES": gpus[0]} for _ in degrees]
+    if len(gpus) < ranks:
         raise UserError(
-            f"ampd serve: {workers} workers at --tp {tp} need {workers * tp} GPUs, this machine shows {len(gpus)}; "
-            "use fewer workers or a smaller --tp"
+            f"ampd serve: {len(degrees)} workers at --tp {' and '.join(map(str, dict.fromkeys(degrees)))} need {ranks} "
+            f"GPUs, this machine shows {len(gpus)}; use fewer workers or a smaller --tp"
         )
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * tp : (i + 1) * tp])} for i in range(workers)]
+    ends = accumulate(degrees)
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[end - tp : end])} for tp, end in zip(degrees, ends, strict=True)]

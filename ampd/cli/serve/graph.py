@@ -13,6 +13,7 @@ from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import ServeSettings
 from ampd.graph_settings import GraphSettings
 from ampd.settings import PREFIX
+from ampd.types import Role
 
 FRONTEND = "frontend"
 
@@ -43,7 +44,6 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
     """Workers, coordinators and frontend, in the order in which to start them."""
     base = dynamo_environment(site.discovery_dir)
     ports = chain(site.system_ports, repeat(None))
-    roles = ["prefill"] * settings.prefill + ["decode"] * settings.decode
 
     def environment() -> dict[str, str]:
         return {**base, **system_environment(settings.host, next(ports))}
@@ -55,7 +55,7 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
         ProcessSpec(
             f"{role}-{index}", _worker_argv(settings, site, role), {**environment(), **state, **site.worker_env[index]}
         )
-        for index, role in enumerate(roles)
+        for index, role in enumerate(settings.worker_roles())
     ]
     specs += [
         ProcessSpec(f"coordinator-{index}", _coordinator_argv(settings, site), {**environment(), **state})
@@ -83,8 +83,9 @@ def _shared_flags(settings: ServeSettings) -> list[str]:
     return flags
 
 
-def _worker_argv(settings: ServeSettings, site: GraphSite, role: str) -> tuple[str, ...]:
-    flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path), "--tp", str(settings.tp)]
+def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[str, ...]:
+    flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path)]
+    flags += ["--tp", str(settings.degree(role))]
     flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
     return python_module("workers", [*flags, *_shared_flags(settings), *shlex.split(settings.worker_args)])
 

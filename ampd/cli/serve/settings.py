@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
 from ampd.policies import defaults
+from ampd.types import Role
 
 EMBEDDED = "embedded"
 TINY = "tiny"
@@ -47,6 +48,8 @@ class ServeSettings(GraphSettings):
         description="Shared state: `embedded` starts a separate Redis; otherwise redis://, rediss:// or unix://.",
     )
     tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
+    prefill_tp: int | None = Field(None, ge=1, description="GPUs per prefill worker; default: --tp.")
+    decode_tp: int | None = Field(None, ge=1, description="GPUs per decode worker; default: --tp.")
     dyn_tool_call_parser: str | None = Field(
         None, validation_alias="dyn_tool_call_parser", description="Tool-call parser of the model (as in Dynamo)."
     )
@@ -62,3 +65,11 @@ class ServeSettings(GraphSettings):
         True, description="Give every process a port for its metrics; metrics.json among the logs lists them."
     )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
+
+    def worker_roles(self) -> list[Role]:
+        """The role of each worker, prefill workers first."""
+        return [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode
+
+    def degree(self, role: Role) -> int:
+        """Tensor-parallel degree of the workers of a role."""
+        return (self.prefill_tp if role is Role.PREFILL else self.decode_tp) or self.tp

@@ -5,25 +5,38 @@ from ampd.errors import UserError
 
 
 def test_without_gpus_the_cores_are_shared_out() -> None:
-    assert [env["OMP_NUM_THREADS"] for env in worker_environments(3, 1, [], cpus=8)] == ["2", "2", "2"]
+    assert [env["OMP_NUM_THREADS"] for env in worker_environments([1, 1, 1], [], cpus=8)] == ["2", "2", "2"]
 
 
 def test_more_workers_than_cores_get_one_thread_each() -> None:
-    assert worker_environments(6, 1, [], cpus=2)[5]["OMP_NUM_THREADS"] == "1"
+    assert worker_environments([1] * 6, [], cpus=2)[5]["OMP_NUM_THREADS"] == "1"
 
 
 def test_each_worker_gets_its_own_gpus() -> None:
-    environments = worker_environments(2, 2, ["0", "1", "2", "3"], cpus=8)
+    environments = worker_environments([2, 2], ["0", "1", "2", "3"], cpus=8)
     assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == ["0,1", "2,3"]
 
 
+def test_workers_of_unequal_degrees_get_their_own_gpus() -> None:
+    environments = worker_environments([4, 1, 2], ["7", "6", "5", "4", "3", "2", "1", "0"], cpus=8)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == ["7,6,5,4", "3", "2,1"]
+
+
+def test_without_gpus_each_rank_has_its_share_of_the_cores() -> None:
+    assert [env["OMP_NUM_THREADS"] for env in worker_environments([2, 2, 1], [], cpus=16)] == ["3", "3", "3"]
+
+
 def test_a_single_gpu_is_shared() -> None:
-    assert worker_environments(2, 1, ["5"], cpus=8) == [{"CUDA_VISIBLE_DEVICES": "5"}] * 2
+    assert worker_environments([1, 1], ["5"], cpus=8) == [{"CUDA_VISIBLE_DEVICES": "5"}] * 2
 
 
 def test_too_few_gpus_are_refused_with_the_numbers() -> None:
     with pytest.raises(UserError, match=r"2 workers at --tp 4 need 8 GPUs, this machine shows 2"):
-        worker_environments(2, 4, ["0", "1"], cpus=8)
+        worker_environments([4, 4], ["0", "1"], cpus=8)
+    with pytest.raises(UserError, match=r"3 workers at --tp 2 and 1 need 5 GPUs, this machine shows 4"):
+        worker_environments([2, 2, 1], ["0", "1", "2", "3"], cpus=8)
+    with pytest.raises(UserError, match=r"1 workers at --tp 2 need 2 GPUs, this machine shows 1"):
+        worker_environments([2], ["0"], cpus=8)
 
 
 def test_an_empty_cuda_visible_devices_hides_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

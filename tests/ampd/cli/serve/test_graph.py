@@ -53,6 +53,19 @@ def test_workers_accept_their_command_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert str(settings.role) == "prefill"
 
 
+@pytest.mark.parametrize(
+    ("flags", "degrees"),
+    [
+        (["--tp", "4"], ["4", "4"]),
+        (["--prefill-tp", "2", "--decode-tp", "1"], ["2", "1"]),
+        (["--tp", "4", "--decode-tp", "8"], ["4", "8"]),
+    ],
+)
+def test_each_role_has_its_degree(flags: list[str], degrees: list[str]) -> None:
+    argvs = [_flags(spec) for spec in _specs("--engine", "modelled", *flags)[:2]]
+    assert [argv[argv.index("--tp") + 1] for argv in argvs] == degrees
+
+
 def test_coordinators_accept_their_command_line() -> None:
     flags = ["--routing", "always-local", "--itl", "0.03", "--pools", "moved", "--dyn-tool-call-parser", "hermes"]
     settings = parse_settings(CoordinatorSettings, _flags(_specs(*flags)[-2]), "python -m router")
