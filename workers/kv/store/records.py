@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 _ALIGNMENT_BYTES = 64
@@ -42,7 +43,8 @@ class _SizeClass:
         self.free_slots = 0
         self._lengths: dict[int, int] = {}
         self._starts_by_end: dict[int, int] = {}
-        self._buckets: list[dict[int, None]] = [{} for _ in range(slots_per_chunk.bit_length() + 1)]
+        # Ordered, because the first entry of a plain dictionary is slow to find after deletions at its beginning.
+        self._buckets = [OrderedDict[int, None]() for _ in range(slots_per_chunk.bit_length() + 1)]
         self._used: dict[int, bytearray] = {}
 
     def add_chunk(self, chunk: int) -> None:
@@ -52,9 +54,9 @@ class _SizeClass:
     def fitting_extent(self, slots: int) -> int | None:
         """The start of a free extent of at least this length, if one is found at once."""
         width = slots.bit_length()
-        for start in list(self._buckets[width])[:1] if width < len(self._buckets) else ():
-            if self._lengths[start] >= slots:
-                return start
+        start = next(iter(self._buckets[width]), None) if width < len(self._buckets) else None
+        if start is not None and self._lengths[start] >= slots:
+            return start
         return next((next(iter(bucket)) for bucket in self._buckets[width + 1 :] if bucket), None)
 
     def longest_extent(self) -> int | None:
