@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from workers.kv.store.records import RecordAllocator
 from workers.kv.store.restorable import PrefixRecords
@@ -29,17 +29,39 @@ class Pool(Protocol):
     def window_pages(self) -> int: ...
 
 
+Name = TypeVar("Name", int, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Places(Generic[Name]):
+    """Where records lie, as two lists of the same length; a loop over it gives pairs.
+
+    Attributes:
+        names: of each record, its key or the index of its key in the keys that were given.
+        offsets: of each record in the store, in bytes.
+    """
+
+    names: Sequence[Name]
+    offsets: Sequence[int]
+
+    def __iter__(self) -> Iterator[tuple[Name, int]]:
+        return zip(self.names, self.offsets, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """Memory for records that are about to be written.
 
     Attributes:
         id: for `written` or `give_up`, one of which must follow.
-        offsets: pool -> (index in the keys that were given, byte offset). Keys that the store has are left out.
+        offsets: by pool, with the indices of the keys that were given. Keys that the store has are left out.
     """
 
     id: int
-    offsets: dict[str, list[tuple[int, int]]]
+    offsets: dict[str, Places[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +70,11 @@ class Held:
 
     Attributes:
         tokens: length of the longest restorable prefix.
-        records: pool -> (key, byte offset) of every record of that prefix.
+        records: by pool, with their keys: every record of that prefix.
     """
 
     tokens: int
-    records: dict[str, list[tuple[bytes, int]]]
+    records: dict[str, Places[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +84,13 @@ class Lease:
     Attributes:
         id: "" if there is nothing to read, and nothing to give back.
         pages: length of the longest restorable prefix.
-        records: pool -> (index in the keys that were given, byte offset). Of a pool with a window: the last window.
+        records: by pool, with the indices of the keys that were given. Of a pool with a window: the last window.
         checksums: pool -> checksums of each of `records`; None where the writer gave none.
     """
 
     id: str
     pages: int
-    records: dict[str, list[tuple[int, int]]]
+    records: dict[str, Places[int]]
     checksums: dict[str, list[Checksums | None]]
 
 
@@ -188,7 +210,7 @@ class StoreDirectory:
             self.sessions.add(session_id, pages)
         reservation_id = next(self._ids)
         self._writers[reservation_id] = writer
-        return Reservation(reservation_id, {pool: list(zip(new[pool], offsets[pool], strict=True)) for pool in new})
+        return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
 
     def written(self, reservation_id: int, checksums: Mapping[str, Sequence[Checksums]] | None = None) -> None:
         """The records of a reservation are complete: they can be found and read from now on.
@@ -241,14 +263,15 @@ class StoreDirectory:
         """
         self.collect(now_s)
         records, pages = self._records(keys)
-        found: dict[str, list[tuple[bytes, int]]] = {pool: [] for pool in self._record_bytes}
         if not pages:
-            return Held(0, found)
+            return Held(0, {pool: Places((), ()) for pool in self._record_bytes})
         spans = first_pages(records.spans, pages)
         self._runs.claim_spans(self._holds.setdefault(rid, Claimant(protects=True)), spans)
-        found[self._main] = list(zip(keys, _offsets(spans), strict=False))
+        found = {self._main: Places(keys[:pages], _offsets(spans))}
         for pool in self._windows:
-            found[pool] = [(keys[at], span.run.trailing[pool][of]) for at, span, of in records.trailing(pool, 0, pages)]
+            there = list(records.trailing(pool, 0, pages))
+            names = [keys[at - shift] for shift, _, positions in there for at in positions]
+            found[pool] = Places(names, [run.trailing[pool][at] for _, run, positions in there for at in positions])
         return Held(pages * self.page_size, found)
 
     def let_go(self, rid: str) -> None:
@@ -270,12 +293,13 @@ class StoreDirectory:
         self._runs.claim_spans(lease, spans)
         lease_id = f"{next(self._ids):x}"
         self._leases[lease_id] = lease
-        offsets = {self._main: list(enumerate(_offsets(spans)))}
-        checksums = {self._main: _checksums(self._main, [(s.run, at) for s in spans for at in s.positions])}
+        offsets: dict[str, Places[int]] = {self._main: Places(range(pages), _offsets(spans))}
+        checksums = {self._main: [c for span in spans for c in _checksums(self._main, span.run, span.positions)]}
         for pool in self._windows:
             there = list(records.trailing(pool, records.window_start(pool, pages), pages))
-            offsets[pool] = [(at, span.run.trailing[pool][position]) for at, span, position in there]
-            checksums[pool] = _checksums(pool, [(span.run, position) for _, span, position in there])
+            names = [at - shift for shift, _, positions in there for at in positions]
+            offsets[pool] = Places(names, [run.trailing[pool][at] for _, run, positions in there for at in positions])
+            checksums[pool] = [c for _, run, positions in there for c in _checksums(pool, run, positions)]
         return Lease(lease_id, pages, offsets, checksums)
 
     def unlease(self, lease_id: str, now_s: float) -> bool:
@@ -343,21 +367,25 @@ class StoreDirectory:
     def _claim_present(self, writer: _Writer, keys: Mapping[str, Sequence[bytes]]) -> None:
         path: dict[Run, int] = {}
         for of_pool in keys.values():
-            for run, at in filter(None, self._runs.places(of_pool)):
-                path[run] = max(path.get(run, 0), at + 1)
+            for _, span in self._runs.stretches(of_pool):
+                path[span.run] = max(path.get(span.run, 0), span.at + span.pages)
         self._runs.set_path(writer, path)
 
     def _missing(self, pool: str, keys: Sequence[bytes], pages: Sequence[bytes]) -> list[int]:
         """Indices of the keys whose records must be written, `pages` being all pages that the reservation names."""
         if pool == self._main:
-            return [at for at, key in enumerate(keys) if key not in self._runs]
-        written = set(pages)
-        missing = []
-        for at, (key, place) in enumerate(zip(keys, self._runs.places(keys), strict=True)):
-            stored = place is not None and place[1] in place[0].trailing.get(pool, ())
-            if not stored and (place is not None or key in written) and (pool, key) not in self._being_written:
-                missing.append(at)
-        return missing
+            return self._runs.absent(keys)
+        stored: set[int] = set()
+        present: set[bytes] = set(pages)
+        for start, span in self._runs.stretches(keys):
+            present.update(keys[start : start + span.pages])
+            if of_pool := span.run.trailing.get(pool):
+                stored.update(start + number for number, at in enumerate(span.positions) if at in of_pool)
+        return [
+            at
+            for at, key in enumerate(keys)
+            if at not in stored and key in present and (pool, key) not in self._being_written
+        ]
 
     def _add_runs(self, writer: _Writer, keys: Sequence[bytes], indices: Sequence[int], offsets: Sequence[int]) -> None:
         """New runs for the pages at `indices`: one per stretch of consecutive pages."""
@@ -370,16 +398,19 @@ class StoreDirectory:
                 start = end
 
     def _add_trailing(self, writer: _Writer, pool: str, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Records of a further pool. Every page is there or has just been added, and the writer's claim keeps it."""
         self._being_written.update((pool, key) for key in keys)
-        records = writer.trailing.setdefault(pool, [])
-        for key, place, offset in zip(keys, self._runs.places(keys), offsets, strict=True):
-            assert place is not None, "every page is there or has just been added, and the writer's claim keeps it"
-            records.append((key, *place, offset))
+        writer.trailing[pool] = [
+            (keys[start + number], span.run, at, offsets[start + number])
+            for start, span in self._runs.stretches(keys)
+            for number, at in enumerate(span.positions)
+        ]
 
 
-def _offsets(spans: Sequence[Span]) -> Iterator[int]:
-    return chain.from_iterable(span.run.offsets[span.at : span.at + span.pages] for span in spans)
+def _offsets(spans: Sequence[Span]) -> list[int]:
+    return list(chain.from_iterable(span.run.offsets[span.at : span.at + span.pages] for span in spans))
 
 
-def _checksums(pool: str, places: Sequence[tuple[Run, int]]) -> list[Checksums | None]:
-    return [run.checksums.get(pool, {}).get(at) for run, at in places]
+def _checksums(pool: str, run: Run, positions: Sequence[int]) -> list[Checksums | None]:
+    given = run.checksums.get(pool)
+    return [given.get(at) for at in positions] if given else [None] * len(positions)

@@ -8,7 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 _ALIGNMENT_BYTES = 64
 """Every record starts at a multiple of this, so that its bytes can be viewed as any dtype."""
-_MOST_LARGEST_RECORDS_PER_CHUNK = 16
+_CHUNKS = 64
+"""A store has at least this many chunks, if its records allow it."""
+_CHUNK_BYTES = 64 << 20
+_CHUNK_RECORDS = 16
+"""A chunk has at most this many bytes, or this many of the largest records if they take more."""
+_CHUNK_SIZES_TRIED = 32
 
 
 def aligned_bytes(record_bytes: int) -> int:
@@ -17,17 +22,18 @@ def aligned_bytes(record_bytes: int) -> int:
 
 
 def chunk_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
-    """Bytes per chunk: a few of the largest records, such that the ends of the chunks waste little.
+    """Bytes per chunk: so few that another size soon gets one, so many that records find room beside each other.
 
-    Records of one size need no chunks, because no other size competes for the memory: there is one chunk.
+    Of the sizes that fulfil both, the one is taken at which the ends of the chunks waste least. Records of one size
+    need no chunks, because no other size competes for the memory: there is one chunk.
     """
     largest = max(record_sizes)
     if len(record_sizes) == 1:
         return size_bytes // largest * largest
-    most = min(_MOST_LARGEST_RECORDS_PER_CHUNK, max(1, size_bytes // largest // 8))
-    return min(
-        (k * largest for k in range(1, most + 1)), key=lambda chunk: sum(chunk % s for s in record_sizes) / chunk
-    )
+    most = max(1, min(size_bytes // _CHUNKS, max(_CHUNK_BYTES, _CHUNK_RECORDS * largest)) // largest)
+    step = -(-most // _CHUNK_SIZES_TRIED)
+    sizes = [multiple * largest for multiple in range(most, most // 2, -step)]
+    return min(sizes, key=lambda chunk: sum(chunk % record_bytes for record_bytes in record_sizes) / chunk)
 
 
 class _SizeClass:

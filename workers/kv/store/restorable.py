@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
-from workers.kv.store.runs import Span
+from workers.kv.store.runs import Run, Span
 
 
 class PrefixRecords:
@@ -41,16 +41,18 @@ class PrefixRecords:
         """The longest restorable length in pages; 0: nothing."""
         return next(self.restorable_lengths(), 0)
 
-    def trailing(self, pool: str, first: int, end: int) -> Iterator[tuple[int, Span, int]]:
-        """A pool's records of the pages from `first` to before `end`: (page, its span, position in the span's run)."""
+    def trailing(self, pool: str, first: int, end: int) -> Iterator[tuple[int, Run, list[int]]]:
+        """A pool's records of the pages from `first` to before `end`, by run: (shift, run, positions in the run).
+
+        A record's page is its position less the shift.
+        """
         for start, span in zip(self._starts, self.spans, strict=False):
             offsets = span.run.trailing.get(pool)
             if not offsets or start >= end or start + span.pages <= first:
                 continue
             shift = span.at - start
             low, high = max(first, start) + shift, min(end, start + span.pages) + shift
-            there = range(low, high) if high - low < len(offsets) else sorted(offsets)
-            yield from ((at - shift, span, at) for at in there if low <= at < high and at in offsets)
+            yield shift, span.run, sorted(at for at in offsets if low <= at < high)
 
     def window_start(self, pool: str, length: int) -> int:
         """The first page of the window of a prefix of `length` pages."""

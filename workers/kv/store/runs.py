@@ -76,6 +76,15 @@ def first_pages(spans: Sequence[Span], pages: int) -> list[Span]:
     return short
 
 
+def _span(run: Run, keys: Sequence[bytes], start: int) -> Span:
+    """What a run has of `keys` from index `start` on, whose key is in the run."""
+    at = run.keys.index(keys[start])
+    length = min(len(run.keys) - at, len(keys) - start)
+    if run.keys[at : at + length] != list(keys[start : start + length]):
+        length = next(i for i in range(length) if run.keys[at + i] != keys[start + i])
+    return Span(run, at, length)
+
+
 class RunTable:
     """All runs of a store, by key, with the claims on them.
 
@@ -93,34 +102,37 @@ class RunTable:
         self.session_pages = 0
         self.protected_pages = 0
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._index
-
-    def places(self, keys: Sequence[bytes]) -> Iterator[tuple[Run, int] | None]:
-        """Run and position in it of each page, written or not; None: it is not in the store."""
-        last: tuple[Run, int] | None = None
-        for key in keys:
-            run = self._index.get(key)
-            if run is None:
-                last = None
-            elif last is not None and run is last[0] and run.keys[last[1] + 1 : last[1] + 2] == [key]:
-                last = run, last[1] + 1
-            else:
-                last = run, run.keys.index(key)
-            yield last
-
     def spans(self, keys: Sequence[bytes], written_only: bool = True) -> Iterator[Span]:
         """The longest prefix of `keys` that is in the store."""
         start = 0
         while start < len(keys) and (run := self._index.get(keys[start])) is not None:
             if written_only and not run.ready:
                 return
-            at = run.keys.index(keys[start])
-            length = min(len(run.keys) - at, len(keys) - start)
-            if run.keys[at : at + length] != list(keys[start : start + length]):
-                length = next(i for i in range(length) if run.keys[at + i] != keys[start + i])
-            yield Span(run, at, length)
-            start += length
+            span = _span(run, keys, start)
+            yield span
+            start += span.pages
+
+    def stretches(self, keys: Sequence[bytes]) -> Iterator[tuple[int, Span]]:
+        """All stretches of `keys` that are in the store, written or not, each with the index of its first key."""
+        start = 0
+        while start < len(keys):
+            run = self._index.get(keys[start])
+            if run is None:
+                start += 1
+                continue
+            span = _span(run, keys, start)
+            yield start, span
+            start += span.pages
+
+    def absent(self, keys: Sequence[bytes]) -> list[int]:
+        """Indices of the keys that are not in the store and are not being written."""
+        absent: list[int] = []
+        end = 0
+        for start, span in self.stretches(keys):
+            absent += range(end, start)
+            end = start + span.pages
+        absent += range(end, len(keys))
+        return absent
 
     def add(self, keys: Sequence[bytes], offsets: Sequence[int]) -> Run:
         """A new run, which is not written yet. It must be claimed at once."""

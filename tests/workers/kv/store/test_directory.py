@@ -51,7 +51,7 @@ def put(directory: StoreDirectory, session: str, text: str, shared: int = 0, **t
 
 def offsets(reservation: Reservation | None, pool: str = "kv") -> list[int]:
     assert reservation is not None
-    return [offset for _, offset in reservation.offsets[pool]]
+    return list(reservation.offsets[pool].offsets)
 
 
 def test_match_is_the_longest_prefix_over_several_reservations() -> None:
@@ -61,8 +61,10 @@ def test_match_is_the_longest_prefix_over_several_reservations() -> None:
     assert directory.match(keys("abcdefg")) == 5
     assert directory.match(keys("abx")) == 2
     assert directory.match(keys("xbc")) == 0
-    assert directory.lease(keys("abcdz"), 1.0, 0.0).records == {"kv": list(enumerate([*first, second[0]]))}
-    assert directory.hold("r", keys("abz"), 0.0).records == {"kv": list(zip(keys("ab"), first[:2], strict=True))}
+    leased = directory.lease(keys("abcdz"), 1.0, 0.0)
+    assert list(leased.records["kv"]) == list(enumerate([*first, second[0]]))
+    held = directory.hold("r", keys("abz"), 0.0)
+    assert list(held.records["kv"]) == list(zip(keys("ab"), first[:2], strict=True))
     assert directory.sessions.held_tokens("s") == 5 * PAGE
 
 
@@ -72,7 +74,7 @@ def test_records_are_read_only_once_they_are_written() -> None:
     second = directory.reserve("s", {"kv": keys("abcd")}, 0.0)
     assert first is not None
     assert second is not None
-    assert [at for at, _ in second.offsets["kv"]] == [2, 3]
+    assert second.offsets["kv"].names == [2, 3]
     directory.written(second.id)
     assert directory.match(keys("abcd")) == 0
     assert directory.hold("r", keys("abcd"), 0.0).tokens == 0
