@@ -46,6 +46,7 @@ def test_the_page_is_short() -> None:
     assert len([line for line in BLOCKS["python"].splitlines() if line]) <= 20
 
 
+@pytest.mark.slow
 def test_a_wrong_parameter_is_refused_as_the_page_says(installed: Path) -> None:
     _, simulate = BLOCKS["sh"].strip().splitlines()
     result = called(installed, *shlex.split(simulate.replace("most=2", "most=-1")))
@@ -54,6 +55,7 @@ def test_a_wrong_parameter_is_refused_as_the_page_says(installed: Path) -> None:
     assert "routing policy busy-remote: most: Input should be greater than or equal to 0" in line
 
 
+@pytest.mark.slow
 def test_an_entry_point_that_cannot_be_imported_is_one_line(installed: Path) -> None:
     (installed / "my_policies.py").unlink()
     result = called(installed, *shlex.split(BLOCKS["sh"].strip().splitlines()[1]))

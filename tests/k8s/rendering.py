@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ GRAPHS = ("base", *OVERLAYS, *COMBINATIONS)
 """Everything that renders to a whole graph."""
 
 ALL = (*KUSTOMIZATIONS, *COMBINATIONS)
+
+RARE = {"base+external-redis", "single-node+rdma", "multi-node+redis-tls", "no-gpu+redis-tls"}
+"""Their parts are in other combinations too, so the fast tests leave them out."""
+
+
+def for_each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with the `name` of each of these kustomizations."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in names]
+    )
 
 
 def kustomize(folder: Path) -> list[Document]:

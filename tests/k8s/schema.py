@@ -1,6 +1,7 @@
 """Validation as strict as a reviewer: fields that the API server would drop without a word are errors here."""
 
 import gzip
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ KUBERNETES_VERSION = "1.32.0"
 
 def problems(document: dict[str, Any]) -> list[str]:
     """What is wrong with one document, as lines; validated by its kind."""
+    return list(_problems(json.dumps(document)))
+
+
+@cache
+def _problems(text: str) -> list[str]:
+    """Most documents come in many kustomizations, so each is validated once."""
+    document = json.loads(text)
     if document["apiVersion"].startswith("nvidia.com/"):
         return graph_problems(document)
     if document["apiVersion"].startswith("monitoring.coreos.com/"):

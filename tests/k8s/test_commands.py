@@ -1,5 +1,6 @@
 """Flags in the manifests exist, values are valid, variables are read by somebody; nothing is started here."""
 
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +16,7 @@ from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import TinyModelSettings
 from router.settings import CoordinatorSettings
 from tests.k8s.pods import UNKNOWN_SECRET, Pod, command_line, environment, pods
-from tests.k8s.rendering import GRAPHS, Document, needs_kubectl, rendered
+from tests.k8s.rendering import GRAPHS, Document, for_each, needs_kubectl, rendered
 from workers.engines import settings_model
 from workers.settings import chosen_engine
 
@@ -41,30 +42,32 @@ def each_process(documents: Any) -> Iterator[tuple[Pod, Document, list[str], dic
             yield pod, container, argv, environment(pod, container, documents)
 
 
-@pytest.fixture
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    import os
-
-    for name in list(os.environ):
-        if name.startswith((OURS, DYNAMO)):
-            monkeypatch.delenv(name)
-    return monkeypatch
+def parsed(argv: list[str], variables: dict[str, str]) -> Any:
+    """The settings of a process of ours that is started with these and no other variables. Raises `UserError`."""
+    return _parsed(tuple(argv), tuple(variables.items()))
 
 
-def parsed(argv: list[str], variables: dict[str, str], patch: pytest.MonkeyPatch) -> Any:
-    """What a process of ours makes of it. Raises `UserError`."""
-    with patch.context() as inner:
-        for name, value in variables.items():
-            inner.setenv(name, value)
-        return parse_settings(model_of(argv), argv[3:], argv[2])
+@cache
+def _parsed(argv: tuple[str, ...], variables: tuple[tuple[str, str], ...]) -> Settings:
+    with pytest.MonkeyPatch.context() as patch:
+        clear_environment(patch)
+        for name, value in variables:
+            patch.setenv(name, value)
+        return parse_settings(model_of(list(argv)), argv[3:], argv[2])
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_our_own_processes_take_their_flags_and_environment(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+def clear_environment(patch: pytest.MonkeyPatch) -> None:
+    """Leave out the variables of ours and Dynamo's that the environment of the tests happens to set."""
+    for name in [name for name in os.environ if name.startswith((OURS, DYNAMO))]:
+        patch.delenv(name)
+
+
+@for_each(GRAPHS)
+def test_our_own_processes_take_their_flags_and_environment(name: str) -> None:
     settings = {}
     for pod, container, argv, variables in each_process(rendered(name)):
         if argv[2] != "dynamo.frontend":
-            settings[pod.name, container["name"]] = parsed(argv, variables, bare_environment)
+            settings[pod.name, container["name"]] = parsed(argv, variables)
     assert {pod for pod, container in settings if container == "main"} == {"coordinator", "prefill", "decode"}
     shared = {
         (one.namespace, one.state_url, one.perf, one.ttft, one.itl)
@@ -79,33 +82,33 @@ def test_our_own_processes_take_their_flags_and_environment(name: str, bare_envi
     assert coordinator.kv_block_size == settings["decode", "main"].page_size == settings["prefill", "main"].page_size
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_the_policies_exist(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+@for_each(GRAPHS)
+def test_the_policies_exist(name: str) -> None:
     for _, container, argv, variables in each_process(rendered(name)):
         if container["name"] != "main" or argv[2] == "dynamo.frontend":
             continue
-        settings = parsed(argv, variables, bare_environment)
+        settings = parsed(argv, variables)
         for kind in ("routing", "binding", "pools", "ordering", "slicing"):
             if hasattr(settings, kind):
                 assert registry.create_named(kind, getattr(settings, kind))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_dynamo_has_the_parsers(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+@for_each(GRAPHS)
+def test_dynamo_has_the_parsers(name: str) -> None:
     from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
 
     for pod, container, argv, variables in each_process(rendered(name)):
         if (pod.name, container["name"]) == ("coordinator", "main"):
-            settings = parsed(argv, variables, bare_environment)
+            settings = parsed(argv, variables)
             assert settings.dyn_tool_call_parser in get_tool_parser_names()
             assert settings.dyn_reasoning_parser in [None, *get_reasoning_parser_names()]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_the_url_of_the_shared_state_has_the_password(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+@for_each(GRAPHS)
+def test_the_url_of_the_shared_state_has_the_password(name: str) -> None:
     for _, container, argv, variables in each_process(rendered(name)):
         if container["name"] == "main" and argv[2] == "workers":
-            url = parsed(argv, variables, bare_environment).state_url
+            url = parsed(argv, variables).state_url
             password = "only-for-trying-it-out" if "no-gpu" in name else UNKNOWN_SECRET
             if "external" in name:
                 assert url == UNKNOWN_SECRET
@@ -115,23 +118,24 @@ def test_the_url_of_the_shared_state_has_the_password(name: str, bare_environmen
                 assert url == f"redis://ampd:{password}@ampd-redis:6379/0"
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_dynamos_frontend_takes_its_flags(name: str, bare_environment: pytest.MonkeyPatch) -> None:
+@for_each(GRAPHS)
+def test_dynamos_frontend_takes_its_flags(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from dynamo.frontend.main import parse_args
 
+    clear_environment(monkeypatch)
     for pod, _, argv, variables in each_process(rendered(name)):
         if pod.name != "frontend" or argv[2] != "dynamo.frontend":
             continue
         for variable, value in variables.items():
-            bare_environment.setenv(variable, value)
-        bare_environment.setattr(sys, "argv", argv[2:])
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setattr(sys, "argv", argv[2:])
         config, *_ = parse_args()
         assert (config.http_host, config.http_port, config.router_mode) == ("0.0.0.0", 8000, "round-robin")
         assert config.namespace == config.namespace_prefix == variables["DYN_NAMESPACE"]
         assert (config.discovery_backend, config.request_plane, config.event_plane) == ("kubernetes", "tcp", "zmq")
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_every_variable_is_read_by_somebody(name: str) -> None:
     documents = rendered(name)
     processes = [(pod, container, argv) for pod, container, argv, _ in each_process(documents)]
@@ -151,13 +155,12 @@ def test_every_variable_is_read_by_somebody(name: str) -> None:
                 assert variable in OF_THE_IMAGE, variable
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_the_transport_reads_its_variables(name: str) -> None:
     (config,) = (each for each in rendered(name) if each["metadata"]["name"] == "ampd-kv-transport")
-    text = transport_text()
     for variable in config["data"]:
         assert variable.startswith(TRANSPORT)
-        assert variable.removeprefix("UCX_").encode() in text, f"neither UCX nor NIXL knows {variable}"
+        assert is_transports(variable), f"neither UCX nor NIXL knows {variable}"
 
 
 def fields_of(argv: list[str]) -> set[str]:
@@ -186,6 +189,12 @@ def _dynamo_parts() -> tuple[bytes, ...]:
 
 
 @cache
+def is_transports(variable: str) -> bool:
+    """Whether UCX or NIXL names the variable."""
+    return variable.removeprefix("UCX_").encode() in transport_text()
+
+
+@cache
 def transport_text() -> bytes:
     """The libraries that come with NIXL's package."""
     spec = find_spec("nixl")
@@ -207,14 +216,14 @@ WRONG: dict[str, tuple[str, list[str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_found(mistake: str, bare_environment: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_found(mistake: str) -> None:
     module, flags, extra = WRONG[mistake]
     (argv, variables), *_ = (
         (argv, variables) for _, _, argv, variables in each_process(rendered("base")) if argv[2] == module
     )
-    assert parsed(argv, variables, bare_environment)
+    assert parsed(argv, variables)
     with pytest.raises(UserError):
-        parsed([*argv, *flags], {**variables, **extra}, bare_environment)
+        parsed([*argv, *flags], {**variables, **extra})
 
 
 def test_unknown_variables_are_found() -> None:

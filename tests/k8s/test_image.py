@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.k8s.pods import command_line, pods
-from tests.k8s.rendering import ALL, K8S, needs_kubectl, rendered
+from tests.k8s.rendering import ALL, K8S, for_each, needs_kubectl, rendered
 
 ROOT = K8S.parent
 DOCKERFILE = (K8S / "Dockerfile").read_text()
@@ -61,7 +61,7 @@ def test_it_does_not_run_as_root() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_pods_run_as_the_user_of_the_image(name: str) -> None:
     for pod in pods(rendered(name)):
         if any(container["image"].startswith("ampd:") for container in pod.containers()):
@@ -116,6 +116,7 @@ def test_scripts_are_plain_sh(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_the_download_is_a_command_that_exists() -> None:
     documents = rendered("models")

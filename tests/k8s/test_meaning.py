@@ -16,6 +16,7 @@ from tests.k8s.rendering import (
     GRAPHS,
     K8S,
     Document,
+    for_each,
     graph_of,
     kustomize_together,
     named,
@@ -62,7 +63,7 @@ def references(pod: Pod) -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_every_reference_leads_somewhere(name: str) -> None:
     documents = rendered(name)
     made = {(each["kind"], each["metadata"]["name"]) for each in documents}
@@ -91,7 +92,7 @@ def missing_keys(documents: Any) -> set[tuple[str, str, str]]:
     }
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_every_key_that_a_pod_refers_to_is_there(name: str) -> None:
     assert missing_keys(rendered(name)) == set()
 
@@ -111,7 +112,7 @@ def test_what_the_user_provides_is_documented() -> None:
     assert "ampd-models" in readme
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_every_mount_has_its_volume_and_every_volume_is_mounted(name: str) -> None:
     for pod in pods(rendered(name)):
         volumes = {volume["name"] for volume in pod.spec.get("volumes", [])}
@@ -119,7 +120,7 @@ def test_every_mount_has_its_volume_and_every_volume_is_mounted(name: str) -> No
         assert volumes == mounted, pod.name
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_files_that_processes_name_are_mounted(name: str) -> None:
     documents = rendered(name)
     for pod in pods(documents):
@@ -130,7 +131,7 @@ def test_files_that_processes_name_are_mounted(name: str) -> None:
                 assert any(path == mount or path.startswith(f"{mount}/") for mount in mounts), (pod.name, path)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_the_performance_model_covers_the_workers(name: str, tmp_path: Path) -> None:
     from ampd.perf.piecewise import load_performance_model
     from ampd.types import Parallelism
@@ -164,7 +165,7 @@ def selects(selector: Document, labels: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_every_object_and_pod_says_that_it_is_part_of_ampd(name: str) -> None:
     key, value = PART_OF
     for each in rendered(name):
@@ -172,7 +173,7 @@ def test_every_object_and_pod_says_that_it_is_part_of_ampd(name: str) -> None:
     assert all(pod.labels[key] == value for pod in pods(rendered(name)))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_selectors_select_pods(name: str) -> None:
     documents = rendered(name)
     everyone = pods(documents)
@@ -225,7 +226,7 @@ def allowed(documents: Any, source: dict[str, str], target: str, port: str, name
     return False
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_only_the_graph_talks_to_redis_and_to_the_workers(name: str) -> None:
     documents = rendered(name)
     of = {pod.labels[COMPONENT]: dict(pod.labels) for pod in pods(documents)}
@@ -255,7 +256,7 @@ def test_only_the_graph_talks_to_redis_and_to_the_workers(name: str) -> None:
 # -- probes and the way out
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_probes_ask_ports_that_are_there_and_give_time(name: str) -> None:
     documents = rendered(name)
     for pod in pods(documents):
@@ -277,7 +278,7 @@ def test_probes_ask_ports_that_are_there_and_give_time(name: str) -> None:
             assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600, "models load for long"
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_pods_get_the_time_that_they_need_to_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = rendered(name)
     for pod in pods(documents):
@@ -304,7 +305,7 @@ def tp_of(pod: Pod, documents: Any) -> int:
     return int(flag.removeprefix("--tp="))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_a_worker_gets_as_many_gpus_as_its_parallelism(name: str) -> None:
     documents = rendered(name)
     for pod in pods(documents):
@@ -318,7 +319,7 @@ def test_a_worker_gets_as_many_gpus_as_its_parallelism(name: str) -> None:
             assert "memory" in resources["limits"]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_what_is_shipped_starts_with_the_engine_as_it_is(name: str) -> None:
     """SGLang workers of several GPUs are refused at their start (a plan that has some says so when it is written)."""
     documents = rendered(name)
@@ -327,7 +328,7 @@ def test_what_is_shipped_starts_with_the_engine_as_it_is(name: str) -> None:
             assert tp_of(pod, documents) == 1, pod.name
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_rdma_is_for_workers_only_and_only_with_its_component(name: str) -> None:
     for pod in pods(rendered(name)):
         expected = pod.labels[COMPONENT] in ("prefill", "decode") and ("rdma" in name or "multi-node" in name)
@@ -335,7 +336,7 @@ def test_rdma_is_for_workers_only_and_only_with_its_component(name: str) -> None
         assert ("add" in pod.main["securityContext"]["capabilities"]) == expected
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_images_are_pinned(name: str) -> None:
     for pod in pods(rendered(name)):
         for container in pod.containers():
@@ -347,7 +348,7 @@ def test_images_are_pinned(name: str) -> None:
                 assert tag.partition("-")[0] == importlib.metadata.version("ampd")
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_the_operator_is_told_dynamos_version(name: str) -> None:
     """It would take the image's tag for it, which is ours."""
     for component in graph_of(rendered(name))["spec"]["components"]:
@@ -358,7 +359,7 @@ def test_the_operator_is_told_dynamos_version(name: str) -> None:
 # -- rights
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
     for pod in pods(rendered(name)):
         security = pod.spec["securityContext"]
@@ -377,7 +378,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
                 assert models["readOnly"] is True
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_no_password_is_written_down(name: str) -> None:
     documents = rendered(name)
     if "no-gpu" not in name:
@@ -386,7 +387,7 @@ def test_no_password_is_written_down(name: str) -> None:
     assert set(re.findall(r"://\w+:([^@]+)@", json.dumps(documents))) <= {"$(AMPD_REDIS_PASSWORD)"}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_the_frontend_has_no_way_to_redis(name: str) -> None:
     documents = rendered(name)
     for pod in pods(documents):
@@ -394,7 +395,7 @@ def test_the_frontend_has_no_way_to_redis(name: str) -> None:
         assert has_secret == (pod.name != "frontend"), pod.name
 
 
-@pytest.mark.parametrize("name", [each for each in GRAPHS if "external" not in each])
+@for_each([each for each in GRAPHS if "external" not in each])
 def test_redis_gives_rights_for_the_namespace_of_the_graph(name: str) -> None:
     documents = rendered(name)
     (config,) = (each for each in documents if each["metadata"]["name"].startswith("ampd-redis-config"))

@@ -18,7 +18,7 @@ from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
 from tests.k8s.pods import environment, pods
-from tests.k8s.rendering import GRAPHS, K8S, needs_kubectl, rendered
+from tests.k8s.rendering import GRAPHS, K8S, for_each, needs_kubectl, rendered
 
 pytestmark = needs_kubectl
 
@@ -130,7 +130,7 @@ async def test_the_graphs_user_may_do_nothing_else(command: tuple[str, ...], cli
     assert await client.set(Schema(NAMESPACE).leader, b"c1", px=1)
 
 
-@pytest.mark.parametrize("name", [each for each in GRAPHS if "external" not in each])
+@for_each([each for each in GRAPHS if "external" not in each])
 def test_it_keeps_nothing_and_drops_nothing(name: str) -> None:
     (config,) = (each for each in rendered(name) if each["metadata"]["name"].startswith("ampd-redis-config"))
     lines = [line for line in config["data"]["redis.conf"].splitlines() if line and not line.startswith("#")]
@@ -141,7 +141,7 @@ def test_it_keeps_nothing_and_drops_nothing(name: str) -> None:
     assert limit_mib <= 640, "connections and buffers need room above it"
 
 
-@pytest.mark.parametrize("name", [each for each in GRAPHS if "redis-tls" in each])
+@for_each([each for each in GRAPHS if "redis-tls" in each])
 def test_with_tls_there_is_no_other_port(name: str) -> None:
     documents = rendered(name)
     (redis,) = (pod for pod in pods(documents) if pod.name == "ampd-redis")

@@ -12,6 +12,7 @@ from tests.k8s.rendering import (
     GRAPHS,
     K8S,
     KUSTOMIZATIONS,
+    for_each,
     graph_of,
     kustomize_together,
     named,
@@ -29,7 +30,7 @@ def test_no_kustomization_is_left_out() -> None:
     assert folders == known
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_every_document_is_valid(name: str) -> None:
     documents = rendered(name)
     assert documents
@@ -37,13 +38,13 @@ def test_every_document_is_valid(name: str) -> None:
     assert {key: lines for key, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each(ALL)
 def test_no_object_comes_twice(name: str) -> None:
     names = [(each["apiVersion"], each["kind"], each["metadata"]["name"]) for each in rendered(name)]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@for_each(GRAPHS)
 def test_nothing_that_kustomize_copies_from_is_applied(name: str) -> None:
     assert not [each for each in rendered(name) if each["apiVersion"].startswith("ampd.dev/")]
 

@@ -63,7 +63,7 @@ def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pyte
 
 def test_a_pools_policy_may_make_prefill_workers_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--prefill", "0", "--decode", "3xTP1", "--routing", "always-remote", "--pools", "arrow"]
-    whole = simulated(capsys, *flags, "--rate", "60", "--limit", "300")
+    whole = simulated(capsys, *flags, "--rate", "60", "--limit", "100")
     assert whole["pools"] == "arrow"
     assert whole["role_flips"] > 0
     assert whole["routes"]["remote"] > 0
@@ -95,12 +95,12 @@ def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = simulated(capsys, "--rate", "2,40", "--limit", "300")["results"]
+    rows = simulated(capsys, "--rate", "2,40", "--limit", "100")["results"]
     assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
 
 
 def test_chunked_prefill_spares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--mode", "colocated", "--rate", "15", "--limit", "200", "--prefill", "0"]
+    flags = ["--mode", "colocated", "--rate", "15", "--limit", "100", "--prefill", "0"]
     whole, chunked = (simulated(capsys, *flags, "--chunk-tokens", size) for size in ("0", "128"))
     assert chunked["itl_s"]["p99"] < 0.7 * whole["itl_s"]["p99"]
     assert chunked["output_tokens"] == whole["output_tokens"]

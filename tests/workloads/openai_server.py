@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
+
+Result = TypeVar("Result")
 
 
 @dataclass
 class Behaviour:
-    """What the endpoint understands and how fast it answers."""
+    """The fields that the endpoint understands, and how fast it answers.
+
+    Attributes:
+        answered_rounds: the rounds behind the first few never get an answer; the first of them sets `held_round`.
+    """
 
     dynamo: bool = True
     completions: bool = True
@@ -26,11 +33,12 @@ class Behaviour:
     gap_s: float = 0.0
     decision: dict[str, Any] | None = None
     fail_after_chunks: int | None = None
+    answered_rounds: int | None = None
     status: int = 200
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
-    round_done: asyncio.Event = field(default_factory=asyncio.Event)
+    held_round: threading.Event = field(default_factory=threading.Event)
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -38,22 +46,34 @@ class Behaviour:
         return [body for body, sent in zip(self.requests, self.headers, strict=True) if "x-dynamo-session-id" in sent]
 
 
-@asynccontextmanager
-async def serve(behaviour: Behaviour) -> AsyncIterator[str]:
-    """Run the endpoint on a free port of this machine; yields its URL."""
+@contextmanager
+def serve(behaviour: Behaviour) -> Iterator[str]:
+    """Run the endpoint on a free port of this machine, in a thread; yields its URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    runner = web.AppRunner(_app(behaviour), shutdown_timeout=0.1)
+    try:
+        run(runner.setup())
+        run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        run(runner.cleanup())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _app(behaviour: Behaviour) -> web.Application:
     app = web.Application()
     app.router.add_get("/v1/models", partial(_models, behaviour))
     app.router.add_post("/v1/completions", partial(_generate, behaviour, False))
     app.router.add_post("/v1/chat/completions", partial(_generate, behaviour, True))
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+    return app
 
 
 async def _models(behaviour: Behaviour, _: web.Request) -> web.Response:
@@ -75,6 +95,9 @@ async def _generate(behaviour: Behaviour, chat: bool, request: web.Request) -> w
     ids = [1000 + len(behaviour.requests) * 100 + index for index in range(body["max_tokens"])]
     behaviour.outputs.append(ids)
     in_session = "x-dynamo-session-id" in request.headers
+    if behaviour.answered_rounds is not None and len(behaviour.rounds) > behaviour.answered_rounds:
+        behaviour.held_round.set()
+        await asyncio.Event().wait()
     await asyncio.sleep(behaviour.session_first_s if in_session else 0)
     await asyncio.sleep(behaviour.first_s)
     for number, start in enumerate(range(0, len(ids), behaviour.tokens_per_chunk)):
@@ -90,8 +113,6 @@ async def _generate(behaviour: Behaviour, chat: bool, request: web.Request) -> w
     await _event(response, last)
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
-    if in_session:
-        behaviour.round_done.set()
     return response
 
 

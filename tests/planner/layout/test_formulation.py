@@ -57,7 +57,7 @@ def ranked(capacities: Capacities, demand: Demand, gpus: int) -> list[Choice]:
     return sorted((choice for choice in choices if choice), key=lambda choice: worth(choice, len(LEVELS)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=15)
 @given(instances(most_gpus=10))
 def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities, Demand, int]) -> None:
     capacities, demand, gpus = instance
@@ -74,7 +74,7 @@ def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities
         assert checked.headroom == pytest.approx(choice.headroom, rel=1e-5, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=15)
 @given(instances(), st.integers(1, 8))
 def test_more_gpus_never_make_the_objective_worse(instance: tuple[Capacities, Demand, int], more: int) -> None:
     capacities, demand, gpus = instance

@@ -54,6 +54,7 @@ def test_callers_may_change_what_they_get() -> None:
     assert base_objects()[0]["metadata"]["name"] != "changed"
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_has_every_file_of_the_base_and_the_components(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -40,16 +40,6 @@ def objects(request: pytest.FixtureRequest) -> list[Object]:
     return objects_of(**VARIANTS[request.param])
 
 
-@pytest.fixture
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    import os
-
-    for name in list(os.environ):
-        if name.startswith(("AMPD_", "DYN_")):
-            monkeypatch.delenv(name)
-    return monkeypatch
-
-
 def test_every_object_is_valid(objects: list[Object]) -> None:
     found = {f"{each['kind']}/{each['metadata']['name']}": problems(each) for each in objects}
     assert {name: lines for name, lines in found.items() if lines} == {}
@@ -63,13 +53,11 @@ def test_a_graph_with_too_many_components_would_be_found() -> None:
     assert any("components" in line for line in problems(graph))
 
 
-def test_every_process_takes_its_flags_and_agrees_with_the_others(
-    objects: list[Object], bare_environment: pytest.MonkeyPatch
-) -> None:
+def test_every_process_takes_its_flags_and_agrees_with_the_others(objects: list[Object]) -> None:
     seen = {}
     for pod, _, argv, variables in each_process(objects):
         if argv[2] != "dynamo.frontend":
-            seen[pod.name] = parsed(argv, variables, bare_environment)
+            seen[pod.name] = parsed(argv, variables)
     coordinator: CoordinatorSettings = seen.pop("coordinator")
     assert seen
     assert coordinator.slo == DEPLOYMENT.slo
@@ -86,11 +74,11 @@ def test_every_process_takes_its_flags_and_agrees_with_the_others(
         )
 
 
-def test_the_policies_can_be_made(objects: list[Object], bare_environment: pytest.MonkeyPatch) -> None:
+def test_the_policies_can_be_made(objects: list[Object]) -> None:
     for _, _, argv, variables in each_process(objects):
         if argv[2] == "dynamo.frontend":
             continue
-        settings = parsed(argv, variables, bare_environment)
+        settings = parsed(argv, variables)
         for kind in registry.KINDS:
             if (text := getattr(settings, kind, None)) is not None:
                 # In the container the table is where its ConfigMap is mounted.

@@ -112,6 +112,7 @@ def test_the_annotations_are_what_the_plan_expects(
     assert names == [f"{role}-tp{each['tp']}" for role in ("prefill", "decode") for each in layout[role]]
 
 
+@pytest.mark.slow
 def test_a_profile_and_the_users_own_choices(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     rounds = [{"incr_tokens": 40, "output_tokens": 1}]

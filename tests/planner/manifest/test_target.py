@@ -49,6 +49,7 @@ def test_a_folder_gives_the_same_objects(tmp_path: Path) -> None:
         assert file.read_text(encoding="utf-8").startswith(MARK)
 
 
+@pytest.mark.slow
 @needs_kubectl
 @pytest.mark.parametrize(
     "component", ["components/rdma", "components/redis-tls", "components/external-redis", "monitoring"]

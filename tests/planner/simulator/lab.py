@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 from hypothesis import strategies as st
@@ -12,14 +13,16 @@ from hypothesis import strategies as st
 from ampd.perf.presets import analytic_model
 from ampd.policies.base import (
     BindingSituation,
+    OrderingPolicy,
     OrderingSituation,
     Pick,
     PoolsSituation,
     RoleChange,
     RoutingSituation,
     Run,
+    Wait,
 )
-from ampd.policies.registry import create
+from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvMemory
@@ -30,6 +33,8 @@ from workloads.trace import Round, Session
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.5, 0.02)
+ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "laps", "shortest-prefill-first")
+ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "threshold(tokens=300)")
 NO_OPTIONS = SimulationOptions()
 
 
@@ -82,6 +87,17 @@ class RandomOrdering:
         return Run(index, tuple(range(index)))
 
 
+class DiceOrdering:
+    """Any pass, and now and then a wait, mostly a tiny one."""
+
+    def pick(self, situation: OrderingSituation) -> Pick:
+        rng, count = situation.rng, len(situation.queue)
+        if wait_s := rng.choice([0.0, 0.0, 1e-15, 0.05]):
+            return Wait(wait_s)
+        positions = rng.sample(range(count), rng.randint(1, count))
+        return Run(positions[0], tuple(range(positions[0])), tuple(positions[1:]))
+
+
 class RandomPools:
     """Turns anyone into anything, also the last of its role, and also into what it is."""
 
@@ -109,38 +125,75 @@ OURS_RESTLESS = replace(OURS, pools=RandomPools())
 OURS_POOLS = replace(OURS, pools=create("pools", "predictive", cooldown_s=0.0))
 OURS_LOCAL = replace(OURS, routing=LOCAL.routing)
 SLICED_DICE = replace(RESTLESS, slicing=OURS.slicing)
+
+
+def by(ordering: OrderingPolicy, base: Policies = REMOTE) -> Policies:
+    return replace(base, ordering=ordering)
+
+
 own_policies = st.sampled_from([OURS, OURS_RESTLESS, OURS_POOLS, OURS_LOCAL, SLICED_DICE])
 policies = st.one_of(st.sampled_from([DICE, RESTLESS, AMPD, REMOTE, LOCAL, ARROW]), own_policies)
+ordering_policies = st.builds(
+    by,
+    st.one_of(st.sampled_from(ORDERINGS).map(partial(create, "ordering")), st.builds(DiceOrdering)),
+    st.sampled_from([DICE, REMOTE, LOCAL]),
+)
+routing_policies = st.builds(
+    replace,
+    st.just(REMOTE),
+    binding=st.sampled_from(["least-kv", "arrow"]).map(partial(create, "binding")),
+    routing=st.sampled_from(ROUTINGS).map(partial(create_named, "routing")),
+    slicing=st.just(create("slicing", "itl-chunks")),
+    pools=st.sampled_from([create("pools", "static"), ARROW.pools, RandomPools()]),
+)
 
 
-@st.composite
-def session_lists(draw: st.DrawFn, most: int = 8, least_tool_s: float = 0.0) -> list[Session]:
+# Strategies are made once: making them in a draw costs more than the draw.
+_few_or_many = st.one_of(st.integers(1, 40), st.integers(1, 1500))
+_outputs = st.one_of(st.just(1), st.integers(1, 60), st.integers(1, 400))
+_cuts = st.one_of(st.none(), st.none(), st.none(), st.floats(0, 1))
+_arrivals_s = st.floats(0, 2.0)
+
+
+@cache
+def _rounds(least_tool_s: float) -> st.SearchStrategy[list[tuple[int, int, float, float | None]]]:
+    """Increment, output, tool time, and the share of the context that is kept."""
+    tools_s = st.one_of(st.just(least_tool_s), st.floats(least_tool_s, 2.0))
+    return st.lists(st.tuples(_few_or_many, _outputs, tools_s, _cuts), min_size=1, max_size=4)
+
+
+@cache
+def session_lists(most: int = 8, least_tool_s: float = 0.0) -> st.SearchStrategy[list[Session]]:
+    session = st.tuples(_arrivals_s, _rounds(least_tool_s))
+    return st.lists(session, min_size=1, max_size=most).map(_sessions)
+
+
+def _sessions(drawn: list[tuple[float, list[tuple[int, int, float, float | None]]]]) -> list[Session]:
     sessions = []
-    for number in range(draw(st.integers(1, most))):
+    for number, (arrival_s, items) in enumerate(drawn):
         rounds: list[Round] = []
         context = 0
-        for index in range(draw(st.integers(1, 4))):
-            keep = None
-            if index and draw(st.booleans()) and draw(st.booleans()):
-                keep = draw(st.integers(0, context))
-            incr = draw(st.one_of(st.integers(1, 40), st.integers(1, 1500)))
-            output = draw(st.one_of(st.just(1), st.integers(1, 60), st.integers(1, 400)))
-            tool_s = draw(st.one_of(st.just(least_tool_s), st.floats(least_tool_s, 2.0))) if index else 0.0
+        for incr, output, tool_s, share in items:
+            keep = None if share is None or not rounds else int(share * context)
+            tool_s = tool_s if rounds else 0.0
             rounds.append(Round(incr_tokens=incr, output_tokens=output, tool_s=tool_s, keep_tokens=keep))
             context = (context if keep is None else keep) + incr + output
-        arrival_s = draw(st.floats(0, 2.0))
         sessions.append(Session(session_id=f"s{number}", arrival_s=arrival_s, rounds=tuple(rounds)))
     return sorted(sessions, key=lambda session: session.arrival_s)
 
 
-@st.composite
-def clusters(draw: st.DrawFn, tight: bool = False) -> Cluster:
-    def group() -> ReplicaGroup:
-        capacity = draw(st.integers(500, 12_000)) if tight else draw(st.sampled_from([0, 50_000]))
-        return ReplicaGroup(draw(st.integers(1, 3)), Parallelism(draw(st.sampled_from([1, 2, 4]))), capacity)
+def _groups(capacities: st.SearchStrategy[int], least: int) -> st.SearchStrategy[tuple[ReplicaGroup, ...]]:
+    group = st.builds(ReplicaGroup, st.integers(1, 3), st.sampled_from([1, 2, 4]).map(Parallelism), capacities)
+    return st.lists(group, min_size=least, max_size=2).map(tuple)
 
-    decode, prefill = (tuple(group() for _ in range(draw(st.integers(least, 2)))) for least in (1, 0))
-    return Cluster(decode, prefill)
+
+def _clusters(capacities: st.SearchStrategy[int]) -> st.SearchStrategy[Cluster]:
+    return st.builds(Cluster, _groups(capacities, 1), _groups(capacities, 0))
+
+
+roomy_clusters = _clusters(st.sampled_from([0, 50_000]))
+tight_clusters = _clusters(st.integers(500, 12_000))
+clusters = st.one_of(roomy_clusters, tight_clusters)
 
 
 options = st.builds(

@@ -5,50 +5,32 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings
 
-from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
+from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
 from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 
 from .lab import (
-    DICE,
     LOCAL,
     MODEL,
+    ORDERINGS,
     REMOTE,
     RouteBy,
-    clusters,
-    options,
+    by,
     run,
     session,
-    session_lists,
     single,
-    watched_memories,
 )
 
-ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "laps", "shortest-prefill-first")
 TP1 = Parallelism(1)
 relaxed = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
-
-
-class DiceOrdering:
-    """Any pass, and now and then a wait, mostly a tiny one."""
-
-    def pick(self, situation: OrderingSituation) -> Pick:
-        rng, count = situation.rng, len(situation.queue)
-        if wait_s := rng.choice([0.0, 0.0, 1e-15, 0.05]):
-            return Wait(wait_s)
-        positions = rng.sample(range(count), rng.randint(1, count))
-        return Run(positions[0], tuple(range(positions[0])), tuple(positions[1:]))
 
 
 class WaitFor:
@@ -63,10 +45,6 @@ class WaitFor:
         return Run(0, together=tuple(range(1, count))) if count >= self._count else Wait(self._wait_s)
 
 
-def by(ordering: OrderingPolicy, base: Policies = REMOTE) -> Policies:
-    return replace(base, ordering=ordering)
-
-
 def check_each_round_once(done: SimulationRun, sessions: Sequence[Session]) -> None:
     ended = defaultdict(list)
     for each in done.rounds:
@@ -77,26 +55,6 @@ def check_each_round_once(done: SimulationRun, sessions: Sequence[Session]) -> N
         assert [record.index for record in rounds] == list(range(len(rounds)))
         assert len(rounds) == len(each.rounds) or rounds[-1].error
         assert not any(record.error for record in rounds[:-1])
-
-
-@pytest.mark.parametrize("name", [*ORDERINGS, "dice"])
-@relaxed
-@given(
-    sessions=session_lists(most=12),
-    cluster=st.one_of(clusters(), clusters(tight=True)),
-    base=st.sampled_from([DICE, REMOTE, LOCAL]),
-    how=options,
-)
-def test_every_round_ends_exactly_once(
-    name: str, sessions: list[Session], cluster: Cluster, base: Policies, how: SimulationOptions
-) -> None:
-    ordering = DiceOrdering() if name == "dice" else create("ordering", name)
-    with watched_memories() as memories:
-        done = run(sessions, cluster, by(ordering, base), how)
-    check_each_round_once(done, sessions)
-    for memory in memories:
-        assert memory.used_tokens == 0
-        assert not memory._keepers
 
 
 @pytest.mark.parametrize("name", ORDERINGS)

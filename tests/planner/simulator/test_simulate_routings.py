@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings
 
 from ampd.policies.registry import create, create_named
 from planner.simulator.cluster import Cluster
@@ -15,7 +12,7 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 
-from .lab import REMOTE, SLO, RandomPools, clusters, options, run, session, session_lists, single, watched_memories
+from .lab import REMOTE, SLO, RandomPools, run, session, single
 
 ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "threshold(tokens=300)")
 POOLS = {"static": create("pools", "static"), "arrow": create("pools", "arrow", cooldown_s=0.0), "dice": RandomPools()}
@@ -35,30 +32,6 @@ def by(routing: str, slicing: str = "itl-chunks", pools: str = "static", binding
 def longest_gap_s(done: SimulationRun) -> float:
     """Of those who were in the batch before; who has just joined waited for its KV."""
     return max(gap.first_s + (gap.steps - 1) * max(gap.growth_s, 0.0) for gap in done.gaps if gap.batch > 1)
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-@relaxed
-@given(
-    sessions=session_lists(),
-    cluster=st.one_of(clusters(), clusters(tight=True)),
-    pools=st.sampled_from(sorted(POOLS)),
-    binding=st.sampled_from(["least-kv", "arrow"]),
-    how=options,
-)
-def test_every_round_ends_exactly_once(
-    routing: str, sessions: list[Session], cluster: Cluster, pools: str, binding: str, how: SimulationOptions
-) -> None:
-    with watched_memories() as memories:
-        done = run(sessions, cluster, by(routing, pools=pools, binding=binding), how)
-    ended = defaultdict(list)
-    for each in done.rounds:
-        ended[each.session_id].append(each)
-    for each in sessions:
-        rounds = ended[each.session_id]
-        assert [record.index for record in rounds] == list(range(len(rounds)))
-        assert len(rounds) == len(each.rounds) or rounds[-1].error
-    assert all(memory.used_tokens == 0 and not memory._keepers for memory in memories)
 
 
 def test_the_first_round_leaves_and_the_later_ones_stay() -> None:

@@ -1,0 +1,68 @@
+"""The client of OpenAI endpoints: what it sends to servers that understand less, and the errors that it shows."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ampd.cli.main import main
+from tests.workloads.conftest import Replay
+from workloads.trace import Round, write_trace
+
+from .lab import GROWING, session
+
+
+def test_endpoints_without_extensions_get_plain_chat(replay: Replay) -> None:
+    behaviour = replay.behaviour
+    behaviour.dynamo = behaviour.completions = behaviour.accepts_ignore_eos = False
+    code, result = replay(GROWING)
+    assert code == 0
+    first, second, _ = behaviour.rounds
+    assert not {"nvext", "ignore_eos", "return_token_ids"} & set(first)
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
+    assert second["messages"][0] == first["messages"][0]
+    answer = "".join(f" t{item}" for item in behaviour.outputs[-3])
+    assert second["messages"][1]["content"] == answer
+    assert len(first["messages"][0]["content"].split()) == 30
+    assert result["routes"] == {"local": 0, "remote": 0}
+    assert result["kv_bytes"] == {"history": None, "increment": None}
+
+
+def test_real_words_are_sent_as_chat(replay: Replay) -> None:
+    replay(session("a", Round(incr_tokens=2, output_tokens=1, text="guten Tag")))
+    assert replay.behaviour.rounds[0]["messages"] == [{"role": "user", "content": "guten Tag"}]
+
+
+@pytest.mark.parametrize("broken", [{"status": 503}, {"fail_after_chunks": 1}])
+def test_server_errors_are_counted_and_shown(replay: Replay, broken: dict[str, int]) -> None:
+    for name, value in broken.items():
+        setattr(replay.behaviour, name, value)
+    one_session = GROWING if "status" in broken else session("a", *GROWING.rounds[:2])
+    code, result = replay(one_session, flags=("--ttft", "9", "--itl", "9"))
+    message = "no live decode worker" if "status" in broken else "worker died"
+    assert code == 1
+    assert (result["errors"], result["rounds"], result["sessions"]) == (1, 0, 1)
+    assert message in result["records"][0]["error"]
+    assert message in result["stdout"]
+    # The rounds that were never sent count as missed.
+    assert result["attainment"] == {"rounds": 0.0, "sessions": 0.0}
+
+
+def test_a_url_that_does_not_answer_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.endpoint.CONNECT_TIMEOUT_S", 0.1)
+    trace = tmp_path / "t.jsonl"
+    write_trace([GROWING], trace)
+    with socket.socket() as listener:
+        # Listens, never answers: the connection is made and nothing comes.
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["replay", str(trace), "--url", silent]) == 2
+    assert main(["replay", str(trace), "--url", silent]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2
+    assert all("does not answer" in line for line in lines)

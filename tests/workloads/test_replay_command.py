@@ -1,0 +1,66 @@
+"""`ampd replay`: its flags, a malformed trace, and an interrupt."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampd.cli.main import main
+from tests.workloads.openai_server import Behaviour, serve
+from workloads.trace import Round, write_trace
+
+from .lab import GROWING, session
+
+
+@pytest.mark.slow
+def test_an_interrupt_prints_the_partial_result(tmp_path: Path) -> None:
+    """Of two rounds the first has ended, and the second never will."""
+    rounds = [Round(incr_tokens=2, output_tokens=1)] * 2
+    trace, out = tmp_path / "t.jsonl", tmp_path / "r.json"
+    write_trace([session("a", *rounds)], trace)
+    behaviour = Behaviour(answered_rounds=1)
+    with serve(behaviour) as url:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ampd", "replay", trace, "--url", url, "--json", out, "--ttft", "9", "--itl", "9"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert behaviour.held_round.wait(timeout=60)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate()
+    assert process.returncode == 130
+    assert b"interrupted" in stdout
+    result = json.loads(out.read_text())
+    assert (result["rounds"], result["errors"], result["interrupted"]) == (1, 0, True)
+    assert result["attainment"] == {"rounds": 1.0, "sessions": None}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--ttft", "1"],
+        ["--url", "localhost:8000"],
+        ["--token-ids", "9"],
+        ["--rate", "0"],
+        ["--limit", "0"],
+        ["--report", "/no/such/folder/r.html"],
+        ["--no-such-flag"],
+    ],
+)
+def test_wrong_flags_are_one_line(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    write_trace([GROWING], trace)
+    assert main(["replay", str(trace), *flags]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_malformed_line_stops_before_anything_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("{}\n")
+    assert main(["replay", str(trace), "--url", "http://127.0.0.1:1"]) == 2
+    assert f"{trace}:1: session_id is missing" in capsys.readouterr().err
