@@ -1,6 +1,7 @@
 """SGLang's KV pools as records and buffers, and the refusal of those that were never tried.
 
-Only the classes named here are taken, not their subclasses: a subclass may arrange its memory differently.
+Only the classes named here are taken, not their subclasses: a subclass may arrange its memory differently. Arguments
+that the exchange cannot follow are refused earlier, in `workers.engines.sglang_limits`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from workers.kv.geometry import KvGeometry, PoolGeometry, head_share
-from workers.kv.rank_copies import PoolBuffers, attention_buffers, latent_buffers, pool_geometry, state_buffers
+from workers.kv.pool_buffers import PoolBuffers, attention_buffers, latent_buffers, pool_geometry, state_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,8 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
     Raises:
         ValueError: the store cannot hold the KV of this engine; one line says which part of it.
     """
-    if reason := unsupported_setting(server_args):
-        raise ValueError(reason)
-    if reason := _unsupported_cache(params):
-        raise ValueError(reason)
+    _check_division(server_args)
+    _check_drafts(params)
     page_size, tp = int(params.page_size), int(server_args.tp_size)
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     reader = _PoolReader(model_config, page_size, tp)
@@ -58,42 +57,20 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
     return EnginePools(geometry, buffers, int(model_config.num_hidden_layers), tp)
 
 
-def unsupported_setting(server_args: Any) -> str | None:
-    """Why no engine with these arguments can use the store, in one line; None if only its pools decide."""
-    for name, most, what in _LIMITS:
-        value = getattr(server_args, name, None)
-        if value is not None and int(value) > most:
-            return f"the KV store does not work with {what} ({name} {value}); set {name} to {most}"
-    for name, what in _REFUSED:
-        if value := getattr(server_args, name, None):
-            return f"the KV store does not work with {what} ({name} {value}); start the engine without it"
-    return None
+_DIVISIONS = ("nnodes", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size")
+"""SGLang's further ways to divide a model, as they are in effect; some models choose them by themselves."""
 
 
-_LIMITS = (
-    ("nnodes", 1, "ranks on several hosts"),
-    ("pp_size", 1, "pipeline parallelism"),
-    ("dp_size", 1, "data parallelism inside an engine"),
-    ("attn_dp_size", 1, "DP attention"),
-    ("attn_cp_size", 1, "context parallelism"),
-    ("dcp_size", 1, "context parallelism of decodes"),
-)
-_REFUSED = (
-    ("speculative_algorithm", "speculative decoding"),
-    ("enable_dp_attention", "DP attention"),
-    ("enable_prefill_cp", "context parallelism"),
-    ("enable_kv_cache_sharding", "a KV cache that is sharded over ranks"),
-    ("enable_linear_replayssm", "states that are replayed from a ring"),
-    ("enable_linear_replayssm_spec", "states that are replayed from a ring"),
-    ("enable_int8_mamba_checkpoint", "quantised state checkpoints"),
-)
+def _check_division(server_args: Any) -> None:
+    for name in _DIVISIONS:
+        if (value := int(getattr(server_args, name, None) or 1)) > 1:
+            raise ValueError(f"the KV store divides KV among ranks by heads only; set {name} to 1, not {value}")
 
 
-def _unsupported_cache(params: Any) -> str | None:
+def _check_drafts(params: Any) -> None:
     for name in ("mtp_draft_device_pools", "sidecar_draft_device_pools", "mtp_draft_mamba_pools"):
         if getattr(params, name, None):
-            return f"the KV store does not work with the KV pools of a draft model ({name})"
-    return None
+            raise ValueError(f"the KV store does not work with the KV pools of a draft model ({name})")
 
 
 class _PoolReader:
@@ -157,6 +134,8 @@ class _PoolReader:
             raise ValueError(f"the KV store knows the states of gated delta nets only, not those of {model} ({kind})")
         key_heads, value_heads, key_dim, value_dim = (int(getattr(config, name)) for name in names)
         cache = pool.mamba_cache
+        if any(getattr(cache, name, None) is not None for name in ("intermediate_ssm", "replayssm_g")):
+            raise ValueError("the KV store does not work with states that speculative decoding or a replay keeps apart")
         if len(cache.conv) != 1 or getattr(pool, "_slot_siblings", None):
             raise ValueError(f"the KV store knows one convolution per state, not {len(cache.conv)} and further states")
         heads = {"temporal": value_heads, "conv_q": key_heads, "conv_k": key_heads, "conv_v": value_heads}

@@ -12,14 +12,15 @@ torch = pytest.importorskip("torch")
 
 from workers.kv import rank_copies  # noqa: E402
 from workers.kv.geometry import KvGeometry, PoolGeometry, head_share  # noqa: E402
-from workers.kv.rank_copies import (  # noqa: E402
+from workers.kv.pool_buffers import (  # noqa: E402
     PoolBuffers,
-    RankCopies,
     attention_buffers,
     latent_buffers,
     pool_geometry,
     state_buffers,
 )
+from workers.kv.rank_copies import RankCopies  # noqa: E402
+from workers.kv.section_copies import GpuCopies  # noqa: E402
 
 PAGE, PAGES, LAYERS = 4, 7, 6
 TPS = (1, 2, 4, 8)
@@ -166,11 +167,11 @@ def same_bits(one: Any, other: Any) -> bool:
     return one.contiguous().view(torch.uint8).equal(other.contiguous().view(torch.uint8))
 
 
-@pytest.fixture(params=["direct", "scratch"])
+@pytest.fixture(params=["host", "gpu"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to copy. That of a GPU runs here on the host, with batches and groups of layers that are cut short."""
-    if request.param == "scratch":
-        monkeypatch.setattr(rank_copies, "_copies_for", lambda store, _: rank_copies._ScratchCopies(store, 5000, 700))
+    if request.param == "gpu":
+        monkeypatch.setattr(rank_copies, "_copies", lambda section, store: GpuCopies(section, store, 5000, 700))
 
 
 @pytest.mark.usefixtures("way")
@@ -294,21 +295,21 @@ def test_a_changed_byte_fails_the_ranks_that_load_it(family: str) -> None:
 def test_buffers_that_do_not_fit_are_refused() -> None:
     shard, pools = mha(8, BF16)
     lab = Lab(shard, pools)
-    with pytest.raises(ValueError, match=r"buffers of 256 bytes for each of \[4\] heads .*2 heads on this"):
+    with pytest.raises(ValueError, match=r"4 heads and 256 bytes .* section kv \(2 heads on this rank, 256 bytes"):
         lab.copies(shard(2, 0), 4, 0)
     few = shard(1, 0)["kv"]
     with pytest.raises(ValueError, match="5 layers of buffers, 6 in a record"):
         lab.copies({"kv": PoolBuffers(few.layer_ids[:5], {"kv": few.sections["kv"][:5]})}, 1, 0)
     with pytest.raises(ValueError, match="3 heads cannot be divided over 2 ranks"):
         Lab(*mha(3, BF16)).copies(shard(2, 0), 2, 0)
-    with pytest.raises(ValueError, match="the convolution has 8 channels, q, k and v have 6"):
+    with pytest.raises(ValueError, match="the convolution has 8 channels on a rank, but q, k and v have 6"):
         state_buffers(torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 8, 3), dict.fromkeys("qkv", (1, 2)), [0])
 
 
 def test_records_must_be_aligned_and_as_many_as_slots() -> None:
     lab = Lab(*mha(8, BF16))
     copies = lab.copies(lab.shard(1, 0), 1, 0)
-    with pytest.raises(ValueError, match="1 slots, 1 records; records start at multiples of 8 bytes"):
+    with pytest.raises(ValueError, match="1 slots, 1 records; each starts at a multiple of 8 bytes"):
         copies.write("kv", [1], [4])
     with pytest.raises(ValueError, match="2 slots, 1 records"):
         list(copies.load({"kv": ([1, 2], [0])}))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from workers.kv.geometry import mismatch  # noqa: E402
 from workers.kv.rank_copies import RankCopies  # noqa: E402
-from workers.kv.sglang_pools import EnginePools, engine_pools, unsupported_setting  # noqa: E402
+from workers.kv.sglang_pools import EnginePools, engine_pools  # noqa: E402
 
 PAGE, SLOTS = 16, 64
 COMMON: dict[str, Any] = {"page_size": PAGE, "device": "cpu", "enable_memory_saver": False}
@@ -47,7 +47,7 @@ def sliding_window(heads: int, window_heads: int) -> Any:
     return SWAKVPool(SLOTS, 32, dtype=torch.bfloat16, head_num=heads, **COMMON, **layers, **dims)
 
 
-def states(tp: int) -> Any:
+def states(tp: int, **more: Any) -> Any:
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
@@ -56,7 +56,9 @@ def states(tp: int) -> Any:
     )
     dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32)
     cache_params = Mamba2CacheParams(shape=shape, layers=[0, 1, 3], dtype=dtype)
-    return MambaPool(size=8, spec_state_size=8, cache_params=cache_params, mamba_layer_ids=[0, 1, 3], device="cpu")
+    return MambaPool(
+        size=8, spec_state_size=8, cache_params=cache_params, mamba_layer_ids=[0, 1, 3], device="cpu", **more
+    )
 
 
 def hybrid(heads: int, state_pool: Any) -> Any:
@@ -79,7 +81,7 @@ GDN = {
 def described(
     pool: Any, *, heads: int = 2, window_heads: int = 4, tp: int = 1, state_pool: Any = None, **more: Any
 ) -> EnginePools:
-    settings = SimpleNamespace(**{"tp_size": tp, "nnodes": 1, **more.pop("settings", {})})
+    settings = SimpleNamespace(**{"tp_size": tp, "nnodes": 1, "attn_cp_size": None, **more.pop("settings", {})})
     cache = {"sliding_window_size": 33, "page_size": PAGE, **more.pop("cache", {})}
     params = SimpleNamespace(
         token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool),
@@ -165,11 +167,11 @@ def test_states_of_gated_delta_nets() -> None:
 @with_real_pools
 def test_what_two_ranks_wrote_is_loaded_by_one() -> None:
     """Through SGLang's own tensors: Qwen3-Next at TP 2 into TP 1."""
-    ranks = []
-    for rank in range(2):
+    ranks, convolutions = [], []
+    for _ in range(2):
         state_pool = states(2)
-        state_pool.mamba_cache.conv[0].copy_(torch.arange(state_pool.mamba_cache.conv[0][0, 0].numel()).view(64, 3))
-        state_pool.mamba_cache.conv[0].add_(1000 * rank)
+        state_pool.mamba_cache.conv[0].normal_()
+        convolutions.append(state_pool.mamba_cache.conv[0][1, 3].clone())
         ranks.append(described(hybrid(1, state_pool), state_pool=state_pool, tp=2))
     geometry = ranks[0].geometry
     store = torch.zeros(geometry.pool("mamba").record_bytes, dtype=torch.uint8)
@@ -178,36 +180,15 @@ def test_what_two_ranks_wrote_is_loaded_by_one() -> None:
     state_pool = states(1)
     pools = described(hybrid(2, state_pool), state_pool=state_pool)
     list(RankCopies(geometry, pools.buffers, store, tp=1, rank=0, layers=5).load({"mamba": ([5], [0])}))
-    # Rank 0 has the channels 0 to 15 of q, then 16 to 31 of k, then 32 to 63 of v; each rank half of the heads.
-    halves = [torch.arange(64 * 3).view(64, 3).bfloat16() + 1000 * rank for rank in range(2)]
-    parts = [half[first:last] for first, last in ((0, 16), (16, 32), (32, 64)) for half in halves]
+    # Each rank has one of two heads of q, then of k (16 channels each), then two of the four of v (64 channels).
+    parts = [rank[first:last] for first, last in ((0, 16), (16, 32), (32, 96)) for rank in convolutions]
     assert state_pool.mamba_cache.conv[0][1, 5].equal(torch.cat(parts))
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "text"),
-    [
-        ("nnodes", 2, "ranks on several hosts (nnodes 2); set nnodes to 1"),
-        ("pp_size", 2, "pipeline parallelism (pp_size 2); set pp_size to 1"),
-        ("dp_size", 2, "data parallelism inside an engine (dp_size 2); set dp_size to 1"),
-        ("attn_dp_size", 2, "DP attention (attn_dp_size 2); set attn_dp_size to 1"),
-        ("enable_dp_attention", True, "DP attention (enable_dp_attention True); start the engine without it"),
-        ("attn_cp_size", 2, "context parallelism (attn_cp_size 2); set attn_cp_size to 1"),
-        ("dcp_size", 2, "context parallelism of decodes (dcp_size 2); set dcp_size to 1"),
-        (
-            "speculative_algorithm",
-            "EAGLE",
-            "speculative decoding (speculative_algorithm EAGLE); start the engine without it",
-        ),
-    ],
-)
-def test_settings_that_were_never_tried_are_refused(setting: str, value: object, text: str) -> None:
-    settings = SimpleNamespace(tp_size=2, nnodes=1, pp_size=1, dp_size=1, attn_cp_size=None)
-    assert unsupported_setting(settings) is None
-    setattr(settings, setting, value)
-    assert unsupported_setting(settings) == f"the KV store does not work with {text}"
-    with pytest.raises(ValueError, match="the KV store does not work with"):
-        engine_pools(settings, SimpleNamespace(), SimpleNamespace(), "f")
+@pytest.mark.parametrize("name", ["nnodes", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size"])
+def test_other_divisions_of_a_model_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"by heads only; set {name} to 1, not 2"):
+        described(None, settings={name: 2})
 
 
 def with_scales() -> Any:
@@ -217,7 +198,7 @@ def with_scales() -> Any:
 
 
 @with_real_pools
-def test_pools_that_were_never_tried_are_refused_by_name() -> None:
+def test_pools_that_were_never_tried_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool
 
     class OtherPool(MHATokenToKVPool):  # type: ignore[misc]
@@ -230,7 +211,9 @@ def test_pools_that_were_never_tried_are_refused_by_name() -> None:
 
     refused("does not know the KV pool OtherPool", mha(2, kind=OtherPool))
     refused("quantised KV cache .MHATokenToKVPool has a k_scale_buffer", with_scales())
-    refused("needs KV in the layout nhd, not hnd", mha(2, kv_cache_layout="hnd"))
+    with monkeypatch.context() as patch:
+        patch.setenv("SGLANG_USE_HND_KVCACHE", "1")
+        refused("needs KV in the layout nhd, not hnd", mha(2))
     refused("KV pools of a draft model .mtp_draft_device_pools", mha(2), cache={"mtp_draft_device_pools": (1,)})
     refused(r"holds 1 heads of kv on a rank, but 4 heads at TP 2 are 2", mha(1), heads=4, tp=2)
     refused("3 heads cannot be divided over 2 ranks", mha(2), heads=3, tp=2)
@@ -242,6 +225,8 @@ def test_pools_that_were_never_tried_are_refused_by_name() -> None:
         state_pool=state_pool,
         config={"model_type": "nemotron_h"},
     )
+    state_pool = states(1, speculative_num_draft_tokens=2)
+    refused("states that speculative decoding", hybrid(2, state_pool), state_pool=state_pool)
     shard = mla()
     shard.layer_shard_enabled = True
     refused("MLATokenToKVPool whose layers are spread over ranks", shard)
