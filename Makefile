@@ -5,6 +5,7 @@
 #   make test                  the tests of a working day; `make lint` and `make types` are the other two checks
 #   make test-fast             without engines and graphs
 #   make test-all              all tests, also those that take minutes
+#   make docs                  the generated pages of docs/, from the code
 #   make fresh                 RUN in a new Debian SUITE with nothing but Python and make (needs root and debootstrap)
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.
 DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 
-.PHONY: demo test test-fast test-all lint types format constraints fresh clean
+.PHONY: demo test test-fast test-all lint types format docs constraints fresh clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
 	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
@@ -44,6 +45,12 @@ types: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# They are in the repository, so that they can be read there. A test fails if one differs from the code.
+docs: $(VENV)/.installed-dev
+	for page in configuration metrics policies; do \
+		$(BIN)/python -m docs.reference.$$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; \
+	done
 
 constraints: $(UV)
 	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-header --no-annotate \
