@@ -22,7 +22,7 @@ from typing import Any
 from ampd.errors import UserError, one_line_of
 from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
 from ampd.perf.gpus import gpu
-from ampd.perf.memory import MemoryShare, kv_capacity_tokens
+from ampd.perf.memory import kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, fitting_degrees, model_shape
@@ -71,7 +71,7 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
         for tp in fitting:
             with _one_line_errors(f"{shape.name} on {system} at TP {tp}"):
                 handle = _compiled(handle_type, folder, system, tp, shape)
-                capacity_tokens = kv_capacity_tokens(shape, card, tp, MemoryShare())
+                capacity_tokens = kv_capacity_tokens(shape, card, tp)
                 workers.append(_curves(handle, tp, capacity_tokens))
                 held.append((tp, _prefills(handle, _HELD_PREFILLS), _decodes(handle, _HELD_DECODES, capacity_tokens)))
     name = f"{shape.name} on {card.name} (AIConfigurator)"

@@ -31,12 +31,8 @@ _LEAST_ERROR = 1e-9
 """Relative error below which a fit counts as exact and gets no further breakpoint."""
 
 
-def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = None) -> PrefillCurve:
-    """The prefill curve of the points; `starts`: first increments of the segments, None: chosen by the data.
-
-    Raises:
-        ValueError: no points.
-    """
+def fit_prefill(points: Sequence[PrefillPoint]) -> PrefillCurve:
+    """The prefill curve of the points; `ValueError` without points."""
     hist, incr, seconds = _columns(points, 3)
 
     def design(starts: Sequence[int]) -> _Array:
@@ -45,7 +41,7 @@ def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = N
             columns += [inside, inside * (hist + start + 0.5 * inside)]
         return np.column_stack(columns)
 
-    starts, found = _fit(design, incr, seconds, starts, parameters=2)
+    starts, found = _fit(design, incr, seconds, parameters=2)
     return PrefillCurve(
         history_s_per_token=found[1],
         history_s_per_token2=found[2],
@@ -61,31 +57,27 @@ def fit_prefill(points: Sequence[PrefillPoint], starts: Sequence[int] | None = N
     )
 
 
-def fit_decode(points: Sequence[DecodePoint], starts: Sequence[int] | None = None) -> DecodeCurve:
-    """The decode curve of the points; `starts`: first batch sizes of the segments; `ValueError` without points."""
+def fit_decode(points: Sequence[DecodePoint]) -> DecodeCurve:
+    """The decode curve of the points; `ValueError` without points."""
     batch, context, seconds = _columns(points, 3)
-    pieces, (context_s,) = _fit_line(batch, [context], seconds, starts)
+    pieces, (context_s,) = _fit_line(batch, [context], seconds)
     return DecodeCurve.of(context_s, pieces)
 
 
-def fit_transfer(
-    points: Sequence[TransferPoint], tp_source: int, tp_target: int, starts: Sequence[int] | None = None
-) -> TransferCurve:
-    """The transfer curve of the points; `starts`: first lengths of the segments. Raises `ValueError` without points."""
+def fit_transfer(points: Sequence[TransferPoint], tp_source: int, tp_target: int) -> TransferCurve:
+    """The transfer curve of the points; `ValueError` without points."""
     tokens, seconds = _columns(points, 2)
-    pieces, _ = _fit_line(tokens, [], seconds, starts)
+    pieces, _ = _fit_line(tokens, [], seconds)
     return TransferCurve.of(tp_source, tp_target, pieces)
 
 
-def _fit_line(
-    values: _Array, others: Sequence[_Array], seconds: _Array, starts: Sequence[int] | None
-) -> tuple[list[Piece], list[float]]:
+def _fit_line(values: _Array, others: Sequence[_Array], seconds: _Array) -> tuple[list[Piece], list[float]]:
     """Segments over `values`, and the coefficient of each of the `others`."""
 
     def design(starts: Sequence[int]) -> _Array:
         return np.column_stack([np.ones_like(values), *others, *(part for _, part in _inside(values, starts))])
 
-    starts, (alpha_s, *found) = _fit(design, values, seconds, starts, parameters=1)
+    starts, (alpha_s, *found) = _fit(design, values, seconds, parameters=1)
     slopes_s = found[len(others) :]
     pieces = [
         (start, alpha_s if index == 0 else 0.0, slope_s)
@@ -107,12 +99,8 @@ def _inside(values: _Array, starts: Sequence[int]) -> list[tuple[int, _Array]]:
     return [(start, np.clip(values - start, 0.0, end - start)) for start, end in zip(starts, ends, strict=True)]
 
 
-def _fit(
-    design: _Design, values: _Array, seconds: _Array, starts: Sequence[int] | None, parameters: int
-) -> tuple[Sequence[int], list[float]]:
+def _fit(design: _Design, values: _Array, seconds: _Array, parameters: int) -> tuple[Sequence[int], list[float]]:
     """Starts and coefficients; `parameters`: coefficients that each further segment adds."""
-    if starts is not None:
-        return starts, _solve(design(starts), seconds)[0]
     chosen = [0]
     found, error = _solve(design(chosen), seconds)
     candidates = {int(value) for value in np.unique(values)[1:-1]}

@@ -16,7 +16,10 @@ class MemoryShare:
     reserve_bytes: float = 2e9
 
 
-def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, tp: int, share: MemoryShare) -> int:
+MEMORY_SHARE = MemoryShare()
+
+
+def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, tp: int, share: MemoryShare = MEMORY_SHARE) -> int:
     """KV tokens of one replica beside its weights; 0 or negative: the weights leave no room."""
     free_bytes = share.usable_share * gpu.memory_bytes - share.reserve_bytes - shape.weight_bytes / tp
     return int(free_bytes // (shape.kv_bytes_per_token / shape.kv_shards(tp)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampd.errors import UserError
 from ampd.perf.gpus import Gpu, gpu
-from ampd.perf.memory import MemoryShare, kv_capacity_tokens
+from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
 from ampd.perf.model_config import read_model_shape
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
@@ -63,9 +63,7 @@ def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) 
     return PiecewiseModel(analytic_profile(shape, card, fitting, _DATE), f"{shape.name} on {card.name}")
 
 
-def fitting_degrees(
-    shape: ModelShape, card: Gpu, degrees: Sequence[int], memory: MemoryShare | None = None
-) -> tuple[int, ...]:
+def fitting_degrees(shape: ModelShape, card: Gpu, degrees: Sequence[int]) -> tuple[int, ...]:
     """The degrees within a server that divide the heads and leave room for KV beside the weights.
 
     KV heads are divided too, or, where there are fewer of them than GPUs, replicated evenly.
@@ -73,7 +71,6 @@ def fitting_degrees(
     Raises:
         UserError: none does.
     """
-    memory = memory or MemoryShare()
     within = [tp for tp in sorted(set(degrees)) if 1 <= tp <= max(DEGREES)]
     if not within:
         raise UserError(f"{shape.name}: no degree of {list(degrees)} is within a server of {max(DEGREES)} GPUs")
@@ -82,10 +79,10 @@ def fitting_degrees(
         raise UserError(
             f"{shape.name}: no degree of {within} divides its {shape.heads} attention heads (KV: {shape.kv_heads})"
         )
-    fitting = tuple(tp for tp in dividing if kv_capacity_tokens(shape, card, tp, memory) > 0)
+    fitting = tuple(tp for tp in dividing if kv_capacity_tokens(shape, card, tp) > 0)
     if not fitting:
         most = max(dividing)
-        room_bytes = most * (memory.usable_share * card.memory_bytes - memory.reserve_bytes)
+        room_bytes = most * (MEMORY_SHARE.usable_share * card.memory_bytes - MEMORY_SHARE.reserve_bytes)
         raise UserError(
             f"{shape.name} does not fit: its weights take {shape.weight_bytes / 1e9:.0f} GB, "
             f"{most} x {card.name} leave {room_bytes / 1e9:.0f} GB"

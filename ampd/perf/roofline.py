@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from ampd.perf.gpus import Gpu
-from ampd.perf.memory import MemoryShare, kv_capacity_tokens
+from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
     DecodeCurve,
@@ -110,11 +110,10 @@ def analytic_profile(
     degrees: Sequence[int],
     date: datetime.date,
     efficiency: Efficiency | None = None,
-    memory: MemoryShare | None = None,
 ) -> PerformanceProfile:
     """The profile of `shape` on `gpu` for tensor-parallel `degrees`, with KV transfers among all of them."""
-    efficiency, memory = efficiency or Efficiency(), memory or MemoryShare()
-    parts = (shape, gpu, efficiency, memory)
+    efficiency = efficiency or Efficiency()
+    parts = (shape, gpu, efficiency, MEMORY_SHARE)
     return PerformanceProfile(
         provenance=Provenance(
             kind="analytic",
@@ -127,8 +126,7 @@ def analytic_profile(
             assumptions={key: value for part in parts for key, value in asdict(part).items() if key != "name"},
         ),
         workers=tuple(
-            _curves(_Replica(shape, gpu, tp, efficiency), max(kv_capacity_tokens(shape, gpu, tp, memory), 0))
-            for tp in degrees
+            _curves(_Replica(shape, gpu, tp, efficiency), max(kv_capacity_tokens(shape, gpu, tp), 0)) for tp in degrees
         ),
         kv_transfers=tuple(transfer_curve(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
         kv_bytes_per_token=shape.kv_bytes_per_token,

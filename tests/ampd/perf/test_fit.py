@@ -114,8 +114,3 @@ def test_costs_are_never_negative() -> None:
     falling = [(n, 1.0 - n / 1e4) for n in range(100, 4000, 300)]
     curve = fit_transfer(falling, 1, 1)
     assert all(segment.alpha_s >= 0 and segment.beta_s_per_token >= 0 for segment in curve.segments)
-
-
-def test_given_starts_are_kept() -> None:
-    points = [(n, 1e-3 + 1e-6 * n) for n in range(100, 4000, 100)]
-    assert [segment.from_tokens for segment in fit_transfer(points, 2, 4, starts=(0, 64, 777)).segments] == [0, 64, 777]
