@@ -159,7 +159,7 @@ def _facts(info: EngineInfo, settings: ProfileSettings, load_before: float) -> E
         max_context_tokens=info.max_context_tokens,
         model=settings.model,
         engine=settings.engine,
-        machine=_machine(),
+        machine=_machine(settings.engine),
         date=datetime.date.today(),
         grid=settings.grid,
         repeats=settings.repeats,
@@ -169,15 +169,13 @@ def _facts(info: EngineInfo, settings: ProfileSettings, load_before: float) -> E
     )
 
 
-def _machine() -> str:
-    """The GPU, or the processor if there is none."""
-    try:
+def _machine(engine: EngineName) -> str:
+    """The GPU, or the processor if there is none or if the engine leaves it idle."""
+    if engine is EngineName.SGLANG:
         import torch
 
         if torch.cuda.is_available():
             return str(torch.cuda.get_device_name(0))
-    except ImportError:
-        pass
     return f"{os.cpu_count()} {platform.machine()} CPU cores"
 
 
