@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,8 +15,20 @@ from tests.harness.tcp_redis import TcpRedis
 
 # Enough examples to find the errors that were put in to try the properties. A test that needs more asks for more.
 # The time of an example says more about the machine than about the code.
-settings.register_profile("ampd", max_examples=50, deadline=None)
+settings.register_profile("ampd", max_examples=25, deadline=None)
 settings.load_profile("ampd")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests of SGLang where slow tests are left out: SGLang takes ten seconds to import."""
+    return (collection_path.match("test_sglang*.py") and "not slow" in config.option.markexpr) or None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes that tests start compile a module once, even where Python may leave no bytecode beside the sources."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("bytecode"))
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -38,6 +39,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.clock.now_s
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Decorator: an async test runs on a loop without waiting. What it tests may read only the clock of the loop."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(test(*arguments, **fixtures))
+
+    return run
 
 
 def run_virtually(main: Coroutine[Any, Any, Result], monkeypatch: pytest.MonkeyPatch, *modules: str) -> Result:

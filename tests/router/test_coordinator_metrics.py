@@ -28,6 +28,7 @@ from router.settings import CoordinatorSettings
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
 from tests.router.replica_lab import PROMPT, Workers, cluster, worker
+from tests.waiting import until
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
@@ -160,8 +161,7 @@ async def test_the_state_of_a_coordinator() -> None:
         assert one.total("ampd_state_round_trips_total", operation="route") == 2
         assert one.total("ampd_state_errors_total") == 0
         one.store._state.lose()
-        while one.total("ampd_state_available"):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: not one.total("ampd_state_available"))
         assert one.total("ampd_state_losses_total") == 1
         assert one.total("ampd_live_workers", role="decode") == 2, "the last view goes on"
     finally:
@@ -218,8 +218,7 @@ async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     policy = SimpleNamespace(change=lambda *_: (change, other), is_idle=False)
     one = await site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
-        while not one.total("ampd_role_assignments_total", reason=OTHER):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: one.total("ampd_role_assignments_total", reason=OTHER))
         assert one.total("ampd_leading") == 1
         assert one.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
         assert one.total("ampd_role_assignments_total", role="decode") == 0

@@ -1,7 +1,6 @@
 """A coordinator's view of itself: published in the background, renewed, taken back, and never in the way of rounds."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -18,15 +17,11 @@ from router.policies import CoordinatorPolicies
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings
 from tests.memory_store import MemoryState, MemoryStore
+from tests.virtual_time import virtually
+from tests.waiting import until
 
 VIEW = CoordinatorView("c1", Slo(1.0, 0.1))
 LEASE_S = 60.0
-
-
-async def until(ask: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(20):
-        while not await ask():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 async def published(store: StateStore) -> list[CoordinatorView]:
@@ -39,6 +34,7 @@ def counting() -> Callable[[], CoordinatorView]:
     return lambda: replace(VIEW, rounds_in_progress=next(reads))
 
 
+@virtually
 async def test_it_is_published_repeatedly_and_taken_back() -> None:
     store = MemoryStore()
     publisher = CoordinatorViewPublisher(store, "c1", counting(), LEASE_S, interval_s=0.01)
@@ -54,6 +50,7 @@ async def test_it_is_published_repeatedly_and_taken_back() -> None:
     await publisher.stop()
 
 
+@virtually
 async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     state = MemoryState()
     store = MemoryStore(state)
@@ -73,6 +70,7 @@ async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.records == []
 
 
+@virtually
 async def test_a_view_that_cannot_be_read_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     store, reads = MemoryStore(), count()
 
@@ -88,6 +86,7 @@ async def test_a_view_that_cannot_be_read_is_tried_again(caplog: pytest.LogCaptu
     assert "trying again" in caplog.text
 
 
+@virtually
 async def test_a_short_lease_is_renewed_in_time() -> None:
     store = MemoryStore()
     publisher = CoordinatorViewPublisher(store, "c1", counting(), lease_s=0.3)
@@ -101,6 +100,7 @@ async def test_a_short_lease_is_renewed_in_time() -> None:
     await publisher.stop()
 
 
+@virtually
 async def test_a_view_is_read_from_the_coordinator() -> None:
     settings = CoordinatorSettings(model="m", routing="ampd(alpha=0.8)", binding="least-kv", ttft=0.5, itl=0.05)
     store, window = MemoryStore(), RoundWindow()

@@ -21,6 +21,7 @@ from ampd.types import Role, Slo, WorkerView
 from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
+from tests.waiting import until
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import WorkerRole, follow_roles
@@ -84,15 +85,14 @@ async def publish(store: StateStore, **roles: str) -> None:
         await store.publish_worker(WorkerView(name, Role(role)), LEASE_S)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 async def roles(store: StateStore) -> dict[str, RoleAssigned | None]:
     """What each worker is told with its next publication."""
     return {view.worker_id: await store.publish_worker(view, LEASE_S) for view in await store.snapshot()}
+
+
+async def is_published(store: StateStore, role: Role, lane: str = "") -> bool:
+    """Whether the only worker publishes this role."""
+    return [(view.role, view.lane) for view in await store.snapshot()] == [(role, lane)]
 
 
 def to_prefill(worker_id: str, lane: str = "") -> RoleChange:
@@ -225,14 +225,8 @@ def test_no_role_changes_while_the_state_is_lost(monkeypatch: pytest.MonkeyPatch
     run_virtually(scenario(), monkeypatch)
 
 
-async def test_a_policy_that_fails_is_asked_again() -> None:
-    state = MemoryState()
-
-    async def opened() -> StateStore:
-        return MemoryStore(state)
-
+def test_a_policy_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
-    await publish(await opened(), d1="decode", d2="decode")
     good = script.change
 
     def bad(*_: object) -> Sequence[RoleChange]:
@@ -240,9 +234,19 @@ async def test_a_policy_that_fails_is_asked_again() -> None:
         raise ZeroDivisionError("policy")
 
     script.change = bad  # type: ignore[method-assign, assignment]
-    async with replica(opened, script) as keeper:
-        keeper.start()
-        await until(lambda: script.shown)
+
+    async def scenario() -> None:
+        state = MemoryState(asyncio.get_running_loop().time)
+
+        async def opened() -> StateStore:
+            return MemoryStore(state)
+
+        await publish(await opened(), d1="decode", d2="decode")
+        async with replica(opened, script) as keeper:
+            keeper.start()
+            await until(lambda: script.shown)
+
+    run_virtually(scenario(), monkeypatch)
 
 
 def _listening(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -278,9 +282,7 @@ async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open, m
     await leader.lead("c", LEASE_S)
     for wanted, lane in ((Role.PREFILL, "short"), (Role.DECODE, "")):
         assert await leader.assign_role("c", RoleAssigned("d1", wanted, lane, "test"), LEASE_S)
-        async with asyncio.timeout(5):
-            while [(v.role, v.lane) for v in await leader.snapshot()] != [(wanted, lane)]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: is_published(leader, wanted, lane))  # noqa: B023
     hearing.cancel()
     await asyncio.wait({hearing})
     await publisher.retire()
@@ -292,7 +294,5 @@ async def test_a_worker_that_did_not_hear_learns_at_its_heartbeat(opened: Open) 
     await publisher.start()
     await leader.lead("c", LEASE_S)
     await leader.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "test"), LEASE_S)
-    async with asyncio.timeout(5):
-        while [view.role for view in await leader.snapshot()] != [Role.PREFILL]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: is_published(leader, Role.PREFILL))
     await publisher.retire()

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC110
 """The publisher: what it writes and how long, and a real Redis that goes away and comes back empty."""
 
 import asyncio
@@ -15,6 +14,7 @@ from ampd.state.store import RoleAssigned, StateStore
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
+from tests.waiting import until
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 
@@ -42,10 +42,11 @@ async def store(redis: EmbeddedRedis) -> AsyncIterator[StateStore]:
     await opened.close()
 
 
-async def until(store: StateStore, condition: Callable[[list[WorkerView]], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition(await store.snapshot()):
-            await asyncio.sleep(0.01)
+async def until_views(store: StateStore, condition: Callable[[list[WorkerView]], bool]) -> None:
+    async def ask() -> bool:
+        return condition(await store.snapshot())
+
+    await until(ask)
 
 
 def test_changes_heartbeats_and_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +65,11 @@ def test_changes_heartbeats_and_leaving(monkeypatch: pytest.MonkeyPatch) -> None
         station.queue = (PrefillTask("t1", "s1", 0, 5, 0.0, Slo(1, 1)),)
         changes.changed()
         changes.held("s1", 320)
-        await until(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
+        await until_views(store, lambda views: views[0].held_tokens == {"s1": 320} and len(views[0].queue) == 1)
         station.queue = ()
         changes.finished("t1")
         changes.held("s1", 0)
-        await until(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
+        await until_views(store, lambda views: views[0].held_tokens == {} and not views[0].queue)
 
         await publisher.retire()
         assert await store.snapshot() == []
@@ -149,19 +150,15 @@ async def test_a_redis_that_comes_back_empty_hears_everything_again(
     publisher = Publisher(store, "w1", Station().view, changes, lease_s=1.0)
     await publisher.start()
     changes.held("before", 160)
-    await until(store, lambda views: views[0].held_tokens == {"before": 160})
+    await until_views(store, lambda views: views[0].held_tokens == {"before": 160})
     redis.stop()
     changes.held("while-lost", 320)
     changes.finished("t9")
-    async with asyncio.timeout(10):
-        while publisher.available:
-            await asyncio.sleep(0.02)
+    await until(lambda: not publisher.available)
     redis.start()
-    await until(store, lambda views: bool(views))
+    await until_views(store, lambda views: bool(views))
     assert (await store.snapshot())[0].held_tokens == {"before": 160, "while-lost": 320}
-    async with asyncio.timeout(10):
-        while not publisher.available:
-            await asyncio.sleep(0.02)
+    await until(lambda: publisher.available)
     await publisher.retire()
     said = [record.getMessage() for record in caplog.records if record.name == "workers.publisher"]
     assert len([line for line in said if "lost" in line]) == 1, "once, not at every try"

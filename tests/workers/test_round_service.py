@@ -11,10 +11,15 @@ import pytest
 
 import workers.publisher
 from tests.memory_store import MemoryStore
+from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import message
 from workers.engines.base import EngineError
+
+
+async def is_decoding(store: MemoryStore) -> bool:
+    return [view.decode_batch for view in await store.snapshot()] == [1]
 
 
 @pytest.mark.parametrize("source", [None, "gone"], ids=["prefilled here", "prefilled elsewhere"])
@@ -31,9 +36,7 @@ async def test_a_round_that_begins_to_decode_is_published(
         call: Any = message(prompt_of(40), 3000, "s", source=source)
         async with aclosing(rounds.generate(call)) as chunks:
             await anext(chunks)
-            async with asyncio.timeout(5):
-                while [view.decode_batch for view in await store.snapshot()] != [1]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await until(lambda: is_decoding(store))
             # The report of a round that ends meanwhile counts the rounds that stay.
             short: Any = message(prompt_of(40, seed=2), 4, "short", source=source)
             async with aclosing(rounds.generate(short)) as others:

@@ -12,6 +12,7 @@ import pytest
 from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, Wait
 from ampd.policies.registry import create
 from tests.virtual_time import run_virtually
+from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run, tokens
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Switched, message, out, script
@@ -52,12 +53,6 @@ def station(model_folder: Path) -> Callable[..., Any]:
             yield Station(lab, engine, parts.queue, parts.rounds, slicing, switched)
 
     return open_station
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 # -- whole

@@ -23,6 +23,7 @@ from ampd.types import Role, WorkerView
 from tests.ampd.policies.routing_lab import queue_of
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
+from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Switched, message, script
@@ -142,8 +143,7 @@ async def test_what_runs_and_waits(model_folder: Path) -> None:
     async with stations(model_folder, per_token_s=0.5, step_s=0.01) as (_, _, decode):
         calls: list[Any] = [message(prompt_of(100, seed=seed), 5, f"s{seed}") for seed in range(3)]
         tasks = [asyncio.ensure_future(anext(decode.rounds.generate(call))) for call in calls]
-        while decode.total("ampd_prefill_queue_tasks") < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: decode.total("ampd_prefill_queue_tasks") == 3)
         assert decode.total("ampd_worker_rounds_in_progress") == 3
         assert decode.total("ampd_prefill_queue_predicted_wait_seconds") == pytest.approx(3 * 100 * 0.5)
         assert decode.total("ampd_decode_batch_rounds") == 0

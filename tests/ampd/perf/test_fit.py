@@ -4,7 +4,7 @@ import datetime
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.fit import fit_decode, fit_prefill, fit_transfer
@@ -92,7 +92,6 @@ def assert_alike(first: PiecewiseModel, other: PiecewiseModel, rel: float) -> No
         assert first.kv_transfer_s(tokens, TP1, TP1) == pytest.approx(other.kv_transfer_s(tokens, TP1, TP1), rel=rel)
 
 
-@settings(deadline=None, max_examples=40)
 @given(positive, positive)
 def test_an_exact_curve_is_found_again(first: float, second: float) -> None:
     true = curves(first, second)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
@@ -60,7 +60,6 @@ def task(prompt_tokens: int = 100, held_tokens: int = 0) -> PrefillTask:
     return prefill_task("t", "s", prompt_tokens, held_tokens, arrival_s=3.0, slo=SLO, session_missed=True)
 
 
-@settings(deadline=None, max_examples=30)
 @given(prompt=st.integers(1, 1000), held=st.integers(0, 1200))
 def test_at_least_one_token_is_computed(prompt: int, held: int) -> None:
     made = task(prompt, held)
@@ -132,7 +131,6 @@ def test_a_round_that_must_be_local_is_not_shown_to_the_policy() -> None:
     assert not last.seen
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.text(max_size=8), st.permutations(["a", "b", "c", "d"]))
 def test_every_replica_chooses_the_same_worker(session_id: str, names: list[str]) -> None:
     workers = {name: WorkerView(name, Role.DECODE) for name in names}

@@ -1,131 +1,18 @@
-"""The prefill queue by itself, on a clock set by hand: several prefills in one pass, and policies that wait."""
+"""The prefill queue by itself, on a clock set by hand: several prefills in one pass, whatever a policy answers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
-from heapq import heappop, heappush
-from math import inf, nan
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
-from ampd.policies.registry import create
-from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
-from ampd.serving.prefill_queue import Pass, PrefillQueue, QueueEntry, Stage
-from ampd.types import Parallelism, PrefillTask, Slo
-
-MODEL = load_performance_model("tiny-cpu")
-
-
-class Clock:
-    """Time that is moved by hand, with timers."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._timers: list[tuple[float, int, list[Callable[[], None]]]] = []
-        self._count = 0
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
-        assert delay_s > 0
-        self._count += 1
-        pending = [action]
-        heappush(self._timers, (self.now_s + delay_s, self._count, pending))
-        return pending.clear
-
-    def pending(self) -> list[float]:
-        """When the timers that were not cancelled ring."""
-        return sorted(when_s for when_s, _, pending in self._timers if pending)
-
-    def ring(self) -> bool:
-        """Move on to the next timer and run it; False: there is none."""
-        while self._timers:
-            when_s, _, pending = heappop(self._timers)
-            if pending:
-                self.now_s = when_s
-                pending[0]()
-                return True
-        return False
-
-    def move(self, seconds: float) -> None:
-        """Move on, running the timers on the way."""
-        until_s = self.now_s + seconds
-        while (pending := self.pending()) and pending[0] <= until_s:
-            self.ring()
-        self.now_s = until_s
-
-
-class Scripted:
-    """Gives its answers in turn, the last one for ever, as far as the queue has such positions; keeps the questions."""
-
-    def __init__(self, *answers: Pick) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[float, list[str]]] = []
-
-    def pick(self, situation: OrderingSituation) -> Pick:
-        self.asked.append((situation.now_s, [task.task_id for task in situation.queue]))
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Wait):
-            return answer
-        there = range(len(situation.queue))
-        return replace(
-            answer,
-            index=min(answer.index, there[-1]),
-            postponed=tuple(position for position in answer.postponed if position in there),
-            together=tuple(position for position in answer.together if position in there),
-        )
-
-
-class Bench:
-    """A queue, and what happened to each prefill in it."""
-
-    def __init__(self, ordering: OrderingPolicy, concurrency: int = 1, prefetch: int = 1) -> None:
-        self.clock = Clock()
-        self.entries: dict[str, QueueEntry] = {}
-        self.log: list[str] = []
-        self.changes = 0
-        self.queue = PrefillQueue(
-            ordering,
-            MODEL,
-            Parallelism(),
-            self.clock,
-            random.Random(0),
-            concurrency=concurrency,
-            prefetch=prefetch,
-            on_change=self._changed,
-        )
-
-    def enter(self, *names: str, fetches: bool = False) -> None:
-        for name in names:
-            task = PrefillTask(name, name, 0, 100, self.clock.now_s, Slo(1, 1))
-            self.entries[name] = self.queue.enter(task, fetches, self._turn)
-
-    def leave(self, *names: str) -> None:
-        for name in names:
-            self.queue.leave(self.entries[name])
-
-    def at(self, stage: Stage) -> list[str]:
-        return [name for name, entry in self.entries.items() if entry.stage is stage]
-
-    def _turn(self, entry: QueueEntry) -> None:
-        self.log.append(f"{entry.task.task_id} {entry.stage.value}")
-        if entry.stage is Stage.FETCHING and not entry.fetches:
-            self.queue.fetched(entry)
-
-    def _changed(self) -> None:
-        self.changes += 1
-
-
-def together(count: int) -> Pick:
-    return Run(0, (), tuple(range(1, count)))
-
+from ampd.policies.base import OrderingSituation, Pick, Run, Wait
+from ampd.serving.picker import SHORTEST_WAIT_S
+from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
+from ampd.types import PrefillTask, Slo
+from tests.ampd.serving.queue_lab import Bench, Scripted, together
 
 # -- several prefills in one pass
 
@@ -267,148 +154,6 @@ def test_an_owner_that_makes_its_mate_leave_at_its_turn() -> None:
     assert bench.at(Stage.COMPUTING) == ["last"]
 
 
-# -- waiting
-
-
-def test_the_policy_is_asked_again_when_its_wait_is_over() -> None:
-    policy = Scripted(Wait(0.25), Run(0))
-    bench = Bench(policy)
-    bench.enter("a")
-    assert bench.at(Stage.WAITING) == ["a"]
-    bench.clock.move(0.2499)
-    assert len(policy.asked) == 1
-    bench.clock.move(0.0001)
-    assert [when_s for when_s, _ in policy.asked] == pytest.approx([0.0, 0.25])
-    assert bench.at(Stage.COMPUTING) == ["a"]
-    assert bench.clock.pending() == []
-
-
-def test_who_comes_and_who_leaves_is_reason_to_ask_at_once() -> None:
-    policy = Scripted(Wait(1.0))
-    bench = Bench(policy)
-    bench.enter("a")
-    bench.clock.move(0.5)
-    bench.enter("b")
-    assert policy.asked[-1] == (0.5, ["a", "b"])
-    assert bench.clock.pending() == [1.5], "one wait at a time"
-    bench.clock.move(0.25)
-    bench.leave("a")
-    assert policy.asked[-1] == (0.75, ["b"])
-    assert bench.clock.pending() == [1.75]
-    policy.answers = [Run(0)]
-    bench.clock.move(1.0)
-    assert bench.at(Stage.COMPUTING) == ["b"]
-
-
-def test_a_wait_ends_with_the_last_who_waits() -> None:
-    bench = Bench(Scripted(Wait(1.0)))
-    bench.enter("a", "b")
-    bench.leave("a", "b")
-    assert bench.clock.pending() == []
-    assert len(bench.queue) == 0
-
-
-def test_a_wait_postpones_nobody_and_picks_nobody() -> None:
-    bench = Bench(Scripted(Wait(1.0)))
-    bench.enter("a", "b", fetches=True)
-    assert bench.log == []
-    assert {one.postponements for one in bench.queue.tasks()} == {0}
-
-
-def test_a_wait_while_all_slots_are_taken_costs_no_slot() -> None:
-    policy = Scripted(Run(0), Wait(5.0), Run(0))
-    bench = Bench(policy)
-    bench.enter("first")
-    bench.enter("a", fetches=True)
-    assert bench.clock.pending() == [5.0]
-    bench.leave("first")
-    assert bench.at(Stage.FETCHING) == ["a"]
-    assert bench.clock.pending() == []
-
-
-@pytest.mark.parametrize("wait_s", [1e-300, 1e-9, SHORTEST_WAIT_S / 2])
-def test_however_tiny_the_wait_time_goes_on(wait_s: float) -> None:
-    policy = Scripted(Wait(wait_s))
-    bench = Bench(policy)
-    bench.clock.now_s = 1e7  # where a tiny step would be lost in rounding
-    bench.enter("a")
-    for _ in range(5):
-        assert bench.clock.ring()
-    assert len(policy.asked) == 6
-    assert bench.clock.now_s == pytest.approx(1e7 + 5 * SHORTEST_WAIT_S)
-
-
-@pytest.mark.parametrize("wait_s", [1e-9, 0.1, 0.3, 7.0, 1e9, inf])
-def test_a_policy_that_only_waits_does_not_hold_the_worker_for_ever(wait_s: float) -> None:
-    bench = Bench(Scripted(Wait(wait_s)))
-    bench.enter("a", "b")
-    most_asks = int(LONGEST_WAIT_S / SHORTEST_WAIT_S) + 2
-    for _ in range(most_asks):
-        if bench.at(Stage.COMPUTING):
-            break
-        assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["a"], "the oldest"
-    assert LONGEST_WAIT_S - 1e-6 <= bench.clock.now_s <= LONGEST_WAIT_S + 2 * SHORTEST_WAIT_S
-    # The next one is held as long again, from when there is room.
-    bench.clock.move(3.0)
-    started_s = bench.clock.now_s
-    bench.leave("a")
-    for _ in range(most_asks):
-        if bench.at(Stage.COMPUTING):
-            break
-        assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["b"]
-    assert bench.clock.now_s == pytest.approx(started_s + LONGEST_WAIT_S, abs=2 * SHORTEST_WAIT_S)
-
-
-def test_waits_of_a_queue_that_was_empty_between_do_not_add_up() -> None:
-    bench = Bench(Scripted(Wait(6.0)))
-    bench.enter("a")
-    bench.clock.move(6.0)
-    bench.leave("a")
-    bench.clock.move(6.0)
-    bench.enter("b")
-    assert bench.at(Stage.WAITING) == ["b"]
-
-
-def test_waits_before_two_picks_do_not_add_up() -> None:
-    bench = Bench(Scripted(Wait(6.0), Run(0), Wait(6.0)), concurrency=2)
-    bench.enter("a")
-    bench.clock.move(3.0)
-    bench.enter("b")
-    assert bench.at(Stage.COMPUTING) == ["a"]
-    bench.clock.move(8.0)
-    assert bench.at(Stage.WAITING) == ["b"], "held for 8 s, and the slots for 11 s"
-    bench.clock.move(2.0 + SHORTEST_WAIT_S)
-    assert bench.at(Stage.COMPUTING) == ["a", "b"]
-
-
-@pytest.mark.parametrize("wait_s", [nan, 0.0, -1.0])
-def test_a_wait_that_is_none_is_the_shortest_one(wait_s: float) -> None:
-    bench = Bench(Scripted(Wait(wait_s), Run(0)))
-    bench.enter("a")
-    assert bench.clock.pending() == [SHORTEST_WAIT_S]
-    assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["a"]
-
-
-def test_a_batch_fills_while_the_policy_waits() -> None:
-    bench = Bench(create("ordering", "laps", max_wait_s=0.2, depth=4))
-    bench.enter("a")
-    for name in "bc":
-        bench.clock.move(0.03)
-        bench.enter(name)
-    assert bench.at(Stage.WAITING) == ["a", "b", "c"]
-    bench.enter("d")
-    assert bench.at(Stage.COMPUTING) == ["a", "b", "c", "d"], "full"
-    bench.enter("e", "f")
-    bench.leave("a", "b", "c", "d")
-    assert bench.at(Stage.WAITING) == ["e", "f"]
-    assert bench.clock.ring()
-    assert bench.at(Stage.COMPUTING) == ["e", "f"]
-    assert bench.clock.now_s == pytest.approx(0.06 + 0.2 * 2 / 3)
-
-
 # -- all at once, by dice
 
 
@@ -434,7 +179,6 @@ def passes(bench: Bench, *stages: Stage) -> set[Pass | None]:
     return {bench.entries[name].picked for stage in stages for name in bench.at(stage)}
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
     concurrency=st.integers(1, 3),

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
@@ -81,7 +81,6 @@ def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> No
     ]
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     roles=st.lists(st.sampled_from(Role), min_size=1, max_size=4),
     wanted=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(Role), st.sampled_from(["", "a"])), max_size=8),

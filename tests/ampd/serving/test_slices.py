@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
@@ -88,7 +88,6 @@ def test_the_policy_sees_a_pass_as_one_prefill() -> None:
     assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     prompt=st.integers(1, 2000),
     known=st.integers(0, 2000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -13,6 +13,7 @@ from ampd.state import open_store
 from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
+from tests.waiting import until
 
 
 class Cluster:
@@ -75,18 +76,7 @@ def make() -> Make:
 class Waiting:
     """Waiting for what must come to be, without a time that it may take."""
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async def ask() -> object:
-            return condition()
-
-        await self.until_true(ask)
-
-    async def until_true(self, ask: Callable[[], Awaitable[object]]) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                if await ask():
-                    return
-                await asyncio.sleep(0.005)
+    until = staticmethod(until)
 
     async def events(self, watcher: Watcher, count: int) -> list[StateEvent]:
         async with asyncio.timeout(20):

@@ -49,7 +49,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=calls)
 def test_both_stores_agree(redis_server: EmbeddedRedis, calls: list[tuple[Any, ...]]) -> None:
     asyncio.run(compare(redis_server, calls))

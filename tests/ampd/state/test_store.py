@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from ampd.state.store import (
 )
 from ampd.types import Parallelism, Role, Window
 from tests.ampd.state.contract_lab import HOSTILE_IDS, LONG_S, SHORT_S, is_falsy
+from tests.waiting import until
 
 
 async def view_of(store: StateStore, worker_id: str) -> Any:
@@ -102,7 +105,7 @@ class TestClaims:
         await store.route(make.write("gone", task_id="t1"), SHORT_S)
         await store.route(make.write("kept", task_id="t2"), SHORT_S)
         await store.route(make.write("kept", task_id="t3"), LONG_S)
-        await waiting.until_true(lambda: is_falsy(store.binding("gone")))
+        await waiting.until(lambda: is_falsy(store.binding("gone")))
         assert await store.binding("kept") == Binding("kept", "d1", 1)
 
     @pytest.mark.parametrize("session_id", HOSTILE_IDS)
@@ -218,7 +221,7 @@ class TestWorkers:
         await store.publish_worker(make.view("short"), SHORT_S)
         await store.publish_worker(make.view("renewed"), SHORT_S)
         await store.publish_worker(make.view("renewed"), LONG_S)
-        await waiting.until_true(lambda: is_falsy(view_of(store, "short")))
+        await waiting.until(lambda: is_falsy(view_of(store, "short")))
         assert [view.worker_id for view in await store.snapshot()] == ["renewed"]
 
     async def test_a_lease_that_ran_out_is_announced_by_the_next_heartbeat(
@@ -226,7 +229,7 @@ class TestWorkers:
     ) -> None:
         store = await cluster.store()
         await store.publish_worker(make.view('dead "worker"'), SHORT_S)
-        await waiting.until_true(lambda: is_falsy(store.snapshot()))
+        await waiting.until(lambda: is_falsy(store.snapshot()))
         watcher = store.watch()
         await watcher.start()
         await store.publish_worker(make.view("alive"), LONG_S)
@@ -331,10 +334,16 @@ class TestQueues:
     async def test_waiting_goes_on_in_the_store(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
         task = make.task("t1")
+        times_s = [time.monotonic()]
         await store.publish_worker(make.view("p1", queue=(task,)), LONG_S)
-        await asyncio.sleep(0.25)
+        times_s.append(time.monotonic())
+        await asyncio.sleep(0.05)  # Redis has its own clock
+        times_s.append(time.monotonic())
         (view,) = await store.snapshot()
-        assert view.queue[0].arrival_s == pytest.approx(task.arrival_s, abs=0.1)
+        times_s.append(time.monotonic())
+        writing_s, _, reading_s = (later - earlier for earlier, later in pairwise(times_s))
+        # The wait in the store counts; the time of the two calls is the error.
+        assert -writing_s - 0.002 <= view.queue[0].arrival_s - task.arrival_s <= reading_s + 0.002
 
 
 class TestEvents:
@@ -375,10 +384,12 @@ class TestEvents:
         store = await cluster.store()
         watcher = store.watch()
         first = asyncio.ensure_future(anext(watcher))
-        async with asyncio.timeout(20):
-            while not first.done():
-                await store.end_session("s1")
-                await asyncio.sleep(0.01)
+
+        async def is_heard() -> bool:
+            await store.end_session("s1")
+            return first.done()
+
+        await until(is_heard)
         assert await first == SessionEnded("s1")
         await watcher.aclose()
 

@@ -77,7 +77,7 @@ async def test_leases_run_out_unless_renewed(cluster: Any, waiting: Any) -> None
     async def one_is_left() -> bool:
         return await ids(store) == ["renewed"]
 
-    await waiting.until_true(one_is_left)
+    await waiting.until(one_is_left)
 
 
 async def test_one_that_leaves_is_gone_at_once_and_may_return(cluster: Any) -> None:
@@ -124,7 +124,7 @@ async def test_the_overview_shows_workers_as_the_snapshot_does_with_their_ages(
         (heard,) = (await store.overview()).workers
         return heard.age_s > 0.05
 
-    await waiting.until_true(has_aged)
+    await waiting.until(has_aged)
     await store.publish_worker(make.view("young"), LONG_S)
     await store.route(make.write(worker_id="old", task_id="t1"), LONG_S)
     overview = await store.overview()

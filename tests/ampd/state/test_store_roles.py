@@ -31,7 +31,7 @@ class TestRoles:
         async def taken_over() -> bool:
             return bool((await other.lead("c2", LONG_S)).leads)
 
-        await waiting.until_true(taken_over)
+        await waiting.until(taken_over)
         assert not await one.assign_role("c1", make.role("d1"), LONG_S)
         assert not (await one.lead("c1", LONG_S)).leads
         assert await one.publish_worker(make.view("d1"), LONG_S) is None
@@ -47,7 +47,7 @@ class TestRoles:
         async def refused() -> bool:
             return not await store.assign_role("c1", make.role("d1"), LONG_S)
 
-        await waiting.until_true(refused)
+        await waiting.until(refused)
 
     async def test_a_leader_may_resign_and_nobody_else_for_it(self, cluster: Any) -> None:
         one, other = await cluster.store(), await cluster.store()
@@ -82,7 +82,7 @@ class TestRoles:
         store = await cluster.store()
         await store.lead("c1", LONG_S)
         await store.assign_role("c1", make.role("d1"), SHORT_S)
-        await waiting.until_true(lambda: is_falsy(store.publish_worker(make.view("d1"), LONG_S)))
+        await waiting.until(lambda: is_falsy(store.publish_worker(make.view("d1"), LONG_S)))
 
     @pytest.mark.parametrize("name", HOSTILE_IDS)
     async def test_any_string_is_a_name(self, cluster: Any, name: str) -> None:

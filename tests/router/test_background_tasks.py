@@ -1,0 +1,37 @@
+import asyncio
+import logging
+
+import pytest
+
+from router.background_tasks import BackgroundTasks
+from tests.virtual_time import run_virtually
+
+
+def test_all_work_ends_in_time_or_is_cancelled_and_its_errors_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[str] = []
+
+    async def work(name: str, duration_s: float) -> None:
+        try:
+            await asyncio.sleep(duration_s)
+        except asyncio.CancelledError:
+            ended.append(f"{name} cancelled")
+            raise
+        if name == "bad":
+            raise ValueError("no more")
+        ended.append(name)
+
+    async def scenario() -> None:
+        tasks = BackgroundTasks()
+        await tasks.finish(1.0)
+        for name, duration_s in (("short", 1.0), ("bad", 2.0), ("endless", 1e6)):
+            tasks.spawn(work(name, duration_s))
+        await tasks.finish(5.0)
+        await asyncio.sleep(0)
+        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
+
+    run_virtually(scenario(), monkeypatch)
+    assert ended == ["short", "endless cancelled"]
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "no more" in str(error.exc_info)

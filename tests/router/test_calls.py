@@ -1,0 +1,134 @@
+"""Calls to workers: what a failure counts as, and which calls end with their round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ampd.wire import KvRequest, error_text
+from router.calls import DynamoCalls, LinkedContexts, worker_error
+from router.round_errors import WorkerLostError, WorkerRefusedError
+from tests.router.replica_lab import FakeContext
+from tests.virtual_time import run_virtually
+
+MATCH: KvRequest = {"op": "match", "keys": []}
+
+
+class Client:
+    """Dynamo's client of an endpoint; `start` is what happens to a call, or the replies that it gets.
+
+    Attributes:
+        calls: (request, worker's number) of each call.
+    """
+
+    def __init__(self, start: Exception | list[Any]) -> None:
+        self._start = start
+        self.calls: list[tuple[Any, int]] = []
+
+    async def direct(self, request: Any, number: int, *, annotated: bool, context: Any) -> AsyncIterator[Any]:  # noqa: ARG002
+        assert not annotated
+        self.calls.append((request, number))
+        if isinstance(self._start, Exception):
+            raise self._start
+        return self._replies(self._start)
+
+    async def _replies(self, replies: list[Any]) -> AsyncIterator[Any]:
+        for reply in replies:
+            if reply is None:
+                await asyncio.Event().wait()
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+
+
+def calls(start: Exception | list[Any]) -> tuple[DynamoCalls, Client]:
+    client = Client(start)
+    return DynamoCalls(client, client, client), client
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError(error_text(400, "bad grammar")), WorkerRefusedError("w", 400, "bad grammar")),
+        (RuntimeError(error_text(503, "full")), WorkerRefusedError("w", 503, "full")),
+        (RuntimeError(error_text(502, "SGLang has ended")), WorkerLostError("w", "SGLang has ended", has_died=True)),
+        (ConnectionError("reset\nby peer"), WorkerLostError("w", "reset by peer")),
+        (
+            RuntimeError('Backend<Http>: {"message": "ampd-error 429: slow down", "code": 500}'),
+            WorkerRefusedError("w", 429, "slow down"),
+        ),
+    ],
+)
+def test_a_failure_is_a_refusal_with_its_status_or_a_loss(error: Exception, expected: Exception) -> None:
+    found: Any = worker_error("w", error)
+    assert (type(found), str(found), vars(found)) == (type(expected), str(expected), vars(expected))
+    assert worker_error("w", found) is found
+
+
+def test_only_a_loss_can_be_a_death() -> None:
+    lost = worker_error("w", ConnectionError("reset"), has_died=True)
+    assert isinstance(lost, WorkerLostError)
+    assert lost.has_died
+    assert isinstance(worker_error("w", RuntimeError(error_text(503, "full")), has_died=True), WorkerRefusedError)
+
+
+async def test_a_call_goes_to_the_worker_with_that_id_in_hexadecimal() -> None:
+    dynamo, client = calls([{"token_ids": [1]}])
+    for start in (dynamo.prefill, dynamo.generate):
+        assert [chunk async for chunk in await start("ff", {"a": 1}, FakeContext())] == [{"token_ids": [1]}]
+    assert await dynamo.kv("10", MATCH, 1.0) == {"token_ids": [1]}
+    assert client.calls == [({"a": 1}, 255)] * 2 + [(MATCH, 16)]
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (ConnectionError("reset"), "worker 1: reset"),
+        ([ConnectionError("reset")], "worker 1: reset"),
+        ([], "worker 1: empty answer about KV"),
+        ([None], "worker 1: no answer about KV within 30 s"),
+    ],
+)
+def test_a_worker_that_gives_no_answer_about_kv_is_lost(
+    start: Exception | list[Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        with pytest.raises(WorkerLostError) as lost:
+            await calls(start)[0].kv("1", MATCH, 30.0)
+        assert str(lost.value) == message
+
+    run_virtually(ask(), monkeypatch)
+
+
+async def test_a_call_that_cannot_start_is_a_failure_of_its_worker() -> None:
+    dynamo, _ = calls(RuntimeError(error_text(503, "full")))
+    with pytest.raises(WorkerRefusedError, match="full"):
+        await dynamo.generate("1", {}, FakeContext())
+
+
+async def test_the_calls_of_a_round_end_with_it_and_not_the_other_way_round() -> None:
+    parent = FakeContext()
+    linked = LinkedContexts(parent)
+    first, second = linked.new(), linked.new()
+    first.stop_generating()
+    await asyncio.sleep(0)
+    assert not parent.is_stopped()
+    assert not second.is_stopped()
+    parent.stop_generating()
+    await asyncio.wait_for(second.async_killed_or_stopped(), 20.0)
+    linked.close()
+
+
+async def test_calls_of_a_round_that_is_over_are_left_alone() -> None:
+    parent = FakeContext()
+    linked = LinkedContexts(parent)
+    call = linked.new()
+    await asyncio.sleep(0)
+    linked.close()
+    parent.stop_generating()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not call.is_stopped()

@@ -1,0 +1,113 @@
+"""Calls to workers that hang are given up; all others go on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from ampd.state.view import ClusterView
+from ampd.types import Role
+from router.guard import StreamGuard
+from router.round_errors import WorkerLostError
+from tests.memory_store import MemoryState, MemoryStore
+from tests.router.replica_lab import HANGS, FakeContext, Replica, cluster, worker
+from tests.virtual_time import run_virtually
+from tests.waiting import until
+
+
+async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        guard = StreamGuard(replica.view, patience_s=0.0)
+        replica.services = replace(replica.services, cluster=replace(replica.services.cluster, guard=guard))
+        replica.workers.fail["generate", "d1"] = HANGS
+        async for _ in replica.run(stop_conditions={"max_tokens": 1}).serve():
+            pass
+        await until(lambda: "d1" in replica.workers.asked("generate"))
+        await replica.store.remove_worker("d1")
+        await until(lambda: guard.check() or all(task.done() for task in replica.tasks))  # type: ignore[func-returns-value]
+
+
+LEASE_S = 10.0
+Scenario = Callable[[StreamGuard, MemoryStore], Awaitable[None]]
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
+    """Runs a scenario with a guard whose view shows the worker `d1`; both follow the loop's virtual clock."""
+
+    def run(scenario: Scenario) -> None:
+        async def main() -> None:
+            clock = asyncio.get_running_loop().time
+            store = MemoryStore(MemoryState(clock))
+            await store.publish_worker(worker("d1"), 3600.0)
+            async with ClusterView(store, lease_s=3600.0, clock=clock) as view:
+                guard = StreamGuard(view, LEASE_S, clock=clock)
+                guard.start()
+                await scenario(guard, store)
+                await guard.stop()
+
+        run_virtually(main(), monkeypatch)
+
+    return run
+
+
+async def silent_call(guard: StreamGuard, context: FakeContext) -> None:
+    with guard.watch("d1", context):
+        await asyncio.Event().wait()
+
+
+def test_a_silent_call_is_given_up_once_its_worker_has_gone(guarded: Callable[[Scenario], None]) -> None:
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        context, clock = FakeContext(), asyncio.get_running_loop().time
+        call = asyncio.create_task(silent_call(guard, context))
+        await asyncio.sleep(100 * LEASE_S)
+        assert not call.done(), "a long prefill of a live worker is silent, too"
+        await store.remove_worker("d1")
+        gone_s = clock()
+        with pytest.raises(WorkerLostError, match="lease has run out") as lost:
+            await call
+        assert lost.value.has_died
+        assert context.is_stopped()
+        assert clock() - gone_s < 1.0
+
+    guarded(scenario)
+
+
+def test_a_call_that_shows_signs_of_life_goes_on_without_its_worker(guarded: Callable[[Scenario], None]) -> None:
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        await store.remove_worker("d1")
+        with guard.watch("d1", FakeContext()) as stream:
+            for _ in range(20):
+                await asyncio.sleep(0.9 * LEASE_S)
+                stream.waits()
+
+    guarded(scenario)
+
+
+def test_a_new_call_has_a_whole_lease(guarded: Callable[[Scenario], None]) -> None:
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        await store.remove_worker("d1")
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(WorkerLostError):
+            await silent_call(guard, FakeContext())
+        assert asyncio.get_running_loop().time() - began_s >= LEASE_S
+
+    guarded(scenario)
+
+
+@pytest.mark.parametrize("is_given_up_too", [False, True])
+def test_a_cancelled_call_is_cancelled_and_not_lost(guarded: Callable[[Scenario], None], is_given_up_too: bool) -> None:
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        call = asyncio.create_task(silent_call(guard, FakeContext()))
+        await asyncio.sleep(2 * LEASE_S)
+        if is_given_up_too:  # in the same turn of the loop
+            await store.remove_worker("d1")
+            await until(lambda: guard._view.worker("d1") is None, poll_s=0.001)
+            guard.check()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    guarded(scenario)

@@ -1,0 +1,123 @@
+"""Where rounds go: bindings of sessions, races between replicas, a lost store and workers without times."""
+
+import asyncio
+
+import pytest
+
+from ampd.serving.placement import deterministic_choice
+from ampd.types import Parallelism, Role
+from router.round_errors import RoundRefusedError
+from tests.memory_store import MemoryStore
+from tests.router.replica_lab import Replica, cluster, worker
+from tests.waiting import until
+
+EXPECTED = [64, 65, 66, 67, 68]
+
+
+async def test_the_loser_of_a_race_follows_the_winner() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica, Replica(state) as other:
+        await replica.round("s")
+        # The other replica would now choose d2, for d1 has more to do; it does not know of the session.
+        await other.store.publish_worker(worker("d1", kv_used_tokens=5000), 60.0)
+        await asyncio.sleep(0)
+        _, record = await other.round("s")
+        assert record["decode_worker"] == "d1"
+        assert other.workers.asked("generate") == ["d1"]
+
+
+async def test_a_session_stays_at_a_worker_that_becomes_a_prefill_worker() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica:
+        await replica.round("s")
+        await replica.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
+        await asyncio.sleep(0)
+        _, record = await replica.round("s")
+        # The only prefill worker is its own decode worker: that is not remote.
+        assert (record["decode_worker"], record["epoch"], record["reason"]) == ("d1", 1, "no-prefill-worker")
+        _, record = await replica.round("new")
+        assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
+
+
+async def test_a_dead_worker_s_session_moves_with_the_next_epoch() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica:
+        assert (await replica.round())[1]["decode_worker"] == "d1"
+        await replica.store.remove_worker("d1")
+        await asyncio.sleep(0)
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d2", 2)
+        assert (await replica.store.binding("s")).epoch == 2
+
+
+async def test_no_decode_worker_is_503_and_a_long_prompt_400_with_both_numbers() -> None:
+    async with Replica(await cluster(worker("p1", Role.PREFILL))) as replica:
+        with pytest.raises(RoundRefusedError) as refusal:
+            await replica.round()
+        assert refusal.value.status == 503
+    async with Replica(await cluster(worker("d1"))) as replica:
+        with pytest.raises(RoundRefusedError, match=r"1000 tokens.*1000 tokens") as refusal:
+            await replica.round(token_ids=[1] * 1000)
+        assert refusal.value.status == 400
+
+
+async def test_replicas_without_the_store_agree_on_new_sessions_and_tell_it_later() -> None:
+    views = [worker(f"d{number}", kv_used_tokens=number) for number in range(5)]
+    state = await cluster(*views)
+    async with Replica(state) as replica, Replica(state) as other:
+        before = (await replica.round("known"))[1]["decode_worker"]
+        state.lose()
+        assert (await replica.round("known"))[1]["decode_worker"] == before
+        chosen = {}
+        for name in ("a", "b", "c", "d", "e", "f"):
+            chosen[name] = (await replica.round(name))[1]["decode_worker"]
+            assert (await other.round(name))[1]["decode_worker"] == chosen[name]
+            assert chosen[name] == deterministic_choice(name, views).worker_id
+        assert len(set(chosen.values())) > 1
+        state.restore(empty=True)
+        for each in (replica, other):
+            each.services.placer._store_retry_s = 0.0
+        assert (await replica.round("a"))[1]["decode_worker"] == chosen["a"]
+        assert (await other.store.binding("a")).worker_id == chosen["a"]
+
+
+async def test_a_model_that_lacks_a_worker_s_parallelism_does_not_fail_rounds() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state, failing="routing") as replica:
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["route"], record["reason"]) == ("local", "no-performance-model")
+
+
+async def test_nor_does_it_fail_a_binding() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state, failing="binding") as replica:
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert record["decode_worker"] == "d1"
+
+
+async def test_a_worker_of_unknown_parallelism_is_left_out_and_not_the_route() -> None:
+    odd = worker("p1", Role.PREFILL, parallelism=Parallelism(tp=7))
+    state = await cluster(worker("d1"), odd, worker("p2", Role.PREFILL))
+    async with Replica(state, routing="predictive") as replica:
+        records = [(await replica.round(f"s{number}"))[1] for number in range(8)]
+    assert {record["reason"] for record in records} != {"no-performance-model"}
+    assert "p1" not in replica.workers.asked("prefill")
+    assert "p2" in replica.workers.asked("prefill")
+
+
+async def test_the_sessions_of_a_dead_worker_read_the_state_once() -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        for number in range(5):
+            await replica.round(f"s{number}")
+        others = MemoryStore(state)
+        await others.publish_worker(worker("d2"), 60.0)
+        await others.remove_worker("d1")
+        await until(lambda: replica.view.worker("d1") is None and replica.view.worker("d2") is not None)
+        before = replica.store.round_trips.calls["snapshot"]
+        for number in range(5):
+            _, record = await replica.round(f"s{number}")
+            assert record["decode_worker"] == "d2"
+        assert replica.store.round_trips.calls["snapshot"] == before + 1

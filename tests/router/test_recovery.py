@@ -1,0 +1,135 @@
+"""Rounds whose workers fail: they go on elsewhere, or end with the right status."""
+
+import asyncio
+
+import pytest
+
+from ampd.types import Role
+from ampd.wire import error_text
+from router.calls import worker_error
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
+
+EXPECTED = [64, 65, 66, 67, 68]
+
+
+async def test_a_decode_worker_lost_in_mid_stream_is_replaced_and_reads_from_the_prefill_worker() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        replica.workers.fail["generate", "d1"] = 2
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["retries"], record["reason"], record["decode_worker"]) == (1, "resumed", "d2")
+        again = [request for *call, request in replica.workers.calls if call == ["generate", "d2"]]
+        assert again[0]["source_worker_id"] == "p1"
+        assert again[0]["token_ids"] == PROMPT + EXPECTED[:3]
+        assert again[0]["request"]["stop_conditions"]["max_tokens"] == 2
+    assert await queues(state) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (WorkerLostError("p1", "gone"), "prefill-worker-lost"),
+        (WorkerRefusedError("p1", 500, "no"), "prefill-worker-refused"),
+    ],
+)
+async def test_a_prefill_that_fails_is_done_locally(error: Exception, reason: str) -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        replica.workers.fail["prefill", "p1"] = error
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["route"], record["reason"]) == ("local", reason)
+        assert (replica.view.worker("p1") is None) == isinstance(error, WorkerLostError)
+    assert await queues(state) == {}
+
+
+async def test_what_cannot_be_continued_ends_with_503() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica:
+        replica.workers.fail["generate", "d1"] = 2
+        with pytest.raises(RoundRefusedError, match="presence_penalty") as refusal:
+            await replica.round(sampling_options={"presence_penalty": 1.0})
+        assert refusal.value.status == 503
+
+
+async def test_a_round_survives_no_more_workers_than_allowed() -> None:
+    names = [f"d{number}" for number in range(4)]
+    state = await cluster(*(worker(name) for name in names))
+    async with Replica(state, retries=2) as replica:
+        replica.workers.fail |= {("generate", name): WorkerLostError(name, "gone") for name in names}
+        with pytest.raises(RoundRefusedError, match="3 workers failed") as refusal:
+            await replica.round()
+        assert refusal.value.status == 503
+        assert len(set(replica.workers.asked("generate"))) == 3
+
+
+async def test_a_request_that_ends_two_workers_is_not_given_to_a_third() -> None:
+    names = [f"d{number}" for number in range(4)]
+    state = await cluster(*(worker(name) for name in names))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {("generate", name): 0 for name in names}
+        for session in ("s", "again"):
+            with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request") as refusal:
+                await replica.round(session)
+            assert refusal.value.status == 500
+        assert len(replica.workers.asked("generate")) == replica.services.deaths.count == 2
+
+
+async def test_a_request_that_ended_a_worker_of_each_kind_is_given_up() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("p1", Role.PREFILL), worker("p2", Role.PREFILL))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {
+            (name, kind + n): 0 for name, kind in (("prefill", "p"), ("generate", "d")) for n in "12"
+        }
+        with pytest.raises(RoundRefusedError, match="2 workers died"):
+            await replica.round()
+        assert [len(replica.workers.asked(name)) for name in ("prefill", "generate")] == [1, 1]
+    assert await queues(state) == {}
+
+
+async def test_the_deaths_under_a_request_count_until_it_is_served() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("d3"))
+    async with Replica(state, retries=0) as replica:
+        replica.workers.fail |= {("generate", name): 0 for name in ("d1", "d2", "d3")}
+        with pytest.raises(RoundRefusedError, match="1 workers failed this round"):
+            await replica.round()
+        assert len(replica.services.deaths) > 0
+        replica.workers.fail.clear()
+        assert (await replica.round())[0] == EXPECTED
+        assert len(replica.services.deaths) == 0
+
+
+async def test_an_engine_that_ended_under_a_round_counts_as_a_death() -> None:
+    state = await cluster(worker("d1"), worker("d2"), worker("d3"))
+    async with Replica(state) as replica:
+        lost = RuntimeError(error_text(502, "SGLang has ended"))
+        replica.workers.fail |= {("generate", name): worker_error(name, lost) for name in ("d1", "d2", "d3")}
+        with pytest.raises(RoundRefusedError, match="2 workers died"):
+            await replica.round()
+
+
+async def test_workers_that_shut_down_under_a_round_did_not_die() -> None:
+    names = [f"d{number}" for number in range(4)]
+    state = await cluster(*(worker(name) for name in names))
+    async with Replica(state) as replica:
+        replica.workers.fail |= {("generate", name): 1 for name in names}
+
+        async def end_each_worker() -> None:
+            async for _ in replica.run().serve():
+                await replica.store.remove_worker(replica.workers.asked("generate")[-1])
+                await asyncio.sleep(0)
+
+        with pytest.raises(RoundRefusedError, match="4 workers failed this round"):
+            await end_each_worker()
+        assert replica.services.deaths.count == 0
+
+
+async def test_a_refusal_is_the_client_s_with_its_status() -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        replica.workers.fail["generate", "d1"] = WorkerRefusedError("d1", 400, "bad grammar")
+        with pytest.raises(RoundRefusedError, match="bad grammar") as refusal:
+            await replica.round()
+        assert refusal.value.status == 400
