@@ -40,11 +40,3 @@ def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
 def test_a_run_without_rounds_still_renders() -> None:
     page = render_report(summarise([], {}, Slo(1, 1), 0.0), [])
     assert "0 sessions" in page
-
-
-def test_unsent_rounds_of_failed_sessions_are_missed_and_unended_sessions_do_not_count() -> None:
-    ok = RoundRecord("a", 0, 0, 0, 1, 1, 0.1, [], 0.1)
-    failed = RoundRecord("b", 0, 0, 0, 1, error="x")
-    running = RoundRecord("c", 0, 0, 0, 1, 1, 0.1, [], 0.1)
-    result = summarise([ok, failed, running], {"a": 1, "b": 4}, Slo(1, 1), 1.0)
-    assert result["attainment"] == {"rounds": 2 / 6, "sessions": 0.5}

@@ -1,29 +1,17 @@
 """Load curves: capacities grow with the level and the degree, and answer what the simulator would."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
-from ampd.types import Parallelism, Slo
-from planner.layout.cache import CurveCache, digest_sessions, key_of
-from planner.layout.capacity import LoadCurve, Phase, Question, load_curve, mean_lifetime_s, mean_resident_kv_tokens
+from ampd.types import Parallelism
+from planner.layout.capacity import LoadCurve, Phase, load_curve, mean_lifetime_s, mean_resident_kv_tokens
 from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
-from workloads.generate import Lengths, generate
 from workloads.retime import retime
 
-MODEL = analytic_model("llama-3.1-8b", "h20")
-SLO = Slo(0.3, 0.02)
-SESSIONS = tuple(generate("toolbench", 100, 1.0, 0, Lengths.PER_SESSION))
-
-
-def question(phase: Phase, degree: int) -> Question:
-    capacity = MODEL.kv_capacity_tokens(Parallelism(degree)) or 0
-    return Question(phase, degree, SESSIONS, MODEL, "fcfs", "whole", SLO, SimulationOptions(), capacity)
+from .lab import MODEL, SESSIONS, SLO, question
 
 
 @pytest.mark.slow
@@ -77,33 +65,3 @@ def test_residence_counts_tools_and_grows_with_the_context() -> None:
     tools_s = sum(item.tool_s for session in SESSIONS for item in session.rounds) / len(SESSIONS)
     assert mean_lifetime_s(SESSIONS, MODEL) - mean_lifetime_s(quick, MODEL) == pytest.approx(tools_s)
     assert mean_resident_kv_tokens(SESSIONS, MODEL) > mean_resident_kv_tokens(quick, MODEL)
-
-
-def test_the_key_of_a_curve_names_everything_that_it_depends_on() -> None:
-    each = question("prefill", 1)
-    digest = digest_sessions(SESSIONS)
-    others = [
-        replace(each, degree=2),
-        replace(each, phase="decode"),
-        replace(each, slo=Slo(0.31, 0.02)),
-        replace(each, ordering="ampd"),
-        replace(each, options=SimulationOptions(seed=1)),
-        replace(each, kv_capacity_tokens=1),
-        replace(each, model=analytic_model("llama-3.1-8b", "h100")),
-    ]
-    keys = {key_of(other, digest) for other in others}
-    assert len(keys) == len(others)
-    assert key_of(each, digest) not in keys
-    assert key_of(each, digest_sessions(SESSIONS[:-1])) != key_of(each, digest)
-    renamed = tuple(session.model_copy(update={"session_id": "x" + session.session_id}) for session in SESSIONS)
-    assert digest_sessions(renamed) == digest
-
-
-def test_a_cache_that_cannot_be_used_is_no_error(tmp_path: pytest.TempPathFactory) -> None:
-    from pathlib import Path
-
-    blocked = Path(str(tmp_path)) / "file"
-    blocked.write_text("")
-    for cache in (CurveCache(None), CurveCache(blocked)):
-        cache.put("k", LoadCurve((1.0,), (1.0,)))
-        assert cache.get("k") is None

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ampd.serving.prefill_queue import PrefillQueue, Stage
+from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.sequence import EngineSequence
+from planner.simulator.steps import EngineTimes
 from workloads.trace import Session
 
-from .lab import RouteBy, clusters, options, policies, run, session, session_lists, single, steps_at_once
+from .lab import LOCAL, MODEL, RouteBy, clusters, options, policies, run, session, session_lists, single, steps_at_once
 
 relaxed = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
@@ -35,6 +37,34 @@ def test_memory_that_a_peers_read_sets_free_is_used_at_the_next_step() -> None:
         (record,) = [record for record in done.rounds if record.session_id == "waits"]
         assert record.ttft_s is not None
         assert 0.5 < record.ttft_s < 1.5
+
+
+def test_a_round_that_does_not_fit_now_waits_for_one_that_ends() -> None:
+    sessions = [session("one", (1000, 200)), session("two", (1000, 10), arrival_s=0.001)]
+    one_slot, two_slots = (
+        {record.session_id: record for record in run(sessions, single(1, capacity, prefill=0), LOCAL).rounds}
+        for capacity in (1300, 5000)
+    )
+    assert one_slot["two"].ttft_s is not None
+    assert two_slots["two"].ttft_s is not None
+    assert one_slot["one"].e2e_s is not None
+    assert one_slot["two"].ttft_s > one_slot["one"].e2e_s - 0.01
+    assert two_slots["two"].ttft_s < one_slot["one"].e2e_s / 2
+
+
+@pytest.mark.parametrize(("held_tokens", "behind_tokens"), [(96, 96 + 48), (0, 0)])
+def test_kv_that_was_read_counts_only_behind_a_history_that_is_still_there(
+    held_tokens: int, behind_tokens: int
+) -> None:
+    loop, memory = EventLoop(), KvMemory(1000, 16)
+    if held_tokens:
+        assert memory.reserve("s", held_tokens)
+        memory.settle("s", held_tokens)
+    engine = SimulatedEngine(EngineTimes(MODEL, Parallelism(1)), memory, loop, SimulationOptions(), [], None)
+    ends_s: list[float] = []
+    engine.submit(EngineSequence("s", 200, 96, 1, None, lambda _, now_s: ends_s.append(now_s), staged_tokens=48))
+    loop.run()
+    assert ends_s == [pytest.approx(MODEL.prefill_s(behind_tokens, 200 - behind_tokens, Parallelism(1)))]
 
 
 @relaxed

@@ -1,11 +1,11 @@
-"""Rounds that some worker can never take: refused in one line or prefilled elsewhere, never left waiting."""
+"""Coordinators: rounds that some worker can never take are refused in one line or prefilled elsewhere."""
 
 from dataclasses import replace
 
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster, ReplicaGroup
 
-from .lab import AMPD, REMOTE, BindTo, run, session
+from .lab import AMPD, REMOTE, BindTo, run, session, single
 
 THETA = Parallelism(1)
 
@@ -31,3 +31,16 @@ def test_a_prefill_worker_without_room_for_the_prompt_leaves_it_to_the_decode_wo
     fits, not_quite = (run([session("s", (tokens, 10))], cluster, REMOTE).rounds[0] for tokens in (499, 500))
     assert (fits.route, fits.error) == ("remote", None)
     assert (not_quite.route, not_quite.reason, not_quite.error) == ("local", "prefill-worker-refused", None)
+
+
+def test_a_round_that_can_never_fit_is_refused_and_the_others_go_on() -> None:
+    sessions = [session("large", (5000, 10), (5, 5)), session("small", (500, 10), (5, 5))]
+    done = run(sessions, single(1, 2000), REMOTE)
+    by_name = {name: [record for record in done.rounds if record.session_id == name] for name in ("large", "small")}
+    assert [each.error is None for each in by_name["small"]] == [True, True]
+    (refused,) = by_name["large"]
+    assert refused.error == "prompt and output have 5010 tokens, the KV memory of a decode worker holds 2000 tokens"
+    limited = Cluster(single().decode, single().prefill, max_context_tokens=4096)
+    assert "longest context" in str(
+        next(record.error for record in run(sessions, limited, REMOTE).rounds if record.error)
+    )
