@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ampd.settings import Settings
-from ampd.types import Slo
+from ampd.types import WINDOW_S, Slo
 
 
 class GraphSettings(Settings):
@@ -40,7 +40,7 @@ class GraphSettings(Settings):
         description="What is logged of a round at INFO: nothing, one line of the coordinator at its end, or every step "
         "in every process; the rest at DEBUG. What goes wrong is always logged.",
     )
-    window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
+    window_s: float = Field(WINDOW_S, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
 
     @property
     def slo(self) -> Slo:

@@ -8,6 +8,9 @@ from hashlib import sha256
 
 KEY_BYTES = 32
 
+PAGE_TOKENS = 16
+"""Tokens per page of KV, where no other size is set."""
+
 
 def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = ()) -> list[bytes]:
     """Name every full page of a context by the chained SHA-256 of its tokens.

@@ -90,6 +90,10 @@ class PrefillTask:
         )
 
 
+WINDOW_S = 10.0
+"""Length of the windows of TTFT and ITL, where no other is set."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A windowed mean: TTFTs of a prefill worker or ITLs of a decode worker over the last seconds."""

@@ -20,8 +20,10 @@ from ampd.policies import defaults
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
+from ampd.serving.prefill_queue import PREFETCH
+from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag, parse_settings
-from ampd.types import Slo
+from ampd.types import WINDOW_S, Slo
 from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode
 from planner.parallel import in_parallel
@@ -39,7 +41,7 @@ PROG = "ampd simulate"
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
 
-    old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {SimulationOptions().prefetch}; leave it out")}
+    old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out")}
 
     prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located modes).")
     decode: str = Field("1xTP1", description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8.")
@@ -58,7 +60,9 @@ class SimulateSettings(CaseSettings):
         description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
     )
     pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
-    pools_interval_s: float = Field(0.5, gt=0, description="How often the pools policy is asked, in seconds.")
+    pools_interval_s: float = Field(
+        POOLS_INTERVAL_S, gt=0, description="How often the pools policy is asked, in seconds."
+    )
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
@@ -73,7 +77,7 @@ class SimulateSettings(CaseSettings):
     )
     state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
     coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
-    window_s: float = Field(10.0, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
+    window_s: float = Field(WINDOW_S, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     timeline: Path | None = Field(

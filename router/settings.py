@@ -11,7 +11,9 @@ from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
+from ampd.page_keys import PAGE_TOKENS
 from ampd.policies import defaults
+from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag
 from ampd.vocabulary import vocabulary_tokens
 
@@ -39,8 +41,10 @@ class CoordinatorSettings(GraphSettings):
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
-    pools_interval_s: float = Field(0.5, gt=0, description="Seconds between two questions to the pools policy.")
-    kv_block_size: int = Field(16, ge=1, description="Tokens per KV page of the workers' engines.")
+    pools_interval_s: float = Field(
+        POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
+    )
+    kv_block_size: int = Field(PAGE_TOKENS, ge=1, description="Tokens per KV page of the workers' engines.")
     context_length: int | None = Field(
         None, ge=2, description="Longest prompt and output together; default: what the model's config.json says."
     )

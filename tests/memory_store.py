@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ampd.serving.overlay import QUEUE_GRACE_S, merge
 from ampd.state import codec
 from ampd.state.counting import RoundTrips
+from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.state.schema import ASSIGNED_TTL_S
 from ampd.state.store import (
     Binding,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, SlicingPolicy
-from ampd.serving.sliding_window import SlidingWindow
 from ampd.state.store import StateStore
 from ampd.telemetry.logs import RoundLog
+from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine
@@ -21,7 +21,7 @@ from workers.round_events import RoundEvents
 from workers.round_log import RoundSteps
 from workers.round_service import RoundService
 from workers.session_keeper import SessionKeeper
-from workers.settings import PREFETCH, PREFILL_CONCURRENCY, PUBLISH_INTERVAL_S, WorkerSettings
+from workers.settings import WorkerSettings
 from workers.slices import Slicer
 from workers.worker_metrics import WorkerRecorder
 from workers.worker_view import LatencyWindows, WorkerViewReader
@@ -56,8 +56,6 @@ class WorkerParts:
             ordering,
             model,
             engine.info.parallelism,
-            PREFILL_CONCURRENCY,
-            PREFETCH,
             on_change=self.changes.changed,
             clock=clock,
         )
@@ -67,7 +65,7 @@ class WorkerParts:
             worker_id, self.role, engine, self.queue, windows, clock
         )
         self.publisher = Publisher(
-            store, worker_id, self.read_view, self.changes, settings.lease_s, PUBLISH_INTERVAL_S, self.role.adopt
+            store, worker_id, self.read_view, self.changes, settings.lease_s, on_role=self.role.adopt
         )
         decoding = DecodingRounds(clock)
         steps = RoundSteps(worker_id, RoundLog(settings.log_rounds))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
-from ampd.serving.prefill_queue import PrefillQueue, QueueEntry
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, PrefillQueue, QueueEntry
 from ampd.types import Parallelism, PrefillTask
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class AsyncPrefillQueue(PrefillQueue):
         ordering: OrderingPolicy,
         model: PerformanceModel,
         parallelism: Parallelism,
-        concurrency: int = 1,
-        prefetch: int = 1,
+        concurrency: int = CONCURRENCY,
+        prefetch: int = PREFETCH,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

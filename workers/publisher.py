@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampd.serving.overlay import SAMPLE_INTERVAL_S
+from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S
 from ampd.state.store import (
     RoleAssigned,
     StateRefusedError,
@@ -50,7 +50,7 @@ class Publisher:
         read_view: Callable[[], WorkerView],
         changes: PendingChanges,
         lease_s: float,
-        interval_s: float = 0.025,
+        interval_s: float = PUBLISH_INTERVAL_S,
         on_role: Callable[[RoleAssigned], bool] = lambda _: False,
     ) -> None:
         self._store = store

@@ -12,25 +12,18 @@ from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
 from ampd.policies import defaults
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
 from ampd.settings import OldFlag
+from ampd.state.overlay import PUBLISH_INTERVAL_S
 
 PROG = "python -m workers"
-
-PREFILL_CONCURRENCY = 1
-"""Passes that the engine computes at the same time: a second one would only share the GPU with the first."""
-
-PREFETCH = 1
-"""Passes whose history is read while earlier ones compute."""
-
-PUBLISH_INTERVAL_S = 0.025
-"""Shortest time between two publications of a worker's view to the shared state."""
 
 
 class WorkerSettings(GraphSettings):
     """One AMPD worker: a Dynamo component that prefills and decodes rounds of agent sessions on one engine replica."""
 
     old_flags: ClassVar = {
-        "--prefill-concurrency": OldFlag(f"it is always {PREFILL_CONCURRENCY}; leave it out"),
+        "--prefill-concurrency": OldFlag(f"it is always {CONCURRENCY}; leave it out"),
         "--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out"),
         "--publish-interval-s": OldFlag(f"it is always {PUBLISH_INTERVAL_S:g} s; leave it out"),
     }

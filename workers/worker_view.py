@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ampd.serving.sliding_window import SlidingWindow
+from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import WorkerView
 from workers.engines.base import Engine
 from workers.prefill_queue import AsyncPrefillQueue

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask
-
-_PAGE_TOKENS = 16
 
 
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
@@ -25,4 +24,4 @@ def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
     """Seconds of a pass for one page of tokens: nearly all of it reads weights, of all experts where there are some."""
-    return model.prefill_s(hist_tokens, _PAGE_TOKENS, parallelism)
+    return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)

@@ -9,8 +9,9 @@ A policy is a frozen pydantic model whose fields are its parameters, registered 
         def route(self, situation: RoutingSituation) -> RouteDecision: ...
 
 Modules of other packages take part in two ways. An entry point of the group `ampd.policies` names a module of an
-installed package. The environment variable `AMPD_POLICY_MODULES` names modules (`my_policies,others.routing`). Every
-process of a graph imports them beside the built-in ones.
+installed package (`my_policies`), or a policy in it (`my_policies:BusyRemote`). The environment variable
+`AMPD_POLICY_MODULES` names modules (`my_policies,others.routing`). Every process of a graph imports them beside the
+built-in ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pkgutil import walk_packages
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
@@ -39,7 +40,7 @@ MODULES_VARIABLE = "AMPD_POLICY_MODULES"
 """Environment variable: the user's own modules with policies, comma-separated."""
 
 ENTRY_POINTS = "ampd.policies"
-"""Group of the entry points that name modules with policies."""
+"""Group of the entry points that name modules with policies, or policies in them."""
 
 
 class Policy(BaseModel):
@@ -172,20 +173,20 @@ def _import_policies() -> None:
     # Policies import this module for `register`, so they can only be imported once it is complete.
     for module in walk_packages(ampd.policies.__path__, "ampd.policies."):
         import_module(module.name)
-    for source, name in _own_modules():
+    for source, name, load in _own_modules():
         try:
-            import_module(name)
+            load()
         except Exception as error:  # a user's module may raise anything
             kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
             line = str(error).partition("\n")[0]
             raise UserError(f"{source}: cannot import {name!r}: {kind}{line}") from None
 
 
-def _own_modules() -> Iterator[tuple[str, str]]:
-    """(where it is named, name) of each module with policies that is not part of this package."""
+def _own_modules() -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """(where it is named, name, import) of each module with policies that is not part of this package."""
     for point in metadata.entry_points(group=ENTRY_POINTS):
         package = f" of {point.dist.name}" if point.dist else ""
-        yield f"entry point {point.name!r}{package}", point.value
+        yield f"entry point {point.name!r}{package}", point.value, point.load
     for name in os.environ.get(MODULES_VARIABLE, "").split(","):
-        if name.strip():
-            yield MODULES_VARIABLE, name.strip()
+        if name := name.strip():
+            yield MODULES_VARIABLE, name, partial(import_module, name)

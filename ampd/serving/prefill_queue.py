@@ -17,6 +17,12 @@ from ampd.policies.base import OrderingPolicy, Run
 from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
 
+CONCURRENCY = 1
+"""Passes that the engine computes at the same time: a second one would only share the GPU with the first."""
+
+PREFETCH = 1
+"""Passes whose history is read while earlier ones compute."""
+
 
 class Stage(Enum):
     """How far a prefill has come."""
@@ -99,8 +105,8 @@ class PrefillQueue:
         timer: Timer,
         rng: random.Random,
         *,
-        concurrency: int = 1,
-        prefetch: int = 1,
+        concurrency: int = CONCURRENCY,
+        prefetch: int = PREFETCH,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._picker = Picker(ordering, model, parallelism, timer, rng)

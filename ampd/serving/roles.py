@@ -10,6 +10,9 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.types import Role, Slo, WorkerView
 
+POOLS_INTERVAL_S = 0.5
+"""Time between two questions to the pools policy, where no other is set."""
+
 
 @dataclass(frozen=True, slots=True)
 class DueChange:

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ampd.serving.overlay import merge
 from ampd.state import codec
 from ampd.state.codec import to_bytes, to_text
 from ampd.state.counting import RoundTrips
+from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
 from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
 from ampd.state.store import (

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ampd.serving.overlay import QUEUE_GRACE_S, merge
+from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.state.store import (
     RoleAssigned,
     SessionEnded,

@@ -1,6 +1,6 @@
 """The sliding window of a decode worker's ITLs, over runs of steps instead of single tokens.
 
-It gives the same values as `ampd.serving.sliding_window.SlidingWindow` with every token's gap.
+It gives the same values as `ampd.telemetry.sliding_window.SlidingWindow` with every token's gap.
 """
 
 from __future__ import annotations

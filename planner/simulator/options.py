@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampd.page_keys import PAGE_TOKENS
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
+from ampd.serving.roles import POOLS_INTERVAL_S
+from ampd.types import WINDOW_S
 
 _WHOLE = WholeSlicing()
 _STATIC = StaticPools()
@@ -32,7 +36,7 @@ class SimulationOptions:
         chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
             runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
-        prefill_concurrency, prefetch: as the constants of `workers.settings`.
+        prefill_concurrency, prefetch: `concurrency` and `prefetch` of the prefill queues.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
@@ -48,15 +52,15 @@ class SimulationOptions:
 
     seed: int = 0
     chunk_tokens: int = 0
-    window_s: float = 10.0
-    prefill_concurrency: int = 1
-    prefetch: int = 1
-    page_size_tokens: int = 16
+    window_s: float = WINDOW_S
+    prefill_concurrency: int = CONCURRENCY
+    prefetch: int = PREFETCH
+    page_size_tokens: int = PAGE_TOKENS
     dispatch_s: float = 0.0
     hand_over_s: float = 0.0
     kv_read_s: float = 0.0
     hand_over_pass: bool = True
     state_delay_s: float = 0.0
     coordinators: int = 1
-    pools_interval_s: float = 0.5
+    pools_interval_s: float = POOLS_INTERVAL_S
     keeps_timeline: bool = False

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ampd.serving.overlay import SAMPLE_INTERVAL_S, merge
+from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
 from ampd.types import PrefillTask, Role, WorkerView
 from planner.simulator.events import EventLoop
 from planner.simulator.worker import SimulatedWorker

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.serving.slices import Slices
-from ampd.serving.sliding_window import SlidingWindow
+from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.compute_spans import ComputeSpans

@@ -62,3 +62,20 @@ def test_an_entry_point_that_cannot_be_imported_is_one_line(installed: Path) -> 
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert "entry point 'mine' of my-policies: cannot import 'my_policies': No module named 'my_policies'" in line
+
+
+def test_an_entry_point_may_name_the_policy_itself(installed: Path) -> None:
+    (points,) = installed.glob("*.dist-info/entry_points.txt")
+    points.write_text("[ampd.policies]\nmine = my_policies:BusyRemote\n")
+    result = called(installed, *shlex.split(BLOCKS["sh"].strip().splitlines()[1]))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "busy-remote(most=2)" in result.stdout
+
+
+def test_an_entry_point_of_a_policy_that_is_not_there_is_one_line(installed: Path) -> None:
+    (points,) = installed.glob("*.dist-info/entry_points.txt")
+    points.write_text("[ampd.policies]\nmine = my_policies:QuietRemote\n")
+    result = called(installed, *shlex.split(BLOCKS["sh"].strip().splitlines()[1]))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "cannot import 'my_policies:QuietRemote': AttributeError: module 'my_policies' has no attribute" in line

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
-from ampd.serving.overlay import QUEUE_GRACE_S
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.overlay import QUEUE_GRACE_S
 from ampd.state.store import RoleAssigned, StateStore
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from hashlib import sha256
 
-from ampd.page_keys import page_keys
+from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
@@ -39,7 +39,7 @@ class ModelledEngine:
         model: PerformanceModel,
         parallelism: Parallelism,
         kv_capacity_tokens: int,
-        page_size: int = 16,
+        page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]

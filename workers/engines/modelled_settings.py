@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from ampd.page_keys import PAGE_TOKENS
 from ampd.settings import OldFlag, Settings
 
 
@@ -25,7 +26,7 @@ class ModelledSettings(Settings):
     max_context_tokens: int | None = Field(
         None, ge=2, description="Longest context; default: what the model's config.json says."
     )
-    page_size: int = Field(16, ge=1, description="Tokens per KV page.")
+    page_size: int = Field(PAGE_TOKENS, ge=1, description="Tokens per KV page.")
     eos_every_tokens: int = Field(
         0, ge=0, description="Mean number of output tokens after which a round ends by itself (EOS); 0: never."
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.serving.sliding_window import SlidingWindow
+from ampd.telemetry.sliding_window import SlidingWindow
 from planner.simulator.gap_window import GapWindow
 from planner.simulator.outcome import GapRun
 from planner.simulator.steps import steps_s

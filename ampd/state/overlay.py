@@ -12,6 +12,9 @@ from dataclasses import replace
 
 from ampd.types import PrefillTask, WorkerView
 
+PUBLISH_INTERVAL_S = 0.025
+"""Shortest time between two publications of a worker's view."""
+
 SAMPLE_INTERVAL_S = 0.25
 """How soon after new samples (TTFT, ITL, growing contexts) a worker publishes its view; other changes are quicker."""
 

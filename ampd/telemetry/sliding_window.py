@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ampd.types import Window
+from ampd.types import WINDOW_S, Window
 
 _NS = 1_000_000_000
 
@@ -15,7 +15,7 @@ class SlidingWindow:
     Sums are whole nanoseconds: adding and subtracting floats for days would drift.
     """
 
-    def __init__(self, length_s: float = 10.0) -> None:
+    def __init__(self, length_s: float = WINDOW_S) -> None:
         self._length_s = length_s
         self._samples: deque[tuple[float, int, int]] = deque()
         self._sum_ns = 0
