@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ampd.policies import defaults
+from ampd.policies.ordering.fcfs import Fcfs
+from ampd.policies.pools.static import StaticPools
+from ampd.policies.rivals.continuum import ContinuumOrdering
+from ampd.policies.routing.always_local import AlwaysLocal
+from ampd.policies.routing.always_remote import AlwaysRemote
+from ampd.policies.slicing.whole import WholeSlicing
 
 
 class Mode(StrEnum):
@@ -23,9 +29,9 @@ class Mode(StrEnum):
 
 
 _SYSTEMS = {
-    Mode.ALWAYS_REMOTE: ("always-remote", "fcfs"),
-    Mode.COLOCATED: ("always-local", "fcfs"),
-    Mode.CONTINUUM: ("always-local", "continuum"),
+    Mode.ALWAYS_REMOTE: (AlwaysRemote.policy_name, Fcfs.policy_name),
+    Mode.COLOCATED: (AlwaysLocal.policy_name, Fcfs.policy_name),
+    Mode.CONTINUUM: (AlwaysLocal.policy_name, ContinuumOrdering.policy_name),
 }
 """Routing and ordering of the modes that are whole systems. They run prefills whole, in the roles of the start."""
 
@@ -46,7 +52,7 @@ class Combination:
         """The combination of a mode with the named policies, or with its own where the mode fixes them."""
         if mode is Mode.DISAGGREGATED:
             return cls(mode, routing, ordering, rate, slicing, pools)
-        return cls(mode, *_SYSTEMS[mode], rate, slicing="whole", pools="static")
+        return cls(mode, *_SYSTEMS[mode], rate, slicing=WholeSlicing.policy_name, pools=StaticPools.policy_name)
 
     @property
     def label(self) -> str:

@@ -47,12 +47,14 @@ class Policy(BaseModel):
     """Base of all policies: its fields, each with a description, are the policy's parameters.
 
     Attributes:
+        policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
         is_whole: a slicing policy that computes every prefill in one slice.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
 
@@ -142,6 +144,7 @@ def register(kind: Kind, name: str) -> Callable[[type[PolicyT]], type[PolicyT]]:
 
     def add(policy: type[PolicyT]) -> type[PolicyT]:
         of_kind(kind).add(name, policy)
+        policy.policy_name = name
         return policy
 
     return add

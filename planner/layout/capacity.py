@@ -16,6 +16,7 @@ import numpy as np
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
+from ampd.policies.routing.always_remote import AlwaysRemote
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
@@ -88,7 +89,7 @@ def _level(question: Question, rate: float, lifetime_s: float) -> float:
     sessions = retime(question.sessions, rate, question.options.seed, count)
     policies = Policies(
         create_named("binding", defaults.BINDING),
-        create_named("routing", "always-remote"),
+        create_named("routing", AlwaysRemote.policy_name),
         create_named("ordering", question.ordering),
         create_named("slicing", question.slicing),
     )
