@@ -36,6 +36,10 @@ class QueuePlace:
         self._queue.fetched(self._entry)
         await self._turn.wait()
 
+    def correct(self, task: PrefillTask) -> None:
+        """Replace the task, because its history is now known exactly."""
+        self._queue.correct(self._entry, task)
+
     async def again(self, task: PrefillTask) -> None:
         """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`)."""
         self._turn.clear()

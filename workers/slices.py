@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
-from ampd.serving.slices import Rest, Slices, SliceStep, left_after, with_held
+from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
 from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
@@ -76,29 +76,30 @@ class Slicer:
             EngineError: the engine refused or failed a slice.
         """
         sliced = Sliced(rid)
-        tasks = place.pass_tasks
-        if len(tasks) == 1:
-            if isinstance(self._next(tasks), Rest) or not self._can_slice(token_ids, request):
-                return sliced
-            tasks = [await self._as_held(tasks[0], page_keys, staged_tokens)]
-        while not isinstance(step := self._next(tasks), Rest):
-            if isinstance(step, Wait):
+        is_exact = False
+        while not isinstance(step := self._next(place.pass_tasks, is_exact=is_exact), Rest):
+            if isinstance(step, LookUp):
+                if not self._can_slice(token_ids, request):
+                    break
+                place.correct(await self._as_held(place.pass_tasks[0], page_keys, staged_tokens))
+                is_exact = True
+            elif isinstance(step, Wait):
                 await self._decoding.until_one_ends(step.wait_s)
-                continue
-            prefix = token_ids[: step.end_tokens]
-            cached_tokens = await self._compute(sliced.rid, task.session_id, prefix, page_keys)
-            if not sliced.slices:
-                sliced.cached_tokens = cached_tokens
-            sliced.slices += 1
-            sliced.rid = uuid4().hex
-            await place.again(left_after(tasks[0], step.end_tokens))
-            # The rest may have been picked for a pass with others.
-            tasks = place.pass_tasks
+            else:
+                left = left_after(place.pass_tasks[0], step.end_tokens)
+                prefix = token_ids[: step.end_tokens]
+                cached_tokens = await self._compute(sliced.rid, task.session_id, prefix, page_keys)
+                if not sliced.slices:
+                    sliced.cached_tokens = cached_tokens
+                sliced.slices += 1
+                sliced.rid = uuid4().hex
+                # The rest may then be picked for a pass with others.
+                await place.again(left)
         return sliced
 
-    def _next(self, tasks: Sequence[PrefillTask]) -> SliceStep:
+    def _next(self, tasks: Sequence[PrefillTask], *, is_exact: bool) -> SliceStep:
         now_s = self._clock()
-        return self._slices.next(tasks, self._decoding.running(now_s), tasks[0].hist_tokens, now_s)
+        return self._slices.next(tasks, self._decoding.running(now_s), now_s, is_exact=is_exact)
 
     def _can_slice(self, token_ids: list[int], request: dict[str, Any]) -> bool:
         """False for a prompt that the engine will refuse, and for log-probabilities of the prompt.

@@ -138,6 +138,11 @@ class PrefillQueue:
             entry.stage = Stage.READY
             self._advance()
 
+    def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
+        """The part of a prefill that is left is now known better. Its place stays."""
+        entry.task = task
+        self._on_change()
+
     def again(self, entry: QueueEntry, task: PrefillTask) -> None:
         """A COMPUTING prefill gives its slot back. `task` is what is left, and waits at its place by arrival."""
         if entry.stage is Stage.COMPUTING:

@@ -28,9 +28,15 @@ class Rest:
     """Compute all that is left."""
 
 
-SliceStep = ComputeTo | Wait | Rest
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look up how much of the prompt is really held, correct the task in the queue, and ask again."""
+
+
+SliceStep = ComputeTo | Wait | Rest | LookUp
 
 _REST = Rest()
+_LOOK_UP = LookUp()
 
 
 class Slices:
@@ -45,7 +51,7 @@ class Slices:
         self._page_tokens = page_tokens
 
     def next(
-        self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], held_tokens: int, now_s: float
+        self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float, *, is_exact: bool
     ) -> SliceStep:
         """The next step of a pass that has a slot.
 
@@ -56,8 +62,14 @@ class Slices:
         Args:
             tasks: what is left of each prefill of the pass.
             running: the rounds that decode on the worker.
-            held_tokens: the part of the prompt whose KV is here or staged; used for a pass of one prefill.
+            is_exact: the history of a single prefill is what the worker really holds, in full pages. Otherwise it is
+                what the coordinator knew. Only a prefill that is not computed at once needs the exact number, because a
+                live worker has to ask its engine for it.
         """
+        step = self._step(tasks, running, now_s)
+        return step if is_exact or len(tasks) > 1 or isinstance(step, Rest) else _LOOK_UP
+
+    def _step(self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float) -> SliceStep:
         task = tasks[0] if len(tasks) == 1 else as_one(tasks)
         chosen = self._policy.slice(
             SlicingSituation(model=self._model, now_s=now_s, task=task, running=running, parallelism=self._parallelism)
@@ -68,7 +80,7 @@ class Slices:
         if len(tasks) > 1 or chosen.tokens >= task.incr_tokens:
             return _REST
         page = self._page_tokens
-        end_tokens = max((task.hist_tokens + chosen.tokens) // page, held_tokens // page + 1) * page
+        end_tokens = max((task.hist_tokens + chosen.tokens) // page, task.hist_tokens // page + 1) * page
         return _REST if end_tokens >= task.context_tokens else ComputeTo(end_tokens)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ampd.policies.base import Wait
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
-from ampd.serving.slices import ComputeTo, Rest, SliceStep, left_after
+from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
 from planner.simulator.rounds import ActiveRound
 from planner.simulator.sequence import EngineSequence
@@ -87,23 +88,30 @@ class Prefills:
         """Compute a slice of the pass or all of it, or hold it back while the decode batch needs the worker."""
         worker = members[0].prefill
         step = self._next_step(members) if self._is_sliced else _REST
+        if isinstance(step, LookUp):
+            self._look_up(members[0])
+            step = self._next_step(members)
         if isinstance(step, Rest):
             self._compute_rest(members)
         elif isinstance(step, ComputeTo):
             self._compute_slice(members[0], step.end_tokens)
-        else:
+        elif isinstance(step, Wait):
             worker.held_back.hold(step.wait_s, partial(self._step, members))
 
     def _next_step(self, members: Sequence[ActiveRound]) -> SliceStep:
         first, now_s = members[0], self._loop.now_s
-        worker, task = first.prefill, first.task
-        held_tokens = worker.memory.held.get(task.session_id, 0)
-        return worker.slices.next(
-            [round_.task for round_ in members],
-            worker.engine.running(now_s, task.slo.itl_s),
-            held_tokens + first.usable_staged_tokens(held_tokens),
-            now_s,
-        )
+        worker, tasks = first.prefill, [round_.task for round_ in members]
+        running = worker.engine.running(now_s, first.task.slo.itl_s)
+        return worker.slices.next(tasks, running, now_s, is_exact=first.is_exact)
+
+    def _look_up(self, round_: ActiveRound) -> None:
+        """Replace the history that the coordinator knew by what is really here."""
+        worker, entry = round_.prefill, round_.entry
+        assert entry is not None
+        held_tokens = worker.memory.held.get(entry.task.session_id, 0)
+        held_tokens += round_.usable_staged_tokens(held_tokens)
+        worker.queue.correct(entry, with_held(entry.task, held_tokens, self._page))
+        round_.is_exact = True
 
     def _compute_slice(self, round_: ActiveRound, end_tokens: int) -> None:
         worker, session_id = round_.prefill, round_.record.session_id

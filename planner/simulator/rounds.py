@@ -34,6 +34,7 @@ class ActiveRound:
 
     Attributes:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
+        is_exact: the history of its task is what its prefill worker really holds.
         staged_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
 
@@ -42,6 +43,7 @@ class ActiveRound:
         "decode",
         "entry",
         "fetched",
+        "is_exact",
         "is_started",
         "prefill",
         "prompt_tokens",
@@ -59,6 +61,7 @@ class ActiveRound:
         self.behind_tokens = 0
         self.staged_tokens = 0
         self.entry: QueueEntry | None = None
+        self.is_exact = False
         self.is_started = False
         self.fetched = False
 

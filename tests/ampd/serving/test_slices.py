@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.serving.picker import SHORTEST_WAIT_S
-from ampd.serving.slices import ComputeTo, Rest, Slices, SliceStep, left_after, with_held
+from ampd.serving.slices import ComputeTo, LookUp, Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 
 MODEL = load_performance_model("tiny-cpu")
@@ -34,9 +34,11 @@ def task(hist_tokens: int, incr_tokens: int, name: str = "t") -> PrefillTask:
     return PrefillTask(name, name, hist_tokens, incr_tokens, 0.0, Slo(1.0, 0.1), postponements=3)
 
 
-def step(answer: Slice, *tasks: PrefillTask, held: int = 0, beside: list[RunningRound] | None = None) -> SliceStep:
+def step(
+    answer: Slice, *tasks: PrefillTask, beside: list[RunningRound] | None = None, is_exact: bool = True
+) -> SliceStep:
     running = BATCH if beside is None else beside
-    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE).next(tasks, running, held, 1.0)
+    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE).next(tasks, running, 1.0, is_exact=is_exact)
 
 
 @pytest.mark.parametrize(
@@ -44,22 +46,29 @@ def step(answer: Slice, *tasks: PrefillTask, held: int = 0, beside: list[Running
     [
         (100, 320, 416),  # 420, but a page that is not full would be computed again
         (1, 320, 336),  # a page at least
-        (1, 350, 352),  # the page that was begun
-        (1, 640, 656),  # more is held than the coordinator knew
+        (16, 640, 656),
     ],
 )
 def test_a_slice_ends_with_a_full_page_and_adds_one_at_least(tokens: int, held: int, end: int) -> None:
-    assert step(Compute(tokens), task(320, 680), held=held) == ComputeTo(end)
+    assert step(Compute(tokens), task(held, 1000 - held)) == ComputeTo(end)
+
+
+@pytest.mark.parametrize("answer", [Compute(100), Wait(0.25)])
+def test_a_prefill_that_is_not_computed_at_once_needs_the_history_that_is_really_held(answer: Slice) -> None:
+    assert step(answer, task(320, 680), is_exact=False) == LookUp()
+    assert step(Compute(680), task(320, 680), is_exact=False) == Rest()
+    pair = task(160, 100, "a"), task(0, 300, "b")
+    assert step(Wait(0.25), *pair, is_exact=False) == Wait(0.25), "a pass of several is never cut"
 
 
 @pytest.mark.parametrize("tokens", [680, 681, 100_000])
 def test_all_that_is_left_is_the_rest(tokens: int) -> None:
-    assert step(Compute(tokens), task(320, 680), held=320) == Rest()
+    assert step(Compute(tokens), task(320, 680)) == Rest()
 
 
 def test_a_slice_whose_last_page_reaches_the_end_is_the_rest() -> None:
-    assert step(Compute(1), task(320, 16), held=320) == Rest()
-    assert step(Compute(1), task(320, 17), held=320) == ComputeTo(336)
+    assert step(Compute(1), task(320, 16)) == Rest()
+    assert step(Compute(1), task(320, 17)) == ComputeTo(336)
 
 
 def test_a_policy_that_waits_is_obeyed_while_a_round_decodes() -> None:
@@ -81,7 +90,9 @@ def test_a_pass_of_several_is_not_cut_but_may_wait() -> None:
 
 def test_the_policy_sees_a_pass_as_one_prefill() -> None:
     policy = Fixed(Compute(1))
-    Slices(policy, MODEL, Parallelism(2), PAGE).next([task(160, 100, "a"), task(0, 300, "b")], BATCH, 0, 7.0)
+    Slices(policy, MODEL, Parallelism(2), PAGE).next(
+        [task(160, 100, "a"), task(0, 300, "b")], BATCH, 7.0, is_exact=True
+    )
     seen = policy.situation
     assert seen is not None
     assert (seen.task.hist_tokens, seen.task.incr_tokens) == (160 * 100 // 400, 400)
@@ -103,7 +114,7 @@ def test_slices_end_and_each_begins_where_the_last_one_ended(
     assert left.hist_tokens % page == 0
     assert left.hist_tokens <= held
     slices = Slices(Fixed(Compute(tokens)), MODEL, Parallelism(), page)
-    while isinstance(chosen := slices.next([left], BATCH, left.hist_tokens, 0.0), ComputeTo):
+    while isinstance(chosen := slices.next([left], BATCH, 0.0, is_exact=True), ComputeTo):
         assert left.hist_tokens < chosen.end_tokens < prompt
         assert chosen.end_tokens % page == 0
         assert chosen.end_tokens - left.hist_tokens <= max(tokens, page)
