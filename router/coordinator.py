@@ -21,7 +21,6 @@ from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
 from router.background_tasks import BackgroundTasks
 from router.calls import CallContext, WorkerCalls
-from router.cluster import Cluster
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.outputs import Chunk, merged_usage
@@ -37,6 +36,7 @@ from router.services import RoundOptions, Services
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
+from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Coordinator:
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(self.view, store, placement, settings.session_ttl_s, SUSPECT_S, clock),
-            cluster=Cluster(self.view, store, calls, guard, CALL_TIMEOUT_S),
+            access=WorkerAccess(self.view, store, calls, guard, CALL_TIMEOUT_S),
             sessions=SessionMemory(settings.context_memory_mib << 20),
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
@@ -109,7 +109,7 @@ class Coordinator:
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""
         await self.view.start()
-        self._services.cluster.guard.start()
+        self._services.access.guard.start()
         self._lease_probe.start()
         if self.pools is not None:
             self.pools.start()
@@ -123,7 +123,7 @@ class Coordinator:
         if self.pools is not None:
             await self.pools.stop()
         await self._background.finish(timeout_s)
-        await self._services.cluster.guard.stop()
+        await self._services.access.guard.stop()
         await self._lease_probe.stop()
         await self.view.stop()
 

@@ -73,8 +73,8 @@ class CoordinatorReader:
         yield Reading(names.ROUND_DEATHS, coordinator.worker_deaths)
         sessions = coordinator.session_counts
         yield Reading(names.SESSIONS_BOUND, sessions.bound)
-        yield Reading(names.SESSIONS_REPINNED, sessions.repinned)
-        yield Reading(names.SESSIONS_LOST, sessions.repinned, (names.WORKER_LOST,))
+        yield Reading(names.SESSIONS_REPINNED, sessions.moved)
+        yield Reading(names.SESSIONS_LOST, sessions.moved, (names.WORKER_LOST,))
         yield from self._cluster()
         yield from self._roles()
         yield from state_readings(self._store, is_available=coordinator.view.connected)

@@ -111,7 +111,7 @@ class Placer:
             if decode is None:
                 decode = self._bind(ask)
                 if known is not None:
-                    known = await self._repin(known, decode.worker_id)
+                    known = await self._rebind(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
                         continue
             _with_room(ask, [decode])
@@ -171,18 +171,18 @@ class Placer:
         chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())
         return next(view for view in roomy if view.worker_id == chosen)
 
-    async def _repin(self, known: Binding, worker_id: str) -> Binding:
+    async def _rebind(self, known: Binding, worker_id: str) -> Binding:
         moved = Binding(known.session_id, worker_id, known.epoch + 1)
         if not self._store_answers():
-            self.counters.add(repinned=1)
+            self.counters.add(moved=1)
             return moved
         try:
-            outcome = await self._store.repin(known, worker_id, self._session_ttl_s)
+            outcome = await self._store.rebind(known, worker_id, self._session_ttl_s)
         except StateUnavailableError as error:
             self._lost_store(error)
-            self.counters.add(repinned=1)
+            self.counters.add(moved=1)
             return moved
-        self.counters.add(repinned=int(outcome.accepted))
+        self.counters.add(moved=int(outcome.accepted))
         return outcome.binding
 
     # -- the route

@@ -6,11 +6,11 @@ import logging
 
 from ampd.page_keys import page_keys
 from ampd.types import WorkerView
-from router.cluster import Cluster
 from router.decision_record import DecisionRecord
 from router.request import RoundRequest
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.session_memory import Overlap, SessionMemory, pack_tokens
+from router.worker_access import WorkerAccess
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ class PromptHistory:
         request: RoundRequest,
         record: DecisionRecord,
         sessions: SessionMemory,
-        cluster: Cluster,
+        access: WorkerAccess,
         page_size_tokens: int,
     ) -> None:
         self._request = request
         self._record = record
-        self._cluster = cluster
+        self._access = access
         self._page_size_tokens = page_size_tokens
         self.packed = pack_tokens(request.token_ids)
         self._overlap = sessions.overlap(request.session_id, self.packed) if request.is_named else Overlap()
@@ -47,7 +47,7 @@ class PromptHistory:
         # The worker holds more than this replica knows of: another replica served the session.
         keys = page_keys(self._request.token_ids, self._page_size_tokens)
         try:
-            pages = await self._cluster.matched_pages(decode.worker_id, keys)
+            pages = await self._access.matched_pages(decode.worker_id, keys)
         except (WorkerLostError, WorkerRefusedError) as error:
             log.warning("%s; counting on the %d tokens known here", error, overlap.common_tokens)
             return overlap.common_tokens

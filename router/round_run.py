@@ -42,7 +42,7 @@ class RoundRun:
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
-            request, self._record, services.sessions, services.cluster, options.page_size_tokens
+            request, self._record, services.sessions, services.access, options.page_size_tokens
         )
         self._stream = ClientStream(request, self._record, services.clock)
         self._deaths = services.deaths.of_request(self._record.request_id, self._history.packed)
@@ -111,13 +111,13 @@ class RoundRun:
 
     async def _prefill(self, placement: Placement) -> Chunk | None:
         """The first token, from a prefill worker; None if that worker failed or the client has gone."""
-        worker_id, cluster = placement.decision.worker_id, self._services.cluster
+        worker_id, access = placement.decision.worker_id, self._services.access
         request = prefill_request(self._request, self._stream.emitted, placement, self._services.clock())
         context = self._links.new()
         has_begun = False
         try:
-            with cluster.guard.watch(worker_id, context):
-                chunks = await cluster.calls.prefill(worker_id, request, context)
+            with access.guard.watch(worker_id, context):
+                chunks = await access.calls.prefill(worker_id, request, context)
                 self._unreached, has_begun = None, True
                 async for chunk in chunks:
                     if chunk.get("token_ids"):
@@ -126,7 +126,7 @@ class RoundRun:
         except Exception as error:
             if not self._context.is_stopped():
                 self._withdraw(placement)
-                has_died = has_begun and cluster.view.knows(worker_id)
+                has_died = has_begun and access.view.knows(worker_id)
                 self._recovery.after_prefill(worker_error(worker_id, error, has_died=has_died))
             return None
 
@@ -169,10 +169,10 @@ class RoundRun:
         self._services.spawn(self._take_over(placement.binding.worker_id, request, context))
 
     async def _take_over(self, worker_id: str, request: GenerateRequest, context: CallContext) -> None:
-        cluster = self._services.cluster
+        access = self._services.access
         try:
-            with cluster.guard.watch(worker_id, context) as watched:
-                async for chunk in await cluster.calls.generate(worker_id, request, context):
+            with access.guard.watch(worker_id, context) as watched:
+                async for chunk in await access.calls.generate(worker_id, request, context):
                     if report := chunk.get(REPORT_KEY):
                         self._take_report(worker_id, report)
                     watched.waits()
@@ -184,16 +184,16 @@ class RoundRun:
 
     async def _decode(self, placement: Placement) -> AsyncGenerator[Chunk, None]:
         """The rest of the round, from its decode worker."""
-        worker_id, cluster = placement.binding.worker_id, self._services.cluster
+        worker_id, access = placement.binding.worker_id, self._services.access
         source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
         context = self._links.new()
         has_begun = False
         try:
-            with cluster.guard.watch(worker_id, context) as watched:
+            with access.guard.watch(worker_id, context) as watched:
                 request = generate_request(
                     self._request, self._stream.emitted, placement, source, self._services.clock()
                 )
-                chunks = await cluster.calls.generate(worker_id, request, context)
+                chunks = await access.calls.generate(worker_id, request, context)
                 self._unreached, has_begun = None, True
                 if source is not None and placement.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
@@ -207,7 +207,7 @@ class RoundRun:
                     yield chunk
                     watched.waits()
         except Exception as error:
-            has_died = has_begun and not self._context.is_stopped() and cluster.view.knows(worker_id)
+            has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)
             raise decode_error(worker_error(worker_id, error, has_died=has_died)) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
@@ -220,7 +220,7 @@ class RoundRun:
         self._take_report(worker_id, report)
 
     def _take_report(self, worker_id: str, report: RoundReport) -> None:
-        self._services.cluster.take_report(worker_id, self._request.session_id, report)
+        self._services.access.take_report(worker_id, self._request.session_id, report)
 
     # -- the end
 
@@ -229,7 +229,7 @@ class RoundRun:
         self._unreached = None
         if placement.is_shared:
             self._services.spawn(
-                self._services.cluster.finish_task(placement.decision.worker_id, placement.task.task_id)
+                self._services.access.finish_task(placement.decision.worker_id, placement.task.task_id)
             )
 
     def _close(self) -> None:

@@ -19,7 +19,7 @@ _MET_TTFT = (names.MET, names.MISSED_ITL)
 _MET_ITL = (names.MET, names.MISSED_TTFT)
 _NS = 1_000_000_000
 
-_OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _REPINNED = "outcome", "route", "output_tokens", "bound", "repinned"
+_OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _MOVED = "outcome", "route", "output_tokens", "bound", "moved"
 _TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "itl"
 
 _Key = tuple[Any, ...]
@@ -56,9 +56,9 @@ class RoundWindow:
             counts |= _latency(_ITL, served.itl_s)
         self._add(counts)
 
-    def add_sessions(self, bound: int, repinned: int) -> None:
+    def add_sessions(self, bound: int, moved: int) -> None:
         """Count sessions that have just been bound, or moved to another decode worker."""
-        self._add({(_BOUND,): bound, (_REPINNED,): repinned})
+        self._add({(_BOUND,): bound, (_MOVED,): moved})
 
     def read(self) -> ServedWindow:
         """The rounds that ended within the window."""
@@ -77,7 +77,7 @@ class RoundWindow:
             met_itl=sum(outcomes[outcome] for outcome in _MET_ITL),
             output_tokens=total[_OUTPUT_TOKENS,],
             sessions_bound=total[_BOUND,],
-            sessions_repinned=total[_REPINNED,],
+            sessions_repinned=total[_MOVED,],
             routes={(key[1], key[2]): count for key, count in total.items() if key[0] == _ROUTE},
             ttft_initial=self._latencies(_TTFT_INITIAL),
             ttft_incremental=self._latencies(_TTFT_INCREMENTAL),

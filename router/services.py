@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.cluster import Cluster
 from router.placement import Placer
 from router.served import Observer
 from router.session_memory import SessionMemory
+from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
 
@@ -42,7 +42,7 @@ class Services:
     """
 
     placer: Placer
-    cluster: Cluster
+    access: WorkerAccess
     sessions: SessionMemory
     options: RoundOptions
     clock: Callable[[], float]
@@ -57,4 +57,4 @@ class Services:
             used: workers that served the session's last round.
         """
         self.sessions.forget(session_id)
-        await self.cluster.end_session(session_id, used)
+        await self.access.end_session(session_id, used)

@@ -13,23 +13,23 @@ class SessionCounts:
 
     Attributes:
         bound: sessions that this replica bound to a decode worker.
-        repinned: sessions that it moved to another decode worker because theirs was lost.
+        moved: sessions that it moved to another decode worker because theirs was lost.
     """
 
     def __init__(self) -> None:
         self.bound = 0
-        self.repinned = 0
+        self.moved = 0
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` at each change from now on."""
         self._listeners.append(listener)
 
-    def add(self, *, bound: int = 0, repinned: int = 0) -> None:
+    def add(self, *, bound: int = 0, moved: int = 0) -> None:
         """Count sessions."""
-        if not (bound or repinned):
+        if not (bound or moved):
             return
         self.bound += bound
-        self.repinned += repinned
+        self.moved += moved
         for listener in self._listeners:
-            listener(bound, repinned)
+            listener(bound, moved)

@@ -261,7 +261,7 @@ class MemoryStore:
         self._state.publish(event)
         return RouteOutcome(accepted=True, binding=binding)
 
-    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+    async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
         await self._trip("repin")
         moved = Binding(binding.session_id, worker_id, binding.epoch + 1)
         holding = self._state.bound(binding.session_id)

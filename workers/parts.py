@@ -11,15 +11,15 @@ from ampd.state.store import StateStore
 from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import Role, WorkerView
-from workers.decoding import DecodingRounds
 from workers.engines.base import Engine
 from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.role import WorkerRole
 from workers.round_events import RoundEvents
-from workers.round_log import RoundSteps
+from workers.round_log import StepLog
 from workers.round_service import RoundService
+from workers.running_rounds import RunningRounds
 from workers.session_keeper import SessionKeeper
 from workers.settings import WorkerSettings
 from workers.slices import Slicer
@@ -67,10 +67,10 @@ class WorkerParts:
         self.publisher = Publisher(
             store, worker_id, self.read_view, self.changes, settings.lease_s, on_role=self.role.adopt
         )
-        decoding = DecodingRounds(clock)
-        steps = RoundSteps(worker_id, RoundLog(settings.log_rounds))
-        events = RoundEvents(steps, self.recorder, windows, self.changes, decoding, clock)
-        slicer = Slicer(slicing, model, engine, decoding, clock)
+        running = RunningRounds(clock)
+        steps = StepLog(worker_id, RoundLog(settings.log_rounds))
+        events = RoundEvents(steps, self.recorder, windows, self.changes, running, clock)
+        slicer = Slicer(slicing, model, engine, running, clock)
         self.rounds = RoundService(
             worker_id, engine, self.queue, self.sessions, events, slicer, settings.kv_timeout_s, clock
         )

@@ -7,11 +7,11 @@ from typing import Any
 
 from ampd.types import PrefillTask
 from ampd.wire import KvReply, KvRequest
-from workers.decoding import DecodingRounds
 from workers.kv.exchange import KvFetch
 from workers.pending_changes import PendingChanges
-from workers.round_log import RoundSteps
+from workers.round_log import StepLog
 from workers.round_progress import RoundProgress
+from workers.running_rounds import RunningRounds
 from workers.worker_metrics import WorkerRecorder
 from workers.worker_view import LatencyWindows
 
@@ -20,23 +20,23 @@ class RoundEvents:
     """Observes rounds. No method waits.
 
     Args:
-        decoding: the rounds that decode here, which slicing policies read.
+        running: the rounds that decode here, which slicing policies read.
     """
 
     def __init__(
         self,
-        steps: RoundSteps,
+        steps: StepLog,
         recorder: WorkerRecorder,
         windows: LatencyWindows,
         changes: PendingChanges,
-        decoding: DecodingRounds,
+        running: RunningRounds,
         clock: Callable[[], float],
     ) -> None:
         self._steps = steps
         self._recorder = recorder
         self._windows = windows
         self._changes = changes
-        self._decoding = decoding
+        self._running = running
         self._clock = clock
 
     def queued(self, task: PrefillTask, source: str | None, queue_length: int) -> None:
@@ -64,11 +64,11 @@ class RoundEvents:
     def handed_over(self, progress: RoundProgress) -> None:
         """A round whose first token came from elsewhere goes to the engine, to decode here."""
         itl_slo_s = progress.task.slo.itl_s
-        self._decoding.handed_over(progress.rid, itl_slo_s, progress.prompt_tokens, progress.arrived_s)
+        self._running.handed_over(progress.rid, itl_slo_s, progress.prompt_tokens, progress.arrived_s)
 
     def tokens(self, progress: RoundProgress, index: int, count: int) -> None:
         """New tokens of one choice have come out."""
-        self._decoding.add_tokens(progress.rid, progress.task.slo.itl_s, progress.prompt_tokens, index, count)
+        self._running.add_tokens(progress.rid, progress.task.slo.itl_s, progress.prompt_tokens, index, count)
         now_s = self._clock()
         if progress.begins_to_decode():
             # A round that was prefilled here has reported the change with its first token.
@@ -85,7 +85,7 @@ class RoundEvents:
 
     def ended(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """The round has left this worker, however it ended."""
-        self._decoding.ended(progress.rid)
+        self._running.ended(progress.rid)
         if was_queued:
             self._changes.finished(progress.task.task_id)
         self._changes.changed()

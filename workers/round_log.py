@@ -14,7 +14,7 @@ from workers.kv.exchange import KvFetch
 log = logging.getLogger(__name__)
 
 
-class RoundSteps:
+class StepLog:
     """Writes the log lines of one worker. The ids come from the round that is being served.
 
     Args:

@@ -12,9 +12,9 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
 from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
-from workers.decoding import DecodingRounds
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.prefill_queue import QueuePlace
+from workers.running_rounds import RunningRounds
 
 _GREEDY: dict[str, Any] = {"sampling_options": {"temperature": 0.0}}
 
@@ -47,13 +47,13 @@ class Slicer:
         policy: SlicingPolicy,
         model: PerformanceModel,
         engine: Engine,
-        decoding: DecodingRounds,
+        running: RunningRounds,
         clock: Callable[[], float],
     ) -> None:
         info = engine.info
         self._slices = Slices(policy, model, info.parallelism, info.page_size_tokens)
         self._engine = engine
-        self._decoding = decoding
+        self._running = running
         self._clock = clock
 
     async def prepare(
@@ -84,7 +84,7 @@ class Slicer:
                 place.correct(await self._as_held(place.pass_tasks[0], page_keys, staged_tokens))
                 is_exact = True
             elif isinstance(step, Wait):
-                await self._decoding.until_one_ends(step.wait_s)
+                await self._running.until_one_ends(step.wait_s)
             else:
                 left = left_after(place.pass_tasks[0], step.end_tokens)
                 prefix = token_ids[: step.end_tokens]
@@ -99,7 +99,7 @@ class Slicer:
 
     def _next(self, tasks: Sequence[PrefillTask], *, is_exact: bool) -> SliceStep:
         now_s = self._clock()
-        return self._slices.next(tasks, self._decoding.running(now_s), now_s, is_exact=is_exact)
+        return self._slices.next(tasks, self._running.at(now_s), now_s, is_exact=is_exact)
 
     def _can_slice(self, token_ids: list[int], request: dict[str, Any]) -> bool:
         """False for a prompt that the engine will refuse, and for log-probabilities of the prompt.

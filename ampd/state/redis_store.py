@@ -117,7 +117,7 @@ class RedisStore:
         )
         return RouteOutcome(bool(accepted), Binding(write.session_id, to_text(worker_id), epoch))
 
-    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+    async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
         accepted, epoch, holder = await self._connection.script(
             "repin",
             [self._schema.session(binding.session_id)],

@@ -24,7 +24,7 @@ class StateRefusedError(StateUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A session's decode worker. `epoch` grows with every repin and fences writers that hold an old binding."""
+    """A session's decode worker. `epoch` grows with every rebind and fences writers that hold an old binding."""
 
     session_id: str
     worker_id: str
@@ -194,7 +194,7 @@ class StateStore(Protocol):
         """Claim or refresh a binding and enter the task, atomically and in one round trip."""
         ...
 
-    async def repin(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+    async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
         """Move a session to another decode worker if `binding` still holds, which raises the epoch by 1."""
         ...
 

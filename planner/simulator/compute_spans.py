@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.simulator.outcome import Span
-from planner.simulator.sequence import EngineSequence
+from planner.simulator.request import SimulatedRequest
 
 
 class ComputeSpans:
@@ -19,12 +19,12 @@ class ComputeSpans:
         self._worker_id = worker_id
         self._spans = spans
 
-    def prefill(self, sequence: EngineSequence, tokens: int, start_s: float, end_s: float) -> None:
-        """A pass computed `tokens` of a sequence."""
-        self._add("prefill", start_s, end_s, {"session": sequence.session_id, "tokens": tokens})
+    def prefill(self, request: SimulatedRequest, tokens: int, start_s: float, end_s: float) -> None:
+        """A pass computed `tokens` of a request."""
+        self._add("prefill", start_s, end_s, {"session": request.session_id, "tokens": tokens})
 
     def decode(self, batch: int, steps: int, start_s: float, end_s: float) -> None:
-        """A batch of sequences decoded some steps."""
+        """A batch of requests decoded some steps."""
         self._add("decode", start_s, end_s, {"batch": batch, "steps": steps})
 
     def _add(self, kind: str, start_s: float, end_s: float, detail: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The decode batch of one replica: which sequences decode, when they end, and the gaps between their tokens."""
+"""The decode batch of one replica: which requests decode, when they end, and the gaps between their tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from heapq import heappop, heappush
 from ampd.types import RunningRound, Window
 from planner.simulator.gap_window import GapWindow
 from planner.simulator.outcome import GapRun
-from planner.simulator.sequence import EngineSequence
+from planner.simulator.request import SimulatedRequest
 from planner.simulator.steps import StepRun
 
 
 class DecodeBatch:
-    """The sequences that decode, as a heap by the step in which each one ends.
+    """The requests that decode, as a heap by the step in which each one ends.
 
     Attributes:
-        context_tokens: context of all sequences after the finished steps.
+        context_tokens: context of all requests after the finished steps.
         run: the run of steps in progress; None between runs.
     """
 
@@ -35,8 +35,8 @@ class DecodeBatch:
         """`gaps`: takes all gaps between tokens. `window_s`: length of the window of `itl`."""
         self._gaps = gaps
         self._itl = GapWindow(window_s)
-        self._heap: list[tuple[int, int, EngineSequence]] = []
-        self._fresh: list[EngineSequence] = []
+        self._heap: list[tuple[int, int, SimulatedRequest]] = []
+        self._fresh: list[SimulatedRequest] = []
         self._entered = 0
         self._steps_done = 0
         self._last_step_s = 0.0
@@ -48,7 +48,7 @@ class DecodeBatch:
 
     @property
     def steps_left(self) -> int:
-        """Steps until the first sequence ends."""
+        """Steps until the first request ends."""
         return self._heap[0][0] - self._steps_done
 
     def itl(self, now_s: float) -> Window:
@@ -60,7 +60,7 @@ class DecodeBatch:
         return self._itl.read(now_s, tuple(self._entries(run, done)) if done else ())
 
     def load(self, now_s: float) -> tuple[int, int]:
-        """(sequences, their context in tokens)."""
+        """(requests, their context in tokens)."""
         batch = len(self._heap)
         if self.run is None:
             return batch, self.context_tokens
@@ -73,21 +73,21 @@ class DecodeBatch:
             steps += self.run.done(now_s)
         return [
             RunningRound(
-                sequence.output_tokens + sequence.is_handed_over - (end_step - steps),
-                now_s - sequence.first_token_s,
+                request.output_tokens + request.is_handed_over - (end_step - steps),
+                now_s - request.first_token_s,
                 itl_slo_s,
-                sequence.total_tokens - (end_step - steps),
+                request.total_tokens - (end_step - steps),
             )
-            for end_step, _, sequence in self._heap
+            for end_step, _, request in self._heap
         ]
 
-    def join(self, sequence: EngineSequence, generated_tokens: int) -> None:
-        """Add a sequence that has generated some tokens here."""
+    def join(self, request: SimulatedRequest, generated_tokens: int) -> None:
+        """Add a request that has generated some tokens here."""
         self._entered += 1
-        sequence.end_step = self._steps_done + sequence.output_tokens - generated_tokens
-        heappush(self._heap, (sequence.end_step, self._entered, sequence))
-        self._fresh.append(sequence)
-        self.context_tokens += sequence.prompt_tokens + generated_tokens
+        request.end_step = self._steps_done + request.output_tokens - generated_tokens
+        heappush(self._heap, (request.end_step, self._entered, request))
+        self._fresh.append(request)
+        self.context_tokens += request.prompt_tokens + generated_tokens
 
     def note_gap(self, seconds: float, now_s: float) -> None:
         """Count the gap before a token that no decode step generated."""
@@ -103,14 +103,14 @@ class DecodeBatch:
         self._steps_done += run.steps
         self.context_tokens += run.steps * len(self._heap)
 
-    def pop_ended(self, now_s: float) -> EngineSequence | None:
-        """Remove a sequence whose last token came with the run that ends now; None: there is none left."""
+    def pop_ended(self, now_s: float) -> SimulatedRequest | None:
+        """Remove a request whose last token came with the run that ends now; None: there is none left."""
         if not self._heap or self._heap[0][0] > self._steps_done:
             return None
-        sequence = heappop(self._heap)[2]
-        self.context_tokens -= sequence.total_tokens
-        sequence.token_s = now_s
-        return sequence
+        request = heappop(self._heap)[2]
+        self.context_tokens -= request.total_tokens
+        request.token_s = now_s
+        return request
 
     def _add(self, first_end_s: float, run: GapRun) -> None:
         self._gaps.append(run)
@@ -119,7 +119,7 @@ class DecodeBatch:
     def _entries(self, run: StepRun, steps: int) -> list[tuple[float, GapRun]]:
         """The gaps of the first `steps` steps of a run, each with the end of its first step.
 
-        A pause before the run makes the first gap longer. A sequence that has just joined the batch waited since its
+        A pause before the run makes the first gap longer. A request that has just joined the batch waited since its
         own first token.
         """
         first_s, growth_s, start_s = run.first_s, run.growth_s, run.start_s
@@ -128,7 +128,7 @@ class DecodeBatch:
         pause_s = start_s - self._last_step_s
         if not fresh and pause_s <= 0.0:
             return [(first_end_s, GapRun(first_s, growth_s, steps, batch))]
-        entries = [(first_end_s, GapRun(first_end_s - sequence.token_s, 0.0, 1, 1)) for sequence in fresh]
+        entries = [(first_end_s, GapRun(first_end_s - request.token_s, 0.0, 1, 1)) for request in fresh]
         if batch > len(fresh):
             entries.append((first_end_s, GapRun(first_s + pause_s, 0.0, 1, batch - len(fresh))))
         if steps > 1:

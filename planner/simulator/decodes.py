@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.simulator.request import SimulatedRequest
 from planner.simulator.rounds import ActiveRound
-from planner.simulator.sequence import EngineSequence
 from planner.simulator.transfers import KvTransfers
 from planner.simulator.world import World
 
@@ -64,7 +64,7 @@ class Decodes:
             memory.unkeep(session_id)
             return
         held_tokens = memory.held.get(session_id, 0)
-        sequence = EngineSequence(
+        request = SimulatedRequest(
             session_id,
             round_.prompt_tokens + 1,
             min(held_tokens, round_.prompt_tokens),
@@ -74,7 +74,7 @@ class Decodes:
             round_.usable_staged_tokens(held_tokens),
             first_token_s,
         )
-        worker.engine.submit(sequence)
+        worker.engine.submit(request)
         memory.unkeep(session_id)
         worker.changed()
 

@@ -1,6 +1,6 @@
 """One engine replica in virtual time: prefill passes come before decode steps, and pause them.
 
-Decode steps are not events. A run of steps is planned up to the first sequence that ends. A request that comes in
+Decode steps are not events. A run of steps is planned up to the first request that ends. A request that comes in
 between cuts the run after the step in progress.
 """
 
@@ -17,7 +17,7 @@ from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import GapRun
 from planner.simulator.prefilling import Part, Prefilling
-from planner.simulator.sequence import EngineSequence
+from planner.simulator.request import SimulatedRequest
 from planner.simulator.steps import EngineTimes, StepRun
 
 LONGEST_RUN_STEPS = 1 << 60
@@ -28,7 +28,7 @@ class SimulatedEngine:
     """The time line of one replica.
 
     Attributes:
-        batch: the sequences that decode.
+        batch: the requests that decode.
 
     Args:
         options: `chunk_tokens`, `hand_over_pass` and `window_s` concern the engine.
@@ -53,33 +53,33 @@ class SimulatedEngine:
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
         self.batch = DecodeBatch(options.window_s, gaps)
-        self._waiting: deque[EngineSequence] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(options.chunk_tokens)
         self._busy = False
         self._is_ending_pass = False
-        self._late: list[EngineSequence] = []
+        self._late: list[SimulatedRequest] = []
 
     def running(self, now_s: float, itl_slo_s: float) -> list[RunningRound]:
         """The rounds with a first token, those that wait for their hand-over pass included."""
         rounds = self.batch.running(now_s, itl_slo_s)
-        for sequence in (*self._waiting, *self._prefilling, *self._late):
-            if sequence.is_handed_over:
-                rounds.append(RunningRound(1, now_s - sequence.first_token_s, itl_slo_s, sequence.prompt_tokens))
+        for request in (*self._waiting, *self._prefilling, *self._late):
+            if request.is_handed_over:
+                rounds.append(RunningRound(1, now_s - request.first_token_s, itl_slo_s, request.prompt_tokens))
         return rounds
 
     # -- requests
 
-    def submit(self, *sequences: EngineSequence) -> None:
+    def submit(self, *requests: SimulatedRequest) -> None:
         """Take requests in at once; they run as soon as the memory has room and a pass begins."""
-        for sequence in sequences:
-            self._memory.keep(sequence.session_id)
+        for request in requests:
+            self._memory.keep(request.session_id)
         if self._is_ending_pass:
-            self._late.extend(sequences)
+            self._late.extend(requests)
         else:
-            self._enqueue(sequences)
+            self._enqueue(requests)
 
-    def _enqueue(self, sequences: tuple[EngineSequence, ...] | list[EngineSequence]) -> None:
-        self._waiting.extend(sequences)
+    def _enqueue(self, requests: tuple[SimulatedRequest, ...] | list[SimulatedRequest]) -> None:
+        self._waiting.extend(requests)
         if not self._busy:
             self._next()
         else:
@@ -97,7 +97,7 @@ class SimulatedEngine:
         self._admit()
         if self._prefilling:
             if self._is_chunked:
-                self._chunk_pass()
+                self._mixed_pass()
             else:
                 self._prefill_pass()
         elif self.batch:
@@ -108,21 +108,21 @@ class SimulatedEngine:
     def _admit(self) -> None:
         waiting, memory = self._waiting, self._memory
         while waiting:
-            sequence = waiting[0]
-            session_id = sequence.session_id
-            if not memory.reserve(session_id, sequence.total_tokens):
+            request = waiting[0]
+            session_id = request.session_id
+            if not memory.reserve(session_id, request.total_tokens):
                 return
             waiting.popleft()
             memory.unkeep(session_id)
             held = memory.held.get(session_id, 0)
-            if held < sequence.cached_tokens:
+            if held < request.cached_tokens:
                 # Evicted while it waited: the KV that was read to go behind it is of no use either.
-                sequence.cached_tokens, sequence.staged_tokens = held, 0
-            was_handed_over = sequence.is_handed_over and sequence.missing_tokens <= memory.page_tokens + 1
+                request.cached_tokens, request.staged_tokens = held, 0
+            was_handed_over = request.is_handed_over and request.missing_tokens <= memory.page_tokens + 1
             if was_handed_over and not self._hand_over_pass:
-                self.batch.join(sequence, 0)
+                self.batch.join(request, 0)
             else:
-                self._prefilling.add(sequence)
+                self._prefilling.add(request)
 
     def _prefill_pass(self) -> None:
         """Everything that was admitted, whole, in one pass."""
@@ -135,53 +135,53 @@ class SimulatedEngine:
         self._note_prefills(*passed)
         self._complete(self._prefilling.pop_done(passed[1]))
 
-    def _complete(self, done: list[EngineSequence]) -> None:
-        """Call the owners of prefilled sequences, and begin what comes next.
+    def _complete(self, done: list[SimulatedRequest]) -> None:
+        """Call the owners of prefilled requests, and begin what comes next.
 
         Requests that the owners submit in these calls are too late for it: an engine learns of them during its next
         step.
         """
         self._is_ending_pass = True
-        for sequence in done:
-            self._prefilled(sequence)
+        for request in done:
+            self._prefilled(request)
         self._is_ending_pass = False
         self._next()
         late, self._late = self._late, []
         if late:
             self._enqueue(late)
 
-    def _prefilled(self, sequence: EngineSequence) -> None:
+    def _prefilled(self, request: SimulatedRequest) -> None:
         now_s = self._loop.now_s
-        if sequence.output_tokens:
-            if sequence.is_handed_over:
-                self.batch.note_gap(now_s - sequence.token_s, now_s)
+        if request.output_tokens:
+            if request.is_handed_over:
+                self.batch.note_gap(now_s - request.token_s, now_s)
             else:
-                sequence.first_token_s = now_s
-            sequence.token_s = now_s
-        if sequence.output_tokens > 1:
+                request.first_token_s = now_s
+            request.token_s = now_s
+        if request.output_tokens > 1:
             # Before the callback: a prefill that this token releases must see the round in the batch.
-            self.batch.join(sequence, 1)
-        if sequence.output_tokens and sequence.on_first is not None:
-            sequence.on_first(sequence, now_s)
-        if sequence.output_tokens <= 1:
-            self._finish(sequence)
+            self.batch.join(request, 1)
+        if request.output_tokens and request.on_first is not None:
+            request.on_first(request, now_s)
+        if request.output_tokens <= 1:
+            self._finish(request)
 
-    def _finish(self, sequence: EngineSequence) -> None:
+    def _finish(self, request: SimulatedRequest) -> None:
         # The last token was generated but never read, so it has no KV yet.
-        self._memory.settle(sequence.session_id, sequence.total_tokens - bool(sequence.output_tokens))
-        sequence.on_done(sequence, self._loop.now_s)
+        self._memory.settle(request.session_id, request.total_tokens - bool(request.output_tokens))
+        request.on_done(request, self._loop.now_s)
 
     # -- chunked prefill: every pass is a step of the batch too
 
-    def _chunk_pass(self) -> None:
+    def _mixed_pass(self) -> None:
         """Up to `chunk_tokens` of the oldest prefills, and one step of the decode batch, in one pass."""
         parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
-        seconds = self._times.chunk_pass_s(parts, len(self.batch), self.batch.context_tokens)
-        self._loop.at(now_s + seconds, self._end_chunk_pass, (now_s, parts))
+        seconds = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
+        self._loop.at(now_s + seconds, self._end_mixed_pass, (now_s, parts))
 
-    def _end_chunk_pass(self, passed: tuple[float, list[Part]]) -> None:
+    def _end_mixed_pass(self, passed: tuple[float, list[Part]]) -> None:
         start_s, parts = passed
         self._note_prefills(start_s, parts)
         if self.batch:
@@ -191,7 +191,7 @@ class SimulatedEngine:
     # -- decode
 
     def _decode_run(self) -> None:
-        """Plan steps up to the first sequence that ends."""
+        """Plan steps up to the first request that ends."""
         self._busy = True
         batch = self.batch
         steps = min(batch.steps_left, LONGEST_RUN_STEPS)
@@ -215,13 +215,13 @@ class SimulatedEngine:
         self._next()
 
     def _end_steps(self, run: StepRun) -> None:
-        """Count finished steps, and finish the sequences that have all their tokens."""
+        """Count finished steps, and finish the requests that have all their tokens."""
         now_s = self._loop.now_s
         self.batch.finish(run, now_s)
-        while (sequence := self.batch.pop_ended(now_s)) is not None:
-            self._finish(sequence)
+        while (request := self.batch.pop_ended(now_s)) is not None:
+            self._finish(request)
 
     def _note_prefills(self, start_s: float, parts: Sequence[Part]) -> None:
         if self._spans is not None:
-            for sequence, (_, tokens) in zip(self._prefilling, parts, strict=False):
-                self._spans.prefill(sequence, tokens, start_s, self._loop.now_s)
+            for request, (_, tokens) in zip(self._prefilling, parts, strict=False):
+                self._spans.prefill(request, tokens, start_s, self._loop.now_s)

@@ -68,7 +68,7 @@ class Span:
 class GapRun(NamedTuple):
     """Consecutive decode steps of one worker without a change of its batch.
 
-    Step k (from 0) of `steps` lasts `first_s + k * growth_s`, and is a gap between tokens of `batch` sequences.
+    Step k (from 0) of `steps` lasts `first_s + k * growth_s`, and is a gap between tokens of `batch` requests.
     """
 
     first_s: float

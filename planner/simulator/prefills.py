@@ -9,8 +9,8 @@ from ampd.policies.base import Wait
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
 from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
+from planner.simulator.request import SimulatedRequest
 from planner.simulator.rounds import ActiveRound
-from planner.simulator.sequence import EngineSequence
 from planner.simulator.transfers import KvTransfers
 from planner.simulator.world import World
 
@@ -117,29 +117,29 @@ class Prefills:
         worker, session_id = round_.prefill, round_.record.session_id
         held_tokens = worker.memory.held.get(session_id, 0)
 
-        def done(_: EngineSequence, __: float) -> None:
+        def done(_: SimulatedRequest, __: float) -> None:
             assert round_.entry is not None
             worker.queue.again(round_.entry, left_after(round_.task, end_tokens))
 
         cached_tokens = held_tokens // self._page * self._page
         staged_tokens = round_.usable_staged_tokens(held_tokens)
-        worker.engine.submit(EngineSequence(session_id, end_tokens, cached_tokens, 0, None, done, staged_tokens))
+        worker.engine.submit(SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, staged_tokens))
 
     def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
         worker = members[0].prefill
-        worker.engine.submit(*[self._sequence(round_) for round_ in members])
+        worker.engine.submit(*[self._request(round_) for round_ in members])
         for round_ in members:
             round_.record.postponements = round_.task.postponements
             worker.memory.unkeep(round_.record.session_id)
             if round_.fetched:
                 worker.memory.unkeep(round_.record.session_id)
 
-    def _sequence(self, round_: ActiveRound) -> EngineSequence:
+    def _request(self, round_: ActiveRound) -> SimulatedRequest:
         record, worker = round_.record, round_.prefill
         is_local = worker is round_.decode
         held_tokens = worker.memory.held.get(record.session_id, 0)
-        return EngineSequence(
+        return SimulatedRequest(
             record.session_id,
             round_.prompt_tokens,
             min(held_tokens, round_.prompt_tokens - 1) // self._page * self._page,

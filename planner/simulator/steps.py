@@ -1,7 +1,7 @@
 """How long an engine computes: prefill passes, and runs of decode steps in closed form.
 
 A batch that does not change needs no event per token. Step k (from 0) of a run takes `first_s + k * growth_s`, because
-the context of every sequence grows by a token per step and the time of a step is linear in the batch's context.
+the context of every request grows by a token per step and the time of a step is linear in the batch's context.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EngineTimes:
         hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
         return self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
 
-    def chunk_pass_s(self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:
+    def mixed_pass_s(self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:
         """Seconds of one pass over (history, increment) parts that is also a decode step of the batch.
 
         The batch's tokens share the pass's reading of the weights; their attention comes on top.

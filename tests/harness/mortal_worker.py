@@ -7,14 +7,14 @@ import sys
 from workers.__main__ import main
 from workers.engines.base import EngineRequest
 from workers.engines.modelled import ModelledEngine
-from workers.engines.modelled_sequence import EngineSequence
+from workers.engines.modelled_request import ActiveRequest
 
 DEADLY_TOKEN = 66
 
 _submit = ModelledEngine._submit
 
 
-def _die(engine: ModelledEngine, request: EngineRequest) -> EngineSequence:
+def _die(engine: ModelledEngine, request: EngineRequest) -> ActiveRequest:
     if DEADLY_TOKEN in request.token_ids:
         os.kill(os.getpid(), signal.SIGKILL)
     return _submit(engine, request)

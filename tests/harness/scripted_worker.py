@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 import workers.engines.modelled
 from workers.__main__ import main
-from workers.engines.modelled_sequence import Choice, EngineSequence
+from workers.engines.modelled_request import ActiveRequest, Choice
 from workers.engines.modelled_tokens import Token, TokenSource
 
 MODEL = Path(sys.argv[sys.argv.index("--model") + 1])
@@ -23,7 +23,7 @@ TURN = TOKENIZER.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
 END = TOKENIZER.token_to_id("<|im_end|>")
 
 
-class ScriptedSequence(EngineSequence):
+class ScriptedSequence(ActiveRequest):
     """A request whose prompt may say what to answer."""
 
     def advance(self, choice: Choice, source: TokenSource) -> None:
@@ -46,7 +46,7 @@ def next_token(context: list[int]) -> int | None:
 
 
 if __name__ == "__main__":
-    workers.engines.modelled.EngineSequence = ScriptedSequence
+    workers.engines.modelled.ActiveRequest = ScriptedSequence
     code = main()
     sys.stdout.flush()
     os._exit(code)

@@ -74,7 +74,7 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     assert [each.worker_id for each in await store.snapshot()] == ["d1"]
     await store.finish_tasks("d1", ["t1"])
     assert await store.binding("s1") == Binding("s1", "d1", 1)
-    assert (await store.repin(outcome.binding, "d2", 60.0)).accepted
+    assert (await store.rebind(outcome.binding, "d2", 60.0)).accepted
     assert (await store.lead("c1", 60.0)).leads
     assert await store.assign_role("c1", RoleAssigned("d1", Role.PREFILL, "", "test"), 60.0)
     assert (await anext(roles)).worker_id == "d1"

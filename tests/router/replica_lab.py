@@ -14,13 +14,13 @@ from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
-from router.cluster import Cluster
 from router.guard import StreamGuard
 from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_run import RoundRun
 from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
+from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
 
@@ -150,7 +150,7 @@ class Replica:
                 session_ttl_s=60.0,
                 suspect_s=60.0,
             ),
-            cluster=Cluster(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), call_timeout_s=1.0),
+            access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), call_timeout_s=1.0),
             sessions=SessionMemory(1 << 20),
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,

@@ -119,7 +119,7 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
     read_view = CoordinatorViewReader("c1", coordinator, settings, window)
     assert not read_view().is_state_heard
     await coordinator.start()
-    coordinator.session_counts.add(bound=5, repinned=2)
+    coordinator.session_counts.add(bound=5, moved=2)
     assert read_view().window.sessions_bound == read_view().window.sessions_bound == 5
     coordinator.session_counts.add(bound=1)
     view = read_view()
@@ -128,5 +128,5 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
     assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "static")
     assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)
     counts = coordinator.session_counts
-    assert (counts.bound, counts.repinned) == (6, 2)
+    assert (counts.bound, counts.moved) == (6, 2)
     await coordinator.stop()

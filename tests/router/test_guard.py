@@ -20,7 +20,7 @@ async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:
         guard = StreamGuard(replica.view, patience_s=0.0)
-        replica.services = replace(replica.services, cluster=replace(replica.services.cluster, guard=guard))
+        replica.services = replace(replica.services, access=replace(replica.services.access, guard=guard))
         replica.workers.fail["generate", "d1"] = HANGS
         async for _ in replica.run(stop_conditions={"max_tokens": 1}).serve():
             pass

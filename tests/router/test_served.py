@@ -153,7 +153,7 @@ async def test_told_once_of_a_round_that_goes_on_elsewhere() -> None:
         replica.workers.fail["generate", "d1"] = 2
         await replica.round()
         assert (told.only.is_complete, told.only.record.retries, told.only.is_initial) == (True, 1, True)
-        assert (replica.services.placer.counters.bound, replica.services.placer.counters.repinned) == (1, 1)
+        assert (replica.services.placer.counters.bound, replica.services.placer.counters.moved) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_sessions_are_counted_where_they_are_bound() -> None:
         await replica.store.remove_worker("d1")
         await asyncio.sleep(0)
         await replica.round("a")
-        assert [counter.repinned for counter in counters] == [1, 0], "by the one that moved it"
+        assert [counter.moved for counter in counters] == [1, 0], "by the one that moved it"
 
 
 async def _take(stream: AsyncIterator[Any], count: int) -> None:

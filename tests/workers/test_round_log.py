@@ -8,7 +8,7 @@ from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.tracing import Trace
 from workers.kv.exchange import KvFetch
-from workers.round_log import RoundSteps
+from workers.round_log import StepLog
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, dict[str, object]]]:
@@ -18,7 +18,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, dict[str, obj
 @pytest.mark.parametrize("wanted", [RoundLog.NONE, RoundLog.END])
 def test_a_failed_read_is_told_in_any_case(caplog: pytest.LogCaptureFixture, wanted: RoundLog) -> None:
     caplog.set_level(logging.INFO, "workers.round_log")
-    steps = RoundSteps("W", wanted)
+    steps = StepLog("W", wanted)
     steps.read("S", "history", KvFetch(16, 1024, 0.5))
     steps.read("S", "history", KvFetch(0, 0, 0.5, "no answer"))
     fields = {"worker_id": "W", "kv_source": "S", "part": "history", "tokens": 0, "bytes": 0, "seconds": 0.5}
@@ -29,7 +29,7 @@ def test_an_answer_about_kv_says_who_asked_and_what_was_there(caplog: pytest.Log
     caplog.set_level(logging.INFO, "workers.round_log")
     token = tracing._CURRENT.set(Trace("r", caller="P"))
     try:
-        steps = RoundSteps("W", RoundLog.STEPS)
+        steps = StepLog("W", RoundLog.STEPS)
         steps.served({"op": "lease", "keys": [b"a", b"b"]}, {"pages": [4], "lease_id": "7", "descriptor": b""})
         steps.served({"op": "match", "keys": [b"a", b"b"]}, {"matched": 0})
         steps.served({"op": "what"}, {"error": "unknown operation 'what'"})

@@ -12,7 +12,7 @@ from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
-from workers.engines.modelled_sequence import EngineSequence, Limits
+from workers.engines.modelled_request import ActiveRequest, Limits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.engines.time_line import TimeLine
 from workers.kv.modelled_exchange import ModelledExchange
@@ -58,10 +58,10 @@ class ModelledEngine:
         self._kv = ModelledExchange(
             model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token, fingerprint
         )
-        self._alive: set[EngineSequence] = set()
-        self._waiting: deque[EngineSequence] = deque()
-        self._running: list[EngineSequence] = []
-        self._prefilling: EngineSequence | None = None
+        self._alive: set[ActiveRequest] = set()
+        self._waiting: deque[ActiveRequest] = deque()
+        self._running: list[ActiveRequest] = []
+        self._prefilling: ActiveRequest | None = None
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
@@ -96,30 +96,30 @@ class ModelledEngine:
 
     def load(self) -> EngineLoad:
         """Current load."""
-        sequences = [*self._running, *([self._prefilling] if self._prefilling else [])]
+        requests = [*self._running, *([self._prefilling] if self._prefilling else [])]
         return EngineLoad(
-            running_requests=sum(len(sequence.decoding) for sequence in self._running),
-            running_context_tokens=sum(sequence.context_tokens for sequence in self._running),
-            kv_used_tokens=self._kv.pinned_tokens + sum(sequence.private_tokens for sequence in sequences),
+            running_requests=sum(len(active.decoding) for active in self._running),
+            running_context_tokens=sum(active.context_tokens for active in self._running),
+            kv_used_tokens=self._kv.pinned_tokens + sum(active.private_tokens for active in requests),
         )
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request; one output per choice and step."""
-        sequence = self._submit(request)
+        active = self._submit(request)
         try:
             while True:
-                output = await sequence.outputs.get()
+                output = await active.outputs.get()
                 if isinstance(output, EngineError):
                     raise output
                 yield output
-                if sequence.finished and sequence.outputs.empty():
+                if active.finished and active.outputs.empty():
                     return
         finally:
-            self._leave(sequence)
+            self._leave(active)
 
     # -- requests come and go
 
-    def _submit(self, request: EngineRequest) -> EngineSequence:
+    def _submit(self, request: EngineRequest) -> ActiveRequest:
         if self._loop_task is None or self._loop_task.done():
             raise EngineLostError("the engine is not running")
         limits = Limits.of(request, self._info.max_context_tokens, self._facts.eos_token_ids)
@@ -127,37 +127,37 @@ class ModelledEngine:
         if len(request.token_ids) > capacity:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
         keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys)
-        sequence = EngineSequence(request, limits, keys)
-        self._kv.begin(request.session_id, sequence.keys)
-        self._alive.add(sequence)
-        self._waiting.append(sequence)
+        active = ActiveRequest(request, limits, keys)
+        self._kv.begin(request.session_id, active.keys)
+        self._alive.add(active)
+        self._waiting.append(active)
         self._wake.set()
-        return sequence
+        return active
 
-    def _leave(self, sequence: EngineSequence) -> None:
+    def _leave(self, active: ActiveRequest) -> None:
         """Take a request out wherever it is; the KV that it has computed stays pinned for its session."""
-        if sequence.aborted.is_set():
+        if active.aborted.is_set():
             return
-        sequence.aborted.set()
-        self._alive.discard(sequence)
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        if sequence in self._running:
-            self._running.remove(sequence)
-        self._settle(sequence)
+        active.aborted.set()
+        self._alive.discard(active)
+        if active in self._waiting:
+            self._waiting.remove(active)
+        if active in self._running:
+            self._running.remove(active)
+        self._settle(active)
         self._wake.set()
 
-    def _settle(self, sequence: EngineSequence) -> None:
+    def _settle(self, active: ActiveRequest) -> None:
         """Pin the context as far as it was computed and let the session go, once."""
-        if sequence.settled:
+        if active.settled:
             return
-        sequence.settled = True
-        session_id, keys = sequence.request.session_id, sequence.keys
-        if sequence.prefilled:
+        active.settled = True
+        session_id, keys = active.request.session_id, active.keys
+        if active.prefilled:
             # The last token was sampled but never read, so it has no KV yet.
-            context = sequence.request.token_ids + sequence.choices[0].tokens[:-1]
+            context = active.request.token_ids + active.choices[0].tokens[:-1]
             keys = page_keys(context, self._info.page_size_tokens, keys)
-            self._kv.keep(sequence.request.rid, session_id, keys)
+            self._kv.keep(active.request.rid, session_id, keys)
         self._kv.end(session_id, keys)
 
     # -- the time line
@@ -166,8 +166,8 @@ class ModelledEngine:
         while True:
             if not (self._waiting or self._running):
                 await self._sleep_until_work()
-            elif (sequence := self._admit()) is not None:
-                await self._start(sequence)
+            elif (active := self._admit()) is not None:
+                await self._start(active)
             elif self._running:
                 await self._decode_step()
             else:
@@ -178,70 +178,68 @@ class ModelledEngine:
         await self._wake.wait()
         self._time_line.restart()
 
-    def _admit(self) -> EngineSequence | None:
+    def _admit(self) -> ActiveRequest | None:
         """The next request, if the KV memory has room for it."""
         if not self._waiting:
             return None
-        sequence = self._waiting[0]
+        active = self._waiting[0]
         page_size = self._info.page_size_tokens
         # The engine always computes the last prompt token, whose output it needs.
-        usable = min(
-            self._kv.usable_pages(sequence.request.rid, sequence.keys), (sequence.prompt_tokens - 1) // page_size
-        )
-        sequence.cached_tokens = usable * page_size
+        usable = min(self._kv.usable_pages(active.request.rid, active.keys), (active.prompt_tokens - 1) // page_size)
+        active.cached_tokens = usable * page_size
         reserved = sum(running.reserved_tokens for running in self._running)
-        needed = min(sequence.reserved_tokens, self._info.kv_capacity_tokens - sequence.cached_tokens)
+        needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - active.cached_tokens)
         if not self._kv.make_room(reserved + needed) and self._running:
             return None
         self._waiting.popleft()
-        return sequence
+        return active
 
-    async def _start(self, sequence: EngineSequence) -> None:
-        missing = sequence.prompt_tokens - sequence.cached_tokens
+    async def _start(self, active: ActiveRequest) -> None:
+        missing = active.prompt_tokens - active.cached_tokens
         # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
-        is_slice = missing == self._info.page_size_tokens and not sequence.limits.max_new_tokens
+        is_slice = missing == self._info.page_size_tokens and not active.limits.max_new_tokens
         if missing > self._info.page_size_tokens or is_slice:
-            self._prefilling = sequence
+            self._prefilling = active
             try:
                 await self._time_line.work(
-                    self._model.prefill_s(sequence.cached_tokens, missing, self._info.parallelism), sequence.aborted
+                    self._model.prefill_s(active.cached_tokens, missing, self._info.parallelism), active.aborted
                 )
             finally:
                 self._prefilling = None
-            if sequence.aborted.is_set():
+            if active.aborted.is_set():
                 return
-            self._prefilled(sequence)
-            if sequence.limits.max_new_tokens:
-                for choice in sequence.choices:
-                    sequence.advance(choice, self._source)
-        elif not sequence.limits.max_new_tokens:
-            self._prefilled(sequence)
-        if not sequence.limits.max_new_tokens:
-            sequence.close_empty()
-        if sequence.finished:
-            self._settle(sequence)
+            self._prefilled(active)
+            if active.limits.max_new_tokens:
+                for choice in active.choices:
+                    active.advance(choice, self._source)
+        elif not active.limits.max_new_tokens:
+            self._prefilled(active)
+        if not active.limits.max_new_tokens:
+            active.close_empty()
+        if active.finished:
+            self._settle(active)
         else:
-            self._running.append(sequence)
+            self._running.append(active)
 
-    def _prefilled(self, sequence: EngineSequence) -> None:
-        sequence.prefilled = True
-        self._kv.keep(sequence.request.rid, sequence.request.session_id, sequence.keys)
+    def _prefilled(self, active: ActiveRequest) -> None:
+        active.prefilled = True
+        self._kv.keep(active.request.rid, active.request.session_id, active.keys)
 
     async def _decode_step(self) -> None:
         batch = list(self._running)
-        size = sum(len(sequence.decoding) for sequence in batch)
-        context = sum(sequence.context_tokens for sequence in batch)
+        size = sum(len(active.decoding) for active in batch)
+        context = sum(active.context_tokens for active in batch)
         await self._time_line.work(self._model.decode_step_s(size, context, self._info.parallelism))
-        for sequence in batch:
-            if sequence.aborted.is_set():
+        for active in batch:
+            if active.aborted.is_set():
                 continue
-            if not sequence.prefilled:
-                self._prefilled(sequence)
-            for choice in sequence.decoding:
-                sequence.advance(choice, self._source)
-            if sequence.finished:
-                self._running.remove(sequence)
-                self._settle(sequence)
+            if not active.prefilled:
+                self._prefilled(active)
+            for choice in active.decoding:
+                active.advance(choice, self._source)
+            if active.finished:
+                self._running.remove(active)
+                self._settle(active)
 
     # -- the end
 
@@ -255,5 +253,5 @@ class ModelledEngine:
             self._lost.set_result(line)
 
     def _fail(self, error: EngineLostError) -> None:
-        for sequence in self._alive:
-            sequence.outputs.put_nowait(error)
+        for active in self._alive:
+            active.outputs.put_nowait(error)

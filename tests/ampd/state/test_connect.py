@@ -145,7 +145,7 @@ async def test_every_key_expires(redis_server: TcpRedis, make: Any) -> None:
     store = await open_store(redis_server.url, "expiry")
     await store.publish_worker(make.view("d1"), 60)
     binding = (await store.route(make.write(), 60)).binding
-    await store.repin(binding, "d2", 60)
+    await store.rebind(binding, "d2", 60)
     await store.lead("c1", 60)
     await store.assign_role("c1", make.role(), 60)
     connection = from_url(redis_server.url)
@@ -199,7 +199,7 @@ class TestAccessControl:
         await store.publish_worker(make.view("d1", held_tokens={"s1": 3}), 60)
         binding = (await store.route(make.write(), 60)).binding
         await store.finish_tasks("d1", ["t1"])
-        await store.repin(binding, "d2", 60)
+        await store.rebind(binding, "d2", 60)
         assert await store.binding("s1") is not None
         assert (await store.snapshot())[0].held_tokens == {"s1": 3}
         await store.end_session("s1")

@@ -39,7 +39,7 @@ calls = st.lists(
         st.tuples(st.just("remove"), workers),
         st.tuples(st.just("finish"), workers, tasks),
         st.tuples(st.just("route"), sessions, workers, epochs, workers, tasks),
-        st.tuples(st.just("repin"), sessions, workers, epochs, workers),
+        st.tuples(st.just("rebind"), sessions, workers, epochs, workers),
         st.tuples(st.just("end"), sessions),
         st.tuples(st.sampled_from(["lead", "resign"]), leaders),
         st.tuples(st.sampled_from(["coordinates", "leaves"]), leaders, tokens),
@@ -89,8 +89,8 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
         case "route", session_id, worker_id, epoch, queue_worker_id, task_id:
             outcome = await store.route(RouteWrite(session_id, worker_id, epoch, queue_worker_id, task(task_id)), 60)
             return outcome, await store.binding(session_id)
-        case "repin", session_id, worker_id, epoch, target:
-            return await store.repin(Binding(session_id, worker_id, epoch), target, 60)
+        case "rebind", session_id, worker_id, epoch, target:
+            return await store.rebind(Binding(session_id, worker_id, epoch), target, 60)
         case "end", session_id:
             return await store.end_session(session_id)
         case "lead", holder:

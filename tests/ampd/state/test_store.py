@@ -70,7 +70,7 @@ class TestClaims:
     async def test_a_newcomer_that_chose_the_bound_worker_is_accepted(self, cluster: Any, make: Any) -> None:
         one, other = await cluster.store(), await cluster.store()
         await one.route(make.write(), LONG_S)
-        await one.repin(Binding("s1", "d1", 1), "d2", LONG_S)
+        await one.rebind(Binding("s1", "d1", 1), "d2", LONG_S)
         outcome = await other.route(make.write(worker_id="d2", epoch=0, task_id="t2"), LONG_S)
         assert outcome.accepted
         assert outcome.binding == Binding("s1", "d2", 2)
@@ -136,45 +136,45 @@ class TestClaims:
 
 
 class TestFencing:
-    async def test_repin_moves_and_counts_up(self, cluster: Any, make: Any) -> None:
+    async def test_rebind_moves_and_counts_up(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
         held = (await store.route(make.write(), LONG_S)).binding
-        moved = await store.repin(held, "d2", LONG_S)
+        moved = await store.rebind(held, "d2", LONG_S)
         assert moved.accepted
         assert moved.binding == Binding("s1", "d2", 2) == await store.binding("s1")
 
-    async def test_of_two_repins_one_wins(self, cluster: Any, make: Any) -> None:
+    async def test_of_two_rebinds_one_wins(self, cluster: Any, make: Any) -> None:
         stores = [await cluster.store() for _ in range(8)]
         held = (await stores[0].route(make.write(), LONG_S)).binding
         outcomes = await asyncio.gather(
-            *(store.repin(held, f"d{index + 2}", LONG_S) for index, store in enumerate(stores))
+            *(store.rebind(held, f"d{index + 2}", LONG_S) for index, store in enumerate(stores))
         )
         assert [outcome.accepted for outcome in outcomes].count(True) == 1
         assert {outcome.binding for outcome in outcomes} == {await stores[0].binding("s1")}
         assert outcomes[0].binding.epoch == 2
 
-    async def test_a_repeated_repin_finds_its_own_work(self, cluster: Any, make: Any) -> None:
+    async def test_a_repeated_rebind_finds_its_own_work(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
         held = (await store.route(make.write(), LONG_S)).binding
-        first = await store.repin(held, "d2", LONG_S)
-        assert await store.repin(held, "d2", LONG_S) == first
+        first = await store.rebind(held, "d2", LONG_S)
+        assert await store.rebind(held, "d2", LONG_S) == first
 
     async def test_a_stale_epoch_is_refused(self, cluster: Any, make: Any) -> None:
         one, other = await cluster.store(), await cluster.store()
         old = (await one.route(make.write(), LONG_S)).binding
-        moved = (await one.repin(old, "d2", LONG_S)).binding
-        back = (await one.repin(moved, "d1", LONG_S)).binding
+        moved = (await one.rebind(old, "d2", LONG_S)).binding
+        back = (await one.rebind(moved, "d1", LONG_S)).binding
         # the worker is the same again, and still the old epoch is too old
         refused = await other.route(make.write(epoch=old.epoch, task_id="t2"), LONG_S)
         assert not refused.accepted
         assert refused.binding == back == Binding("s1", "d1", 3)
-        late = await other.repin(old, "d9", LONG_S)
+        late = await other.rebind(old, "d9", LONG_S)
         assert not late.accepted
         assert late.binding == back
 
-    async def test_repin_of_a_binding_that_is_gone_takes_it_up(self, cluster: Any) -> None:
+    async def test_rebind_of_a_binding_that_is_gone_takes_it_up(self, cluster: Any) -> None:
         store = await cluster.store()
-        outcome = await store.repin(Binding("s1", "d1", 4), "d2", LONG_S)
+        outcome = await store.rebind(Binding("s1", "d1", 4), "d2", LONG_S)
         assert outcome.accepted
         assert outcome.binding == Binding("s1", "d2", 5) == await store.binding("s1")
 

@@ -15,7 +15,7 @@ from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.sequence import EngineSequence
+from planner.simulator.request import SimulatedRequest
 from planner.simulator.steps import EngineTimes
 from workloads.trace import Session
 
@@ -62,7 +62,7 @@ def test_kv_that_was_read_counts_only_behind_a_history_that_is_still_there(
         memory.settle("s", held_tokens)
     engine = SimulatedEngine(EngineTimes(MODEL, Parallelism(1)), memory, loop, SimulationOptions(), [], None)
     ends_s: list[float] = []
-    engine.submit(EngineSequence("s", 200, 96, 1, None, lambda _, now_s: ends_s.append(now_s), staged_tokens=48))
+    engine.submit(SimulatedRequest("s", 200, 96, 1, None, lambda _, now_s: ends_s.append(now_s), staged_tokens=48))
     loop.run()
     assert ends_s == [pytest.approx(MODEL.prefill_s(behind_tokens, 200 - behind_tokens, Parallelism(1)))]
 
@@ -126,10 +126,10 @@ def _check_engine(engine: SimulatedEngine) -> None:
         assert engine.batch.run.cut(engine._loop.now_s) is None, "only the step in progress may still be ahead"
 
 
-def _would_fit(memory: KvMemory, sequence: EngineSequence) -> bool:
+def _would_fit(memory: KvMemory, request: SimulatedRequest) -> bool:
     pinned = memory.used_tokens - sum(memory.held[name] for name in memory._idle)
-    own = memory.held.get(sequence.session_id, 0)
-    return not memory.capacity_tokens or pinned - own + sequence.total_tokens <= memory.capacity_tokens
+    own = memory.held.get(request.session_id, 0)
+    return not memory.capacity_tokens or pinned - own + request.total_tokens <= memory.capacity_tokens
 
 
 def _check_queue(queue: PrefillQueue) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.simulator.prefilling import Prefilling
-from planner.simulator.sequence import EngineSequence
+from planner.simulator.request import SimulatedRequest
 
 
 @settings(max_examples=30)
@@ -20,7 +20,7 @@ def test_passes_compute_each_token_once_and_in_order(
 ) -> None:
     prefilling = Prefilling(chunk_tokens)
     coming = [
-        EngineSequence(f"s{number}", tokens, min(cached, tokens), 1, None, lambda *_: None)
+        SimulatedRequest(f"s{number}", tokens, min(cached, tokens), 1, None, lambda *_: None)
         for number, (tokens, cached) in enumerate(prompts)
     ]
     reached = {each: each.behind_tokens for each in coming}

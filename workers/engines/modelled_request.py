@@ -67,7 +67,7 @@ class Choice:
     finished: bool = False
 
 
-class EngineSequence:
+class ActiveRequest:
     """A request from submission to its end.
 
     Attributes:

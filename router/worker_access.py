@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class WorkerAccess:
     """The workers and the shared state, as all rounds of a coordinator use them.
 
     Attributes:

@@ -10,7 +10,7 @@ from ampd.types import RunningRound
 
 
 @dataclass(slots=True)
-class _DecodingRound:
+class _Entry:
     """A round whose first token is out. `new`: choice -> tokens that came out here; choices advance together."""
 
     itl_slo_s: float
@@ -24,7 +24,7 @@ class _DecodingRound:
         return max(self.new.values(), default=0)
 
 
-class DecodingRounds:
+class RunningRounds:
     """Rounds by request id, from their first token (for those prefilled elsewhere: from the hand-over) to their end.
 
     Several choices of a round count as one: the choice that came furthest.
@@ -32,35 +32,35 @@ class DecodingRounds:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._rounds: dict[str, _DecodingRound] = {}
+        self._rounds: dict[str, _Entry] = {}
         self._ended = asyncio.Event()
 
     def handed_over(self, rid: str, itl_slo_s: float, prompt_tokens: int, first_s: float) -> None:
         """A round goes to the engine whose first token, the last of its prompt, came out elsewhere at `first_s`."""
-        self._rounds[rid] = _DecodingRound(itl_slo_s, prompt_tokens, first_s, handed_over=True)
+        self._rounds[rid] = _Entry(itl_slo_s, prompt_tokens, first_s, handed_over=True)
 
     def add_tokens(self, rid: str, itl_slo_s: float, prompt_tokens: int, index: int, tokens: int) -> None:
         """New tokens of one choice came out."""
-        decoding = self._rounds.get(rid)
-        if decoding is None:
-            decoding = self._rounds[rid] = _DecodingRound(itl_slo_s, prompt_tokens, self._clock(), handed_over=False)
-        decoding.new[index] = decoding.new.get(index, 0) + tokens
+        entry = self._rounds.get(rid)
+        if entry is None:
+            entry = self._rounds[rid] = _Entry(itl_slo_s, prompt_tokens, self._clock(), handed_over=False)
+        entry.new[index] = entry.new.get(index, 0) + tokens
 
     def ended(self, rid: str) -> None:
         """The round decodes no more, however it ended. A round that never began to decode is ignored."""
         if self._rounds.pop(rid, None) is not None:
             self._ended.set()
 
-    def running(self, now_s: float) -> tuple[RunningRound, ...]:
-        """All decoding rounds at this moment."""
+    def at(self, now_s: float) -> tuple[RunningRound, ...]:
+        """All running rounds at this moment."""
         return tuple(
             RunningRound(
-                decoding.new_tokens + decoding.handed_over,
-                now_s - decoding.first_s,
-                decoding.itl_slo_s,
-                decoding.prompt_tokens + decoding.new_tokens,
+                entry.new_tokens + entry.handed_over,
+                now_s - entry.first_s,
+                entry.itl_slo_s,
+                entry.prompt_tokens + entry.new_tokens,
             )
-            for decoding in self._rounds.values()
+            for entry in self._rounds.values()
         )
 
     async def until_one_ends(self, timeout_s: float) -> None:

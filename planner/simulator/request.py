@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class EngineSequence:
+class SimulatedRequest:
     """One request to an engine: a prefill, a round, or a round whose prompt was prefilled elsewhere.
 
     Attributes:
         prompt_tokens: its whole context; `cached_tokens` of it need not be computed.
         output_tokens: tokens to generate here; 0: only the KV is wanted.
-        token_s: time of the latest token (of a sequence that was prefilled elsewhere: its first token).
+        token_s: time of the latest token (of a request that was prefilled elsewhere: its first token).
         first_token_s: time of the round's first token, here or elsewhere; below 0: there is none yet.
         staged_tokens: KV behind the cached tokens that was read from a peer and waits in staging memory.
-        on_first, on_done: called with the sequence and the time after its first token here, and after its last.
+        on_first, on_done: called with the request and the time after its first token here, and after its last.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
     """
 
@@ -38,8 +38,8 @@ class EngineSequence:
         prompt_tokens: int,
         cached_tokens: int,
         output_tokens: int,
-        on_first: Callable[[EngineSequence, float], None] | None,
-        on_done: Callable[[EngineSequence, float], None],
+        on_first: Callable[[SimulatedRequest, float], None] | None,
+        on_done: Callable[[SimulatedRequest, float], None],
         staged_tokens: int = 0,
         token_s: float = -1.0,
     ) -> None:
