@@ -340,8 +340,7 @@ class StoreDirectory:
             short = max(number - self._allocator.available(size) for size, number in by_size.items())
             if not self._evict(max(1, short)):
                 return None
-        offsets = {pool: self._allocator.allocate(self._record_bytes[pool], number) for pool, number in counts.items()}
-        return {pool: taken for pool, taken in offsets.items() if taken is not None}
+        return {pool: self._allocator.allocate(self._record_bytes[pool], number) for pool, number in counts.items()}
 
     def _evict(self, pages: int) -> int:
         """Drop up to `pages` pages of what may go first; 0: nothing may go."""

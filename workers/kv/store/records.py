@@ -158,10 +158,14 @@ class RecordAllocator:
             chunks += -(-max(0, count - wanted.free_slots) // wanted.slots_per_chunk)
         return chunks <= len(self._free_chunks)
 
-    def allocate(self, record_bytes: int, count: int) -> list[int] | None:
-        """Offsets of `count` records; None, and nothing is taken, if there is no room for all of them."""
+    def allocate(self, record_bytes: int, count: int) -> list[int]:
+        """Offsets of `count` records.
+
+        Raises:
+            MemoryError: there is no room for all of them. Nothing is taken.
+        """
         if self.available(record_bytes) < count:
-            return None
+            raise MemoryError(f"no room for {count} records of {record_bytes} bytes")
         wanted = self._classes[aligned_bytes(record_bytes)]
         offsets: list[int] = []
         while len(offsets) < count:
@@ -191,11 +195,14 @@ class RecordAllocator:
             self.used_bytes -= count * owner.record_bytes
 
     def _extent(self, wanted: _SizeClass, slots: int) -> int:
-        """A free extent to take slots from: a fitting one, else a new chunk, else one of the longest."""
+        """A free extent to take slots from: a fitting one, else a new chunk, else one of the longest.
+
+        A new chunk is only taken if the slots do not suffice without one, because another size may need it (`fits`).
+        """
         start = wanted.fitting_extent(slots)
         if start is not None:
             return start
-        if self._free_chunks:
+        if wanted.free_slots < slots:
             chunk = heapq.heappop(self._free_chunks)
             self._class_of_chunk[chunk] = wanted
             wanted.add_chunk(chunk)

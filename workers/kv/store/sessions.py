@@ -160,11 +160,12 @@ class SessionTable:
         for session in list(self._sessions.values()):
             if session.protects:
                 continue
-            if dropped := self._trim(session, 0, pages):
-                return dropped
+            dropped = self._trim(session, 0, pages)
             last = next(reversed(session.path), None)
-            if last is None or last.protected_pages < session.path[last]:
+            if last is None or (not dropped and last.protected_pages < session.path[last]):
                 self._forget(session.id)
+            if dropped:
+                return dropped
         return 0
 
     def _trim(self, session: _Session, floor_pages: int, pages: int) -> int:

@@ -2,56 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from workers.kv.store.directory import Reservation, StoreDirectory
-from workers.kv.store.sessions import Surplus
-
-PAGE = 16
-RECORD = 64
-
-
-@dataclass(frozen=True)
-class PoolOf:
-    name: str
-    record_bytes: int = RECORD
-    window_pages: int = 0
-
-
-KV = PoolOf("kv")
-SWA = PoolOf("swa", window_pages=2)
-MAMBA = PoolOf("mamba", record_bytes=4 * RECORD, window_pages=1)
-
-
-def keys(text: str) -> list[bytes]:
-    """One key a letter, each naming all the letters before it, as chained hashes do."""
-    return [text[: i + 1].encode() for i in range(len(text))]
-
-
-def tail(text: str, shared: int) -> list[bytes]:
-    return keys(text)[shared:]
-
-
-def store_of(pages: int, *pools: PoolOf, surplus: Surplus | None = None) -> StoreDirectory:
-    return StoreDirectory(pages * RECORD, PAGE, pools or (KV,), surplus)
-
-
-def put(directory: StoreDirectory, session: str, text: str, shared: int = 0, **trailing: str) -> Reservation:
-    """Store the pages of a context from page `shared` on; `trailing`: pool=letters whose pages have a record."""
-    named = {"kv": tail(text, shared)}
-    for pool, letters in trailing.items():
-        named[pool] = [key for key in keys(text) if key.decode()[-1] in letters]
-    reservation = directory.reserve(session, named, 0.0)
-    assert reservation is not None
-    directory.written(reservation.id)
-    return reservation
-
-
-def offsets(reservation: Reservation | None, pool: str = "kv") -> list[int]:
-    assert reservation is not None
-    return list(reservation.offsets[pool].offsets)
+from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, RECORD, SWA, PoolOf, keys, offsets, put, store_of, tail
+from workers.kv.store.directory import StoreDirectory
 
 
 def test_match_is_the_longest_prefix_over_several_reservations() -> None:
@@ -133,3 +87,297 @@ def test_a_released_session_takes_no_late_pages_until_it_begins_again() -> None:
     directory.sessions.begin_request("s", keys("ab"))
     assert directory.sessions.held_tokens("s") == PAGE
     assert directory.reserve("s", {"kv": keys("ab")}, 0.0) is not None
+
+
+# -- requests that load
+
+
+def test_what_a_request_holds_stays_although_memory_is_needed() -> None:
+    directory = store_of(3)
+    put(directory, "s", "ab")
+    directory.sessions.release_session("s")
+    assert directory.hold("r", keys("abc"), 0.0).tokens == 2 * PAGE
+    assert directory.reserve("t", {"kv": keys("xy")}, 0.0) is None
+    directory.let_go("r")
+    directory.let_go("r")
+    put(directory, "t", "xy")
+    assert directory.match(keys("ab")) == 1
+
+
+def test_a_request_may_hold_more_later() -> None:
+    directory = store_of(3)
+    put(directory, "", "a")
+    directory.hold("r", keys("abc"), 0.0)
+    put(directory, "", "abc", 1)
+    assert directory.hold("r", keys("abc"), 0.0).tokens == 3 * PAGE
+    assert directory.reserve("", {"kv": keys("x")}, 0.0) is None
+    directory.let_go("r")
+    assert directory.reserve("", {"kv": keys("x")}, 0.0) is not None
+
+
+def test_a_request_without_stored_pages_holds_nothing() -> None:
+    held = store_of(3, KV, SWA).hold("r", keys("abc"), 0.0)
+    assert held.tokens == 0
+    assert {pool: list(places) for pool, places in held.records.items()} == {"kv": [], "swa": []}
+
+
+# -- readers elsewhere
+
+
+def test_leased_records_stay_until_the_lease_is_given_back() -> None:
+    directory = store_of(3)
+    put(directory, "", "abc")
+    lease = directory.lease(keys("ab"), 5.0, 0.0)
+    assert lease.pages == 2
+    assert directory.reserve("", {"kv": keys("xyz")}, 1.0) is None
+    assert directory.match(keys("abc")) == 3
+    assert directory.unlease(lease.id, 4.9)
+    assert not directory.unlease(lease.id, 4.9)
+    assert directory.reserve("", {"kv": keys("xyz")}, 1.0) is not None
+
+
+def test_an_expired_lease_protects_nothing_and_says_so() -> None:
+    directory = store_of(1)
+    put(directory, "", "a")
+    lease = directory.lease(keys("a"), 5.0, 0.0)
+    assert directory.has_leases
+    assert directory.reserve("", {"kv": keys("x")}, 4.9) is None
+    assert directory.reserve("", {"kv": keys("x")}, 5.0) is not None
+    assert not directory.has_leases
+    assert not directory.unlease(lease.id, 5.0)
+
+
+def test_a_lease_of_a_contexts_tail() -> None:
+    directory = store_of(9, KV, SWA)
+    put(directory, "s", "abcd", swa="cd")
+    lease = directory.lease(tail("abcdX", 3), 5.0, 0.0)
+    assert lease.pages == 1
+    assert list(lease.records["kv"].names) == list(lease.records["swa"].names) == [0]
+
+
+def test_nothing_stored_is_no_lease() -> None:
+    directory = store_of(9)
+    lease = directory.lease(keys("abc"), 1.0, 0.0)
+    assert (lease.id, lease.pages) == ("", 0)
+    assert not directory.unlease(lease.id, 0.0)
+
+
+def test_checksums_come_back_with_the_records() -> None:
+    directory = store_of(20, KV, MAMBA)
+    named = {"kv": keys("abc"), "mamba": keys("abc")[2:]}
+    reservation = directory.reserve("s", named, 0.0)
+    assert reservation is not None
+    directory.written(reservation.id, {"kv": [[1], [2], [3]], "mamba": [[9]]})
+    put(directory, "s", "abcd", 3, mamba="d")
+    assert directory.lease(keys("abc"), 1.0, 0.0).checksums == {"kv": [[1], [2], [3]], "mamba": [[9]]}
+    assert directory.lease(keys("abcd"), 1.0, 0.0).checksums == {"kv": [[1], [2], [3], None], "mamba": [None]}
+
+
+# -- pools with windows
+
+
+def test_a_prefix_needs_the_window_of_every_pool() -> None:
+    directory = store_of(40, KV, SWA, MAMBA)
+    put(directory, "s", "abcd", swa="cd", mamba="d")
+    put(directory, "s", "abcdefg", 4, swa="efg")
+    assert directory.match(keys("abcdefg")) == 4
+    assert directory.match(keys("abc")) == 0
+    put(directory, "s", "abcdefg", 0, mamba="f")
+    assert directory.match(keys("abcdefg")) == 6
+    assert directory.sessions.held_tokens("s") == 6 * PAGE
+    held = directory.hold("r", keys("abcdefg"), 0.0)
+    assert [key.decode()[-1] for key in held.records["swa"].names] == ["c", "d", "e", "f"]
+    assert [key.decode()[-1] for key in held.records["mamba"].names] == ["d", "f"]
+    lease = directory.lease(keys("abcdefg"), 1.0, 0.0)
+    assert [list(lease.records[pool].names) for pool in ("kv", "swa", "mamba")] == [[*range(6)], [4, 5], [5]]
+
+
+def test_a_short_prefix_needs_the_window_from_its_beginning() -> None:
+    directory = store_of(9, KV, SWA)
+    put(directory, "s", "ab", swa="a")
+    assert directory.match(keys("ab")) == 1
+
+
+def test_a_further_pool_may_need_every_page() -> None:
+    directory = store_of(9, KV, PoolOf("index"))
+    put(directory, "s", "abc", index="ab")
+    assert directory.match(keys("abc")) == 2
+
+
+def test_a_record_without_its_page_is_left_out() -> None:
+    directory = store_of(9, KV, SWA)
+    reservation = directory.reserve("s", {"kv": keys("ab"), "swa": keys("abcd")}, 0.0)
+    assert reservation is not None
+    assert reservation.offsets["swa"].names == [0, 1]
+    again = directory.reserve("s", {"kv": keys("ab"), "swa": keys("ab")}, 0.0)
+    assert again is not None
+    assert [len(again.offsets[pool]) for pool in ("kv", "swa")] == [0, 0]
+
+
+def test_a_page_is_named_once() -> None:
+    with pytest.raises(ValueError, match="named twice"):
+        store_of(9).reserve("s", {"kv": [b"a", b"a"]}, 0.0)
+    with pytest.raises(ValueError, match="the first pool must have a record of every page"):
+        store_of(9, SWA, KV)
+
+
+# -- what goes first
+
+
+def idle(directory: StoreDirectory, session: str, text: str) -> None:
+    """A session that has had a round."""
+    directory.sessions.begin_request(session, keys(text))
+    put(directory, session, text)
+    directory.sessions.end_request(session, keys(text))
+
+
+def test_records_of_no_session_go_first_from_their_ends() -> None:
+    directory = store_of(9)
+    idle(directory, "old", "abc")
+    idle(directory, "gone", "xyz")
+    put(directory, "", "pqr")
+    directory.sessions.release_session("gone")
+    put(directory, "", "12")
+    assert [directory.match(keys(text)) for text in ("abc", "xyz", "pqr", "12")] == [3, 3, 1, 2]
+    put(directory, "", "345")
+    assert [directory.match(keys(text)) for text in ("abc", "xyz", "pqr", "12", "345")] == [3, 1, 0, 2, 3]
+
+
+def test_a_hold_makes_records_of_no_session_young_again() -> None:
+    directory = store_of(4)
+    put(directory, "", "ab")
+    put(directory, "", "xy")
+    directory.hold("r", keys("ab"), 0.0)
+    directory.let_go("r")
+    put(directory, "", "12")
+    assert [directory.match(keys(text)) for text in ("ab", "xy")] == [2, 0]
+
+
+def test_the_end_of_the_least_recently_used_idle_session_goes() -> None:
+    directory = store_of(9)
+    directory.sessions.begin_request("running", keys("abc"))
+    put(directory, "running", "abc")
+    idle(directory, "old", "pqr")
+    idle(directory, "young", "xyz")
+    directory.sessions.take_changed()
+    idle(directory, "new", "12")
+    assert directory.sessions.take_changed() == {"old": PAGE, "new": 2 * PAGE}
+    idle(directory, "newer", "345")
+    assert directory.sessions.ids == ["running", "young", "new", "newer"]
+    assert [directory.match(keys(text)) for text in ("abc", "pqr", "xyz", "12", "345")] == [3, 0, 1, 2, 3]
+    assert directory.evicted_tokens == {"idle": 5 * PAGE}
+
+
+def test_tokens_that_can_be_computed_again_go_before_whole_sessions() -> None:
+    directory = store_of(10, surplus=lambda _tokens, session: {"old": 0, "young": 2 * PAGE + 1}.get(session, 0))
+    idle(directory, "old", "abcde")
+    idle(directory, "young", "vwxyz")
+    put(directory, "", "1")
+    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 4]
+    put(directory, "", "23")
+    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 3]
+    directory.hold("r", keys("23"), 0.0)
+    put(directory, "", "4567")
+    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [1, 3]
+    assert directory.evicted_tokens == {"unused": PAGE, "surplus": 2 * PAGE, "idle": 4 * PAGE}
+
+
+def test_what_remains_of_a_surplus_session_can_be_restored() -> None:
+    """States end at pages 2 and 4. With one page to spare nothing goes, with two the pages behind page 2 go."""
+    for spare_pages, remain in ((1, 4), (2, 2)):
+        directory = store_of(16, KV, MAMBA, surplus=lambda *_, spare=spare_pages: spare * PAGE)
+        put(directory, "s", "abcd", mamba="bd")
+        directory.sessions.begin_request("s", keys("abcd"))
+        directory.sessions.end_request("s", keys("abcd"))
+        assert directory.sessions.evict_surplus(9) == 4 - remain
+        assert directory.sessions.held_tokens("s") == remain * PAGE
+
+
+def test_pages_that_idle_sessions_share_go_last() -> None:
+    directory = store_of(6)
+    for session, text in (("one", "sysA"), ("two", "sysB")):
+        directory.sessions.begin_request(session, keys(text))
+        put(directory, session, text)
+        directory.sessions.end_request(session, keys(text))
+    put(directory, "", "12")
+    directory.hold("r", keys("12"), 0.0)
+    put(directory, "", "3")
+    assert [directory.match(keys(text)) for text in ("sysA", "sysB")] == [3, 3]
+    assert directory.used_tokens == 6 * PAGE
+    directory.hold("r", keys("3"), 0.0)
+    put(directory, "", "456")
+    assert directory.sessions.ids == []
+    assert directory.match(keys("456")) == 3
+
+
+def test_a_request_that_cannot_fit_evicts_nothing() -> None:
+    directory = store_of(4)
+    idle(directory, "old", "ab")
+    directory.sessions.begin_request("running", keys("xy"))
+    put(directory, "running", "xy")
+    assert directory.reserve("new", {"kv": keys("123")}, 0.0) is None
+    assert directory.sessions.held_tokens("old") == 2 * PAGE
+
+
+def test_what_precedes_the_new_pages_is_not_evicted_for_them() -> None:
+    directory = store_of(4)
+    put(directory, "", "abc")
+    assert directory.reserve("", {"kv": keys("abcde")}, 0.0) is None
+    assert directory.match(keys("abc")) == 3
+    assert directory.reserve("", {"kv": keys("abcd")}, 0.0) is not None
+
+
+def test_pages_behind_a_hole_go_first() -> None:
+    directory = store_of(6)
+    put(directory, "", "xy")
+    put(directory, "s", "ab")
+    put(directory, "s", "abcde", 3)
+    directory.sessions.touch("s", keys("abcde"))
+    put(directory, "", "12")
+    assert directory.match(keys("xy")) == 2
+    assert directory.used_tokens == 6 * PAGE
+    put(directory, "", "3")
+    assert directory.match(keys("xy")) == 1
+
+
+# -- reset
+
+
+def test_clear_forgets_records_but_keeps_memory_that_is_in_use() -> None:
+    directory = store_of(9)
+    put(directory, "s", "ab")
+    put(directory, "", "xy")
+    put(directory, "", "q")
+    lease = directory.lease(keys("xy"), 10.0, 0.0)
+    directory.hold("r", keys("q"), 0.0)
+    writing = directory.reserve("s", {"kv": tail("abc", 2)}, 0.0)
+    assert writing is not None
+    directory.clear()
+    assert [directory.match(keys(text)) for text in ("abc", "xy", "q")] == [0, 0, 0]
+    assert directory.sessions.take_changed() == {"s": 0}
+    assert directory.used_bytes == 4 * RECORD
+    assert (directory.used_tokens, directory.session_tokens) == (0, 0)
+    directory.written(writing.id)
+    assert directory.match(keys("abc")) == 0
+    assert not directory.unlease(lease.id, 1.0)
+    directory.let_go("r")
+    assert directory.used_bytes == 0
+
+
+def test_a_running_session_survives_a_reset() -> None:
+    directory = store_of(2)
+    directory.sessions.begin_request("s", keys("ab"))
+    directory.clear()
+    put(directory, "s", "ab")
+    assert directory.reserve("t", {"kv": keys("x")}, 0.0) is None
+    directory.sessions.end_request("s", keys("ab"))
+    assert directory.reserve("t", {"kv": keys("x")}, 0.0) is not None
+
+
+def test_changes_are_told_once() -> None:
+    directory = store_of(9)
+    put(directory, "s", "ab")
+    assert directory.sessions.take_changed() == {"s": 2 * PAGE}
+    assert directory.sessions.take_changed() == {}
+    directory.sessions.release_session("s")
+    assert directory.sessions.take_changed() == {"s": 0}

@@ -10,52 +10,48 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from workers.kv.store.records import RecordAllocator, aligned_bytes
 
 
-def taken(allocator: RecordAllocator, record_bytes: int, count: int) -> list[int]:
-    offsets = allocator.allocate(record_bytes, count)
-    assert offsets is not None
-    return offsets
-
-
 def test_records_that_are_allocated_together_are_neighbours() -> None:
     allocator = RecordAllocator(1 << 20, [4096])
-    first = taken(allocator, 4096, 10)
+    first = allocator.allocate(4096, 10)
     assert first == list(range(0, 40960, 4096))
     hole = first[2:4]
     allocator.free(hole)
-    assert taken(allocator, 4096, 3) == [40960, 45056, 49152]
-    assert taken(allocator, 4096, 2) == hole
+    assert allocator.allocate(4096, 3) == [40960, 45056, 49152]
+    assert allocator.allocate(4096, 2) == hole
 
 
 def test_a_request_takes_several_stretches_when_none_is_long_enough() -> None:
     allocator = RecordAllocator(10 * 64, [64])
-    offsets = taken(allocator, 64, 10)
+    offsets = allocator.allocate(64, 10)
     allocator.free(offsets[1:3] + offsets[5:9])
     assert allocator.available(64) == 6
-    assert sorted(taken(allocator, 64, 6)) == offsets[1:3] + offsets[5:9]
-    assert allocator.allocate(64, 1) is None
+    assert sorted(allocator.allocate(64, 6)) == offsets[1:3] + offsets[5:9]
+    with pytest.raises(MemoryError, match="no room for 1 records of 64 bytes"):
+        allocator.allocate(64, 1)
 
 
 def test_nothing_is_taken_when_there_is_too_little() -> None:
     allocator = RecordAllocator(10 * 64, [64])
-    assert allocator.allocate(64, 11) is None
+    with pytest.raises(MemoryError):
+        allocator.allocate(64, 11)
     assert allocator.available(64) == 10
 
 
 def test_a_free_chunk_serves_another_size() -> None:
     allocator = RecordAllocator(4 * 1024, [64, 1024])
-    small = taken(allocator, 64, 4096 // 64)
+    small = allocator.allocate(64, 4096 // 64)
     assert allocator.available(1024) == 0
     allocator.free(small[1:])
     assert allocator.fits({1024: 3, 64: 15})
     assert not allocator.fits({1024: 3, 64: 16})
-    assert len(taken(allocator, 1024, 3)) == 3
+    assert len(allocator.allocate(1024, 3)) == 3
     allocator.free(small[:1])
     assert allocator.available(1024) == 1
 
 
 def test_a_record_is_given_back_once() -> None:
     allocator = RecordAllocator(4096, [64, 512])
-    offsets = taken(allocator, 64, 3)
+    offsets = allocator.allocate(64, 3)
     allocator.free(offsets[:1])
     with pytest.raises(ValueError, match="given back twice"):
         allocator.free(offsets[:1])
@@ -90,9 +86,25 @@ class AllocatorMachine(RuleBasedStateMachine):
         record_bytes = self.sizes[size % len(self.sizes)]
         available = self.allocator.available(record_bytes)
         assert self.allocator.fits({record_bytes: count}) == (count <= available)
+        if count > available:
+            with pytest.raises(MemoryError):
+                self.allocator.allocate(record_bytes, count)
+            return
+        self.take(record_bytes, count)
+
+    @rule(counts=st.lists(st.integers(0, 20), min_size=3, max_size=3))
+    def allocate_together(self, counts: list[int]) -> None:
+        wanted: dict[int, int] = {}
+        for record_bytes, count in zip(self.sizes, counts, strict=False):
+            wanted[record_bytes] = wanted.get(record_bytes, 0) + count
+        if self.allocator.fits(wanted):
+            for record_bytes, count in wanted.items():
+                self.take(record_bytes, count)
+
+    def take(self, record_bytes: int, count: int) -> None:
         offsets = self.allocator.allocate(record_bytes, count)
-        assert (offsets is None) == (count > available)
-        for offset in offsets or ():
+        assert len(offsets) == count
+        for offset in offsets:
             assert offset not in self.in_use
             self.in_use[offset] = aligned_bytes(record_bytes)
 

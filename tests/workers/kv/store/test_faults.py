@@ -1,0 +1,371 @@
+"""Two stores with real bytes under 10,000 faults: no record is read that differs from its key, and nothing leaks.
+
+The records of a key have bytes that follow from the key. Writers write record by record, readers read record by record,
+and anything may happen between two records: a reader dies, a writer stops half-way and starts again, a lease ends
+during a read, memory is needed, writers finish out of order, a store is reset.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, keys, named
+from workers.kv.store.directory import Held, Lease, Reservation, StoreDirectory
+
+POOLS = (KV, SWA, MAMBA)
+SIZE_BYTES = 40 * MAMBA.record_bytes
+SESSIONS = [f"s{number}" for number in range(12)]
+FAULTS_PER_WORLD = 1000
+
+
+@dataclass
+class Writing:
+    """A writer at work: the records that are left to write."""
+
+    reservation_id: int
+    left: list[tuple[str, bytes, int]]
+
+
+@dataclass
+class Loading:
+    """A request that loads what it holds, record by record."""
+
+    rid: str
+    left: list[tuple[str, bytes, int]]
+
+
+@dataclass
+class Reading:
+    """A peer that reads under a lease into its own store: records as (pool, key, offset there, offset here)."""
+
+    lease_id: str
+    source: ByteStore
+    reservation_id: int
+    left: list[tuple[str, bytes, int, int]]
+
+
+@dataclass
+class Worker:
+    store: ByteStore
+    writing: list[Writing] = field(default_factory=list)
+    loading: list[Loading] = field(default_factory=list)
+    reading: list[Reading] = field(default_factory=list)
+    running: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def directory(self) -> StoreDirectory:
+        return self.store.directory
+
+
+class World:
+    """Two workers that serve sessions and read from each other. Everything follows from the seed."""
+
+    def __init__(self, seed: int, make_directory: type[StoreDirectory] = StoreDirectory) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.faults: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.contexts = dict.fromkeys(SESSIONS, "")
+        self.workers = [self.new_worker(make_directory), self.new_worker(make_directory)]
+        self.rids = 0
+
+    def new_worker(self, make_directory: type[StoreDirectory]) -> Worker:
+        directory = make_directory(SIZE_BYTES, PAGE, POOLS, lambda tokens, _session: tokens // 3)
+        return Worker(ByteStore(directory, SIZE_BYTES, POOLS))
+
+    def run(self, faults: int) -> None:
+        weights_by_action = {
+            self.begin: 8,
+            self.offload: 12,
+            self.end: 8,
+            self.release: 1,
+            self.write: 40,
+            self.stop_writer: 3,
+            self.hold: 6,
+            self.load: 40,
+            self.cancel_load: 1,
+            self.lease: 16,
+            self.read: 40,
+            self.stop_reader: 6,
+            self.wait: 10,
+            self.reset: 0.3,
+        }
+        actions, weights = list(weights_by_action), list(weights_by_action.values())
+        while self.faults.total() < faults:
+            self.random.choices(actions, weights)[0](self.random.choice(self.workers))
+        self.finish()
+
+    def finish(self) -> None:
+        """Everything ends, and then all memory is free."""
+        for worker in self.workers:
+            for writing in worker.writing:
+                worker.directory.give_up(writing.reservation_id)
+            for reading in worker.reading:
+                worker.directory.give_up(reading.reservation_id)
+            for loading in worker.loading:
+                worker.directory.let_go(loading.rid)
+            for session in SESSIONS:
+                worker.directory.sessions.release_session(session)
+            worker.directory.collect(self.now_s + 100.0)
+            self.check_visible(worker, SESSIONS)
+            directory = worker.directory
+            assert directory.session_tokens == 0
+            directory.clear()
+            assert directory.used_bytes == directory.used_tokens == 0, "records are left that nothing names"
+
+    def check_visible(self, worker: Worker, sessions: Sequence[str]) -> None:
+        """Every record of the sessions' contexts that can be found is the right one."""
+        for context in map(self.contexts.__getitem__, sessions):
+            held = worker.directory.hold("check", keys(context), self.now_s)
+            for pool, places in held.records.items():
+                for key, offset in places:
+                    worker.store.check(pool, key, worker.store.read(pool, offset))
+            worker.directory.let_go("check")
+
+    # -- sessions and writers
+
+    def begin(self, worker: Worker) -> None:
+        session = self.random.choice(SESSIONS)
+        context = self.contexts[session]
+        if len(context) > 14 or self.random.random() < 0.1:
+            context = context[: self.random.randint(0, 6)]
+        grown = context + "".join(self.random.choices("ab", k=self.random.randint(1, 4)))
+        self.contexts[session] = grown
+        worker.running[session] += 1
+        worker.directory.sessions.begin_request(session, keys(grown))
+
+    def offload(self, worker: Worker) -> None:
+        session = self.random.choice(SESSIONS)
+        context = keys(self.contexts[session])
+        first = self.random.randint(0, max(0, len(context) - 2)) if self.random.random() < 0.3 else 0
+        pages = context[first : self.random.randint(first, len(context))]
+        given = {"kv": pages, "swa": pages[-2:], "mamba": pages[-1:]}
+        before = worker.directory.evicted_tokens.total()
+        reservation = worker.directory.reserve(session, given, self.now_s)
+        self.note_pressure(worker, reservation, before)
+        if reservation is not None:
+            worker.writing.append(Writing(reservation.id, named(reservation.offsets, given)))
+
+    def write(self, worker: Worker) -> None:
+        """A writer writes some records; it may overtake earlier ones."""
+        if worker.writing:
+            writing = self.random.choice(worker.writing)
+            for _ in range(min(len(writing.left), self.random.randint(1, 6))):
+                worker.store.write(*writing.left.pop())
+            if not writing.left:
+                self.faults["finished out of order"] += writing is not worker.writing[0]
+                worker.writing.remove(writing)
+                worker.directory.written(writing.reservation_id)
+                self.done["written"] += 1
+
+    def stop_writer(self, worker: Worker) -> None:
+        """The engine dies: all its writers stop half-way. Its sessions offer the pages again."""
+        for writing in worker.writing:
+            worker.directory.give_up(writing.reservation_id)
+            self.faults["writer stopped"] += 1
+        worker.writing.clear()
+
+    def end(self, worker: Worker) -> None:
+        if running := sorted(worker.running.elements()):
+            session = self.random.choice(running)
+            worker.running[session] -= 1
+            worker.directory.sessions.end_request(session, keys(self.contexts[session]))
+
+    def release(self, worker: Worker) -> None:
+        session = self.random.choice(SESSIONS)
+        worker.running[session] = 0
+        worker.directory.sessions.release_session(session)
+
+    def reset(self, worker: Worker) -> None:
+        worker.directory.clear()
+        self.faults["reset"] += 1
+
+    # -- requests that load
+
+    def hold(self, worker: Worker) -> None:
+        context = keys(self.contexts[self.random.choice(SESSIONS)])
+        self.rids += 1
+        held = worker.directory.hold(f"r{self.rids}", context, self.now_s)
+        self.check_complete(held, context)
+        records = [(pool, key, offset) for pool, places in held.records.items() for key, offset in places]
+        worker.loading.append(Loading(f"r{self.rids}", records))
+
+    def check_complete(self, held: Held, context: list[bytes]) -> None:
+        pages = held.tokens // PAGE
+        assert list(held.records["kv"].names) == context[:pages]
+        assert set(context[max(0, pages - 2) : pages]) <= set(held.records["swa"].names)
+        assert set(context[max(0, pages - 1) : pages]) <= set(held.records["mamba"].names)
+
+    def load(self, worker: Worker) -> None:
+        if worker.loading:
+            loading = self.random.choice(worker.loading)
+            for _ in range(min(len(loading.left), self.random.randint(1, 6))):
+                pool, key, offset = loading.left.pop()
+                worker.store.check(pool, key, worker.store.read(pool, offset))
+                self.done["loaded"] += 1
+            if not loading.left:
+                worker.loading.remove(loading)
+                worker.directory.let_go(loading.rid)
+
+    def cancel_load(self, worker: Worker) -> None:
+        if worker.loading:
+            loading = worker.loading.pop(self.random.randrange(len(worker.loading)))
+            worker.directory.let_go(loading.rid)
+            self.faults["load cancelled"] += 1
+
+    # -- peers
+
+    def lease(self, reader: Worker) -> None:
+        """A worker wants what the other has of a context: it leases there and reserves here."""
+        source = next(worker for worker in self.workers if worker is not reader)
+        session = self.random.choice(SESSIONS)
+        context = keys(self.contexts[session])
+        missing = context[reader.directory.match(context) :]
+        lease = source.directory.lease(missing, self.random.randint(1, 10), self.now_s)
+        if not lease.id:
+            return
+        given = {pool: [missing[at] for at, _ in places] for pool, places in lease.records.items()}
+        before = reader.directory.evicted_tokens.total()
+        reservation = reader.directory.reserve(session, given, self.now_s)
+        self.note_pressure(reader, reservation, before)
+        if reservation is None:
+            source.directory.unlease(lease.id, self.now_s)
+            return
+        reader.reading.append(Reading(lease.id, source.store, reservation.id, self.pairs(lease, reservation, given)))
+
+    def pairs(
+        self, lease: Lease, reservation: Reservation, given: dict[str, list[bytes]]
+    ) -> list[tuple[str, bytes, int, int]]:
+        return [
+            (pool, given[pool][at], lease.records[pool].offsets[at], here)
+            for pool, places in reservation.offsets.items()
+            for at, here in places
+        ]
+
+    def read(self, reader: Worker) -> None:
+        """A peer copies some records; when it has all, it keeps them only if the lease has held until now."""
+        if not reader.reading:
+            return
+        reading = self.random.choice(reader.reading)
+        for _ in range(min(len(reading.left), self.random.randint(1, 6))):
+            pool, _, there, here = reading.left.pop()
+            data = reading.source.read(pool, there)
+            reader.store.memory[here : here + len(data)] = data
+        if not reading.left:
+            reader.reading.remove(reading)
+            if reading.source.directory.unlease(reading.lease_id, self.now_s):
+                reader.directory.written(reading.reservation_id)
+                self.done["read"] += 1
+            else:
+                reader.directory.give_up(reading.reservation_id)
+                self.faults["lease ended during a read"] += 1
+
+    def stop_reader(self, reader: Worker) -> None:
+        """A reader dies during its read: its lease is never given back, and ends by itself."""
+        if reader.reading:
+            reading = reader.reading.pop(self.random.randrange(len(reader.reading)))
+            reader.directory.give_up(reading.reservation_id)
+            self.faults["reader died"] += 1
+
+    # -- the rest
+
+    def wait(self, worker: Worker) -> None:
+        self.now_s += self.random.choice([0.1, 1.0, 3.0])
+        worker.directory.collect(self.now_s)
+        self.check_visible(worker, self.random.choices(SESSIONS, k=2))
+
+    def note_pressure(self, worker: Worker, reservation: Reservation | None, evicted_before: int) -> None:
+        if reservation is None:
+            self.faults["refused"] += 1
+        elif worker.directory.evicted_tokens.total() > evicted_before:
+            self.faults["evicted"] += 1
+
+
+FAULTS = {
+    "writer stopped", "finished out of order", "evicted", "refused", "reset", "load cancelled", "reader died",
+    "lease ended during a read",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_fault_makes_a_wrong_record_readable_or_loses_memory(seed: int) -> None:
+    world = World(seed)
+    world.run(FAULTS_PER_WORLD)
+    assert set(world.faults) == FAULTS
+    assert min(world.done[what] for what in ("written", "loaded", "read")) > 100
+
+
+class PublishesBeforeWritten(StoreDirectory):
+    def reserve(self, session_id: str, keys: Mapping[str, Sequence[bytes]], now_s: float) -> Reservation | None:
+        reservation = super().reserve(session_id, keys, now_s)
+        if reservation is not None:
+            for run in self._writers[reservation.id].runs:
+                run.ready = True
+        return reservation
+
+
+class ForgetsHolds(StoreDirectory):
+    def hold(self, rid: str, keys: Sequence[bytes], now_s: float) -> Held:
+        held = super().hold(rid, keys, now_s)
+        if held.tokens:
+            self._runs.release(self._holds[rid])
+        return held
+
+
+class ReusesLeasedRecords(StoreDirectory):
+    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float) -> Lease:
+        lease = super().lease(keys, ttl_s, now_s)
+        if lease.id:
+            self._runs.release(self._leases[lease.id])
+        return lease
+
+
+class TrustsExpiredLeases(StoreDirectory):
+    def unlease(self, lease_id: str, now_s: float) -> bool:
+        super().unlease(lease_id, now_s)
+        return True
+
+
+class FreesWhatIsBeingWritten(StoreDirectory):
+    def clear(self) -> None:
+        for writer in self._writers.values():
+            self._runs.release(writer)
+        super().clear()
+
+
+class LosesMemoryOfStoppedWriters(StoreDirectory):
+    def give_up(self, reservation_id: int) -> None:
+        self._writers[reservation_id].trailing.clear()
+        super().give_up(reservation_id)
+
+
+class NeverEndsLeases(StoreDirectory):
+    def collect(self, now_s: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        PublishesBeforeWritten,
+        ForgetsHolds,
+        ReusesLeasedRecords,
+        TrustsExpiredLeases,
+        FreesWhatIsBeingWritten,
+        LosesMemoryOfStoppedWriters,
+        NeverEndsLeases,
+    ],
+)
+def test_a_broken_directory_is_found_out(broken: type[StoreDirectory]) -> None:
+    with pytest.raises(AssertionError, match=r"another record was read|records are left"):
+        run_worlds(broken)
+
+
+def run_worlds(broken: type[StoreDirectory]) -> None:
+    for seed in range(10):
+        World(seed, broken).run(FAULTS_PER_WORLD)
