@@ -15,6 +15,9 @@ OUT    ?= out
 SUITE  ?= trixie
 RUN    ?= make demo ENGINE=modelled
 
+# Many images switch bytecode off. Then each process would compile all of SGLang again: a minute instead of seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,17 +19,14 @@ from tests.harness.tcp_redis import TcpRedis
 settings.register_profile("ampd", max_examples=25, deadline=None)
 settings.load_profile("ampd")
 
+# Many images switch bytecode off. Then each process that a test starts would compile all of SGLang again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the tests of SGLang where slow tests are left out: SGLang takes ten seconds to import."""
     return (collection_path.match("test_sglang*.py") and "not slow" in config.option.markexpr) or None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Processes that tests start compile a module once, even where Python may leave no bytecode beside the sources."""
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("bytecode"))
 
 
 @pytest.fixture(scope="session")
