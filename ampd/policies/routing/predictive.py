@@ -128,8 +128,9 @@ class PredictiveRouting(Expectations):
         missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
         source, target = situation.decode.parallelism, worker.parallelism
         transfer_s = model.kv_transfer_s(missing_tokens, source, target) if missing_tokens else 0.0
-        # A worker that was a decode worker a moment ago still has its batch.
-        stretch = 1.0 / max(self._share(situation, worker), self.least_share)
+        stretch = 1.0
+        if worker.decode_batch:  # it was a decode worker a moment ago
+            stretch = 1.0 / max(self._share(situation, worker), self.least_share)
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
         times_s = queue_times_s(worker, model)
         queue_s = _in_passes_s(times_s, worker, model) * stretch
@@ -189,14 +190,17 @@ def _in_passes_s(times_s: Sequence[float], worker: WorkerView, model: Performanc
     if not times_s:
         return 0.0
     fixed_s = shortest_pass_s(model, 0, worker.parallelism)
+    shareable_s = 2.0 * fixed_s
     total_s = 0.0
     is_shared = False
     for time_s in times_s:
-        if time_s < 2.0 * fixed_s and is_shared:
+        if time_s >= shareable_s:
+            total_s += time_s
+        elif is_shared:
             total_s += max(time_s - fixed_s, 0.0)
-            continue
-        is_shared = is_shared or time_s < 2.0 * fixed_s
-        total_s += time_s
+        else:
+            is_shared = True
+            total_s += time_s
     return total_s
 
 
