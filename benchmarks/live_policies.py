@@ -33,7 +33,7 @@ from typing import Any
 from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.policies.registry import Kind
-from ampd.types import Parallelism, Slo
+from ampd.types import WINDOW_S, Parallelism, Slo
 from benchmarks.fidelity import calibration_sessions, lone_overheads, measured_profile, scaled
 from benchmarks.policies.contest import Contestant
 from benchmarks.switched import switch, switched_environment, switched_flags
@@ -100,7 +100,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--ttft", type=float, help="TTFT target in seconds; default: twice an unloaded P90")
     parser.add_argument("--itl", type=float, help="ITL target in seconds; default: twice the unloaded mean")
-    parser.add_argument("--window", type=float, default=10.0, help="length of the windows of TTFT and ITL in seconds")
+    parser.add_argument(
+        "--window", type=float, default=WINDOW_S, help="length of the windows of TTFT and ITL in seconds"
+    )
     parser.add_argument("--calibration", type=int, default=8, help="sessions that calibrate, one after the other")
     parser.add_argument("--records", type=Path, help="append every live run, a line of JSON each")
     parser.add_argument("--json", action="store_true", help="print one object")

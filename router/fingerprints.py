@@ -17,7 +17,7 @@ class ForeignWorkers:
     def __init__(self) -> None:
         self._logged: set[tuple[str, str, str]] = set()
 
-    def log(self, decode: WorkerView, prefill: Sequence[WorkerView]) -> None:
+    def note(self, decode: WorkerView, prefill: Sequence[WorkerView]) -> None:
         """Log the prefill workers with other weights or settings than the decode worker, if they are new."""
         ours = decode.fingerprint
         if len(readable(decode, prefill)) == len(prefill):

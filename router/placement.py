@@ -190,7 +190,7 @@ class Placer:
     async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
         task = _task(ask, await ask.hist_tokens(decode))
         prefill = self._view.prefill()
-        self._foreign.log(decode, prefill)
+        self._foreign.note(decode, prefill)
         decision = self._policies.route(task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only)
         return task, decision
 

@@ -1,8 +1,8 @@
 """Why a prefill must run on its decode worker, without a question to the routing policy.
 
-A round is split when a prefill worker gives the first token and the decode worker the others.
-The split must not change the output. A request with an option that is not listed here stays on one engine, so that a
-new option of Dynamo is safe before it is understood.
+A round is split when a prefill worker gives the first token and the decode worker the others. The split must not change
+the output. A request with an option that is not listed here stays on one engine, so that a new option of Dynamo is safe
+before it is understood.
 """
 
 from __future__ import annotations

@@ -155,6 +155,11 @@ def prefill_task(
     return PrefillTask(task_id, session_id, hist_tokens, incr_tokens, arrival_s, slo, session_missed=session_missed)
 
 
+def has_room(context_tokens: int, worker: HasContextLimit) -> bool:
+    """Whether a worker's longest context takes this many tokens, prompt and output together."""
+    return not 0 < worker.max_context_tokens < context_tokens
+
+
 def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:
     """The workers whose longest context takes a round.
 
@@ -166,7 +171,7 @@ def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:
     Raises:
         ContextTooLongError: no worker takes it.
     """
-    roomy = [worker for worker in workers if not 0 < worker.max_context_tokens < context_tokens]
+    roomy = [worker for worker in workers if has_room(context_tokens, worker)]
     if not roomy:
         raise ContextTooLongError(max(worker.max_context_tokens for worker in workers))
     return roomy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ampd.policies.estimates import local
 from ampd.serving.local_only import PREFILL_WORKER_REFUSED
-from ampd.serving.placement import ContextTooLongError, PlacementPolicies, prefill_task, with_room
+from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
 from ampd.types import PrefillTask, Role, Route, RouteDecision
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -113,7 +113,7 @@ class Coordinators:
         prefill = self._views.prefill(coordinator)
         view = self._views.worker(coordinator, decode)
         decision = self._policies.route(task, view, prefill, self._loop.now_s)
-        if not self._workers[decision.worker_id].memory.ever_fits(round_.prompt_tokens + 1):
+        if not has_room(round_.prompt_tokens + 1, self._workers[decision.worker_id]):
             decision = local(view, PREFILL_WORKER_REFUSED)
         self._enter(round_, task, decision, coordinator)
 

@@ -48,10 +48,6 @@ class KvMemory:
         """Whether a round of the session has a reservation."""
         return session_id in self._reserved
 
-    def ever_fits(self, tokens: int) -> bool:
-        """Whether a round of this many tokens fits into an empty memory."""
-        return not self.capacity_tokens or tokens <= self.capacity_tokens
-
     def keep(self, session_id: str) -> None:
         """Protect the KV of a session until `unkeep`; calls nest."""
         self._keepers[session_id] = self._keepers.get(session_id, 0) + 1

@@ -21,12 +21,12 @@ def test_prefill_workers_with_other_weights_are_left_out_and_logged_once(caplog:
     foreign = ForeignWorkers()
     for _ in range(3):
         assert readable(DECODE, [SAME, OTHER, OLDER]) == [SAME, OLDER]
-        foreign.log(DECODE, [SAME, OTHER, OLDER])
+        foreign.note(DECODE, [SAME, OTHER, OLDER])
     (line,) = caplog.messages
     assert "prefill worker b has other weights or settings" in line
     other = replace(DECODE, fingerprint="b")
     assert readable(other, [SAME, OTHER]) == [OTHER]
-    foreign.log(other, [SAME, OTHER])
+    foreign.note(other, [SAME, OTHER])
     assert len(caplog.messages) == 2
 
 
