@@ -20,6 +20,7 @@ from router.lease_probe import LeaseProbe
 from router.presence import Presence
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
+from tests.virtual_time import virtually
 from workers.kv.control import ControlLink, pack
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
@@ -83,6 +84,7 @@ def view_of(worker_id: str, role: Role = Role.DECODE) -> WorkerView:
     return WorkerView(worker_id, role)
 
 
+@virtually
 async def test_the_view_follows_again() -> None:
     state = MemoryState()
     store = FailingStore(state)
@@ -95,6 +97,7 @@ async def test_the_view_follows_again() -> None:
         await until(lambda: len(view.decode()) == 2)
 
 
+@virtually
 async def test_the_role_listener_listens_again() -> None:
     state = MemoryState()
     store = FailingStore(state)
@@ -116,6 +119,7 @@ async def test_the_role_listener_listens_again() -> None:
     await listener.stop()
 
 
+@virtually
 async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
     guard = StreamGuard(view, patience_s=1.0, interval_s=0.01)
@@ -128,6 +132,7 @@ async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     await guard.stop()
 
 
+@virtually
 async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
     asked: list[None] = []
@@ -140,6 +145,7 @@ async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> No
     await probe.stop()
 
 
+@virtually
 async def test_presence_goes_on_from_where_it_was() -> None:
     endpoint, live = ScriptedEndpoint(), [True]
     is_ready = FailsOnce(lambda: bool(live))
@@ -154,6 +160,7 @@ async def test_presence_goes_on_from_where_it_was() -> None:
     await presence.stop()
 
 
+@virtually
 async def test_the_publisher_publishes_again() -> None:
     store, changes = MemoryStore(MemoryState()), PendingChanges()
     read = FailsOnce(lambda: view_of("d1"))

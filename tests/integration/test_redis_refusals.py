@@ -147,7 +147,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    "refusal", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in REFUSALS if name != "full")]
+)
 async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, refusal: str) -> None:
     begin, end = REFUSALS[refusal]
     async with graph_on(server.tcp_url.replace("//", "//ampd:secret@")) as graph:

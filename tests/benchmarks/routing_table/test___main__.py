@@ -86,6 +86,7 @@ def test_scales_are_sorted() -> None:
     assert parse_scales("4,0.25, 1") == (0.25, 1.0, 4.0)
 
 
+@pytest.mark.slow
 def test_the_module_runs_and_reports_an_error_in_one_line() -> None:
     called = [sys.executable, "-m", "benchmarks.routing_table", "nowhere.jsonl", *BASE[1:]]
     done = subprocess.run(called, capture_output=True, text=True, timeout=60)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "k8s" / "monitoring" / "dashboard.json").read_text())
 PICTURE = ROOT / "docs" / "pictures" / "dashboard.png"
 

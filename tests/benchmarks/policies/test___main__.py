@@ -1,0 +1,63 @@
+"""`python -m benchmarks.policies`: its tables and page, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ampd.errors import UserError
+from benchmarks.policies.__main__ import run as command
+
+FLAGS = ["--settings", "real", "--only", "8b tau", "--duration", "5", "--contestants", "always-remote", "--jobs", "1"]
+
+
+@pytest.mark.slow
+def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, page, data = tmp_path / "page.md", tmp_path / "page.html", tmp_path / "data.jsonl"
+    document.write_text("<!-- tables: begin --><!-- tables: end -->\n")
+    kept = ["--seeds", "2", "--data", str(data), "--cache", str(tmp_path / "cache")]
+    assert command([*FLAGS, *kept, "--write", str(document), "--page", str(page)]) == 0
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    assert {(row["contestant"], row["seed"]) for row in rows} == {
+        (label, seed) for label in ("ours", "always-remote") for seed in (0, 1)
+    }
+    for row in rows:
+        goodput, points = row["goodput"], {float(rate): point for rate, point in row["points"].items()}
+        assert 0 < goodput["sessions"] <= goodput["rounds"]
+        assert goodput["sustained_rounds"] <= goodput["rounds"]
+        assert points[goodput["rounds"]]["rounds"] >= 0.9
+        assert min(rate for rate, point in points.items() if point["rounds"] < 0.9) <= 1.05 * goodput["rounds"]
+    text = document.read_text()
+    assert "### Goodput of rounds: ours against others, by setting" in text
+    assert re.search(r"\| llama-3.1-8b tau-bench-airline 1xTP1\+1xTP1 \| [\d.]+ ± [\d.]+ \|", text)
+    html = page.read_text()
+    assert html.count("<svg") == 3 + 2
+    assert not re.search(r"(?:src|href)=\"http", html)
+    before = data.read_text()
+    assert command([*FLAGS, *kept]) == 0
+    assert data.read_text() == before
+    assert "Sustained goodput of sessions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--contestants", "nobody"], "unknown contestant 'nobody'"),
+        (["--settings", "moon"], "unknown group 'moon'"),
+        (["--study", "nothing"], "unknown study 'nothing'"),
+        (["--only", "nowhere", "--settings", "paper"], "no setting's name contains 'nowhere'"),
+    ],
+)
+def test_wrong_flags_are_one_line(flags: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        command([*flags, "--cache", str(tmp_path)])
+
+
+def test_a_document_without_markers_is_refused_before_any_work(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("nothing\n")
+    with pytest.raises(UserError, match="has no lines <!-- tables: begin -->"):
+        command([*FLAGS, "--write", str(document)])
