@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -27,6 +29,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _HEADER_BYTES = 8
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class ForkedProcess:
@@ -89,17 +92,21 @@ class ForkServer:
         self._socket.close()
         self._process.wait(20)
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedProcess:
-        """Run `python -m MODULE FLAGS...` in its own process group; its output goes to `log`.
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> ForkedProcess:
+        """Run `python -m MODULE FLAGS...` in its own session.
 
         Args:
             argv: as for `subprocess.Popen`, beginning with this interpreter and `-m`.
             environment: the whole of it.
+            output: a file, for standard output and error; or a terminal, which is its input, too.
         """
         assert list(argv[:2]) == [sys.executable, "-m"], argv
-        with log.open("wb") as output:
-            request = {"argv": argv[2:], "environment": dict(environment), "folder": str(Path.cwd())}
-            return ForkedProcess(self, self._call(request, [output.fileno()]))
+        request = {"argv": argv[2:], "environment": dict(environment), "folder": str(Path.cwd())}
+        descriptor = os.open(output, os.O_RDWR | os.O_NOCTTY if output.is_char_device() else _NEW_FILE, 0o644)
+        try:
+            return ForkedProcess(self, self._call(request, [descriptor]))
+        finally:
+            os.close(descriptor)
 
     def exit_code(self, pid: int) -> int | None:
         """How a process ended, None while it runs; can be asked once for an end."""
@@ -160,9 +167,15 @@ def _become(request: dict[str, Any], output: int) -> None:
         os.setsid()
         _end_with_parent(signal.SIGTERM)
         os.chdir(request["folder"])
+        if os.isatty(output):
+            fcntl.ioctl(output, termios.TIOCSCTTY, 0)  # so that its Ctrl-C comes here
+            os.dup2(output, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        # Those of the server belong to its own files: they know neither a terminal nor a pipe.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         os.environ.clear()
         os.environ.update(request["environment"])
         module, *flags = request["argv"]

@@ -38,6 +38,7 @@ PRELOADED = (
     "prometheus_client",
     "pydantic_settings",
     "redis.asyncio",
+    "rich.live",
     "router.settings",
     "tokenizers",
     "uvloop",

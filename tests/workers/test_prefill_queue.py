@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
@@ -82,6 +82,7 @@ class Owner:
         self._log.append(("done", self.name))
 
 
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     concurrency=st.integers(1, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
@@ -179,6 +179,7 @@ def passes(bench: Bench, *stages: Stage) -> set[Pass | None]:
     return {bench.entries[name].picked for stage in stages for name in bench.at(stage)}
 
 
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
     concurrency=st.integers(1, 3),

@@ -1,17 +1,18 @@
 """`ampd top` in a terminal and in a pipe: it refreshes, survives a lost state, and leaves the terminal as it was."""
 
 import asyncio
-import contextlib
 import json
 import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -20,20 +21,35 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
+from tests.harness.fork_server import ForkedProcess, ForkServer
 
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
 
+@dataclass
+class Site:
+    """A graph's shared state with the worker `d1` and a coordinator, and how to start processes that look at it."""
+
+    redis: EmbeddedRedis
+    server: ForkServer
+    namespace: str = field(default_factory=lambda: uuid4().hex)
+
+    def __post_init__(self) -> None:
+        publish(self, "d1")
+
+    def start(self, output: str, *flags: str) -> ForkedProcess:
+        shared = ["--state-url", self.redis.url, "--namespace", self.namespace, "--interval-s", "0.1"]
+        return self.server.start([sys.executable, "-m", "ampd", "top", *shared, *flags], environment(), Path(output))
+
+
 @pytest.fixture
-def redis() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as server:
-        publish(server, "d1")
-        yield server
+def site(redis_server: EmbeddedRedis, fork_server: ForkServer) -> Site:
+    return Site(redis_server, fork_server)
 
 
-def publish(server: EmbeddedRedis, worker_id: str) -> None:
+def publish(site: Site, worker_id: str) -> None:
     async def write() -> None:
-        store = await open_store(server.url, "ampd")
+        store = await open_store(site.redis.url, site.namespace)
         await store.publish_worker(WorkerView(worker_id, Role.DECODE), 60)
         await store.publish_coordinator(CoordinatorView("c1", SLO), 60)
         await store.close()
@@ -44,15 +60,12 @@ def publish(server: EmbeddedRedis, worker_id: str) -> None:
 class Terminal:
     """A terminal of 80 x 24 with `ampd top` in it."""
 
-    def __init__(self, redis: EmbeddedRedis) -> None:
+    def __init__(self, site: Site) -> None:
         self.ours, self.theirs = pty.openpty()
         termios.tcsetwinsize(self.ours, (24, 80))
         self.before = termios.tcgetattr(self.theirs)
         self.output = b""
-        argv = [sys.executable, "-m", "ampd", "top", "--state-url", redis.url, "--interval-s", "0.1"]
-        # the first terminal that a new session opens is the one whose Ctrl-C it hears
-        opening = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(self.theirs)]
-        self.process = subprocess.Popen([*opening, *argv], start_new_session=True, env=environment())
+        self.process = site.start(os.ttyname(self.theirs))
 
     def until(self, condition: Callable[[bytes], bool]) -> None:
         """Read what it shows until the condition holds of what came since the last call."""
@@ -71,9 +84,8 @@ class Terminal:
         return code
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(60)
         os.close(self.ours)
         os.close(self.theirs)
 
@@ -83,10 +95,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def terminal(redis: EmbeddedRedis) -> Iterator[Terminal]:
-    started = Terminal(redis)
-    yield started
-    started.close()
+def terminal(site: Site) -> Iterator[Terminal]:
+    with closing(Terminal(site)) as started:
+        yield started
 
 
 def last_page(shown: bytes) -> bytes:
@@ -109,18 +120,21 @@ def test_it_leaves_the_terminal_as_it_was(terminal: Terminal, ending: bytes | si
     assert b"Traceback" not in terminal.output
 
 
-def test_it_shows_what_changes_and_what_is_lost_and_comes_back(terminal: Terminal, redis: EmbeddedRedis) -> None:
-    terminal.until(lambda shown: b"d1" in shown)
-    publish(redis, "d2")
-    terminal.until(lambda shown: b"d2" in shown)
-    redis.stop()
-    # what was seen last stays, with the reason why it is not fresh
-    terminal.until(lambda shown: b"as of" in shown and b"d2" in shown)
-    redis.start()
-    publish(redis, "d3")
-    terminal.until(lambda shown: b"d3" in last_page(shown) and b"as of" not in last_page(shown))
-    os.write(terminal.ours, b"q")
-    assert terminal.ended() == 0
+def test_it_shows_what_changes_and_what_is_lost_and_comes_back(fork_server: ForkServer) -> None:
+    with EmbeddedRedis() as redis:
+        site = Site(redis, fork_server)
+        with closing(Terminal(site)) as terminal:
+            terminal.until(lambda shown: b"d1" in shown)
+            publish(site, "d2")
+            terminal.until(lambda shown: b"d2" in shown)
+            redis.stop()
+            # what was seen last stays, with the reason why it is not fresh
+            terminal.until(lambda shown: b"as of" in shown and b"d2" in shown)
+            redis.start()
+            publish(site, "d3")
+            terminal.until(lambda shown: b"d3" in last_page(shown) and b"as of" not in last_page(shown))
+            os.write(terminal.ours, b"q")
+            assert terminal.ended() == 0
 
 
 def test_a_resized_terminal_is_filled_anew(terminal: Terminal) -> None:
@@ -133,26 +147,17 @@ def test_a_resized_terminal_is_filled_anew(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_in_a_pipe_it_prints_once_an_interval(redis: EmbeddedRedis, flags: list[str]) -> None:
-    argv = [sys.executable, "-m", "ampd", "top", "--state-url", redis.url, "--interval-s", "0.1", *flags]
-    with piped(argv) as process:
-        assert process.stdout is not None
+def test_in_a_pipe_it_prints_once_an_interval(site: Site, flags: list[str]) -> None:
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as output:
+        process = site.start(f"/proc/self/fd/{theirs}", *flags)
+        os.close(theirs)
         looks = 0
-        for line in process.stdout:
+        for line in output:
             assert "\x1b" not in line
             looks += json.loads(line)["workers"][0]["worker_id"] == "d1" if flags else line.startswith("ampd top")
             if looks == 3:
                 break
         process.send_signal(signal.SIGINT)
-        process.stdout.read()
+        output.read()
         assert process.wait(60) == 0
-
-
-@contextlib.contextmanager
-def piped(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
