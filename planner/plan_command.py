@@ -65,33 +65,9 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
     """The case to plan, and the unusable degrees with the reasons."""
     sessions = load_trace(settings.trace)[: settings.limit]
     wanted = _degrees(settings.degrees)
-    known = {theta.tp: theta for theta in model.parallelisms}
-    usable = [degree for degree in wanted if degree in known]
-    if not usable:
-        raise UserError(
-            f"--degrees: {model.name} fits or is known at TP {', '.join(map(str, known))}, not at {settings.degrees}"
-        )
-    model.require([known[degree] for degree in usable], [known[degree] for degree in usable])
-    smallest = min(usable)
-    if settings.gpus < 2 * smallest:
-        raise UserError(
-            f"--gpus: {settings.gpus} is too few: one prefill and one decode replica of {model.name} need "
-            f"{2 * smallest} (TP {smallest} each)"
-        )
-    degrees = [degree for degree in usable if degree <= settings.gpus - smallest]
-    capacities = {degree: settings.kv_capacity_of(model, known[degree]) for degree in degrees}
     longest = max(session.max_context_tokens for session in sessions)
-    fitting = {degree: tokens for degree, tokens in capacities.items() if not 0 < tokens < longest}
-    if not fitting:
-        raise UserError(
-            f"{settings.trace}: its longest session has {longest} tokens, the KV memory of a replica holds at most "
-            f"{max(capacities.values())}; more GPUs per replica, or fewer tokens"
-        )
-    if settings.gpus < 2 * min(fitting):
-        raise UserError(
-            f"--gpus: {settings.gpus} is too few: the longest session of {settings.trace} ({longest} tokens) fits the "
-            f"KV memory of a replica from TP {min(fitting)} on, and one prefill and one decode replica are needed"
-        )
+    capacities = _capacities(settings, model, wanted)
+    fitting = _fitting(settings, capacities, longest)
     case = PlanCase(
         tuple(sessions),
         settings.rate or _own_rate(sessions, settings.trace),
@@ -104,13 +80,49 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
         settings.slicing,
         SimulationOptions(seed=settings.seed),
     )
+    known = {theta.tp for theta in model.parallelisms}
     left_out = {}
     for degree in wanted:
         if degree in capacities and degree not in fitting:
             left_out[degree] = f"the KV memory of a replica does not hold the longest session ({longest} tokens)"
-        elif degree not in known and degree <= settings.gpus - smallest:
+        elif degree not in known and degree <= settings.gpus - min(capacities):
             left_out[degree] = "the weights do not fit, or the performance model has no times for it"
     return case, left_out
+
+
+def _capacities(settings: PlanSettings, model: PiecewiseModel, wanted: Sequence[int]) -> dict[int, int]:
+    """KV memory by degree, for the wanted degrees that the model has and that leave room for a second replica."""
+    known = {theta.tp: theta for theta in model.parallelisms}
+    usable = [known[degree] for degree in wanted if degree in known]
+    if not usable:
+        raise UserError(
+            f"--degrees: {model.name} fits or is known at TP {', '.join(map(str, known))}, not at {settings.degrees}"
+        )
+    model.require(usable, usable)
+    smallest = min(theta.tp for theta in usable)
+    if settings.gpus < 2 * smallest:
+        raise UserError(
+            f"--gpus: {settings.gpus} is too few: one prefill and one decode replica of {model.name} need "
+            f"{2 * smallest} (TP {smallest} each)"
+        )
+    most = settings.gpus - smallest
+    return {theta.tp: settings.kv_capacity_of(model, theta) for theta in usable if theta.tp <= most}
+
+
+def _fitting(settings: PlanSettings, capacities: dict[int, int], longest: int) -> dict[int, int]:
+    """The capacities that hold the longest session."""
+    fitting = {degree: tokens for degree, tokens in capacities.items() if not 0 < tokens < longest}
+    if not fitting:
+        raise UserError(
+            f"{settings.trace}: its longest session has {longest} tokens, the KV memory of a replica holds at most "
+            f"{max(capacities.values())}; more GPUs per replica, or fewer tokens"
+        )
+    if settings.gpus < 2 * min(fitting):
+        raise UserError(
+            f"--gpus: {settings.gpus} is too few: the longest session of {settings.trace} ({longest} tokens) fits the "
+            f"KV memory of a replica from TP {min(fitting)} on, and one prefill and one decode replica are needed"
+        )
+    return fitting
 
 
 def _degrees(text: str) -> list[int]:
