@@ -192,15 +192,14 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
 
 
 _ROW = (
-    *("session_id", "sent_s", "hist_tokens", "incr_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
-    *("ttft_s", "itl_s", "e2e_s", "lag_s", "error"),
+    *("session_id", "index", "sent_s", "hist_tokens", "incr_tokens", "prompt_tokens", "cached_tokens"),
+    *("output_tokens", "ttft_s", "itl_s", "e2e_s", "lag_s", "error", "decision"),
 )
-"""Fields of a record in the JSON file, beside its `round` and `decision`."""
+"""Fields of a record in the JSON file, where `index` is called `round`."""
 
 
 def _record_row(record: RoundRecord) -> dict[str, Any]:
-    first, *others = ((name, getattr(record, name)) for name in _ROW)
-    return dict([first, ("round", record.index), *others, ("decision", dict(record.decision))])
+    return {"round" if name == "index" else name: getattr(record, name) for name in _ROW}
 
 
 def _token_range(text: str) -> TokenRange:
