@@ -236,7 +236,7 @@ class StoreDirectory:
                 run.trailing.setdefault(pool, {})[at] = offset
                 if pool in checksums:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
-        self.sessions.note_changed(writer.path)
+        self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
         self._runs.release(writer)
 
     def give_up(self, reservation_id: int) -> None:
@@ -249,7 +249,7 @@ class StoreDirectory:
         for pool, records in writer.trailing.items():
             self._being_written.difference_update((pool, key) for key, _, _, _ in records)
             self._allocator.free([offset for _, _, _, offset in records])
-        self.sessions.note_changed(writer.path)
+        self.sessions.note_changed(writer.runs)
         for run in writer.runs:
             self._runs.discard(run)
         self._runs.release(writer)

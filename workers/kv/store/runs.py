@@ -21,6 +21,8 @@ class Run:
         trailing: records of the other pools at some of the pages: pool -> position in the run -> offset.
         ready: the records have been written. The records in `trailing` are always written.
         claims: claimant -> how many of the first pages it needs.
+        kinds: how many claims there are of each kind: (pages, of a session, protecting). Thousands of sessions may
+            share a run, and nearly all of their claims are of one kind.
         session_pages, protected_pages: the most that a session needs, and that must not be evicted.
         checksums: of the records where the writer gave any: pool -> position -> checksums.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
@@ -31,10 +33,38 @@ class Run:
     trailing: dict[str, dict[int, int]] = field(default_factory=dict)
     ready: bool = False
     claims: dict[Claimant, int] = field(default_factory=dict)
+    kinds: dict[tuple[int, bool, bool], int] = field(default_factory=dict)
     session_pages: int = 0
     protected_pages: int = 0
     checksums: dict[str, dict[int, Checksums]] = field(default_factory=dict)
     dropped: bool = False
+
+    def needed_pages(self, besides: Claimant | None = None) -> int:
+        """How many of the first pages are needed; `besides`: by others than this claimant."""
+        own = None if besides is None else self._kind(besides)
+        return max((kind[0] for kind, claims in self.kinds.items() if claims > (kind == own)), default=0)
+
+    def is_shared(self, pages: int) -> bool:
+        """Whether several sessions need the first `pages` pages."""
+        return sum(claims for kind, claims in self.kinds.items() if kind[0] >= pages and kind[1]) > 1
+
+    def set_claim(self, claimant: Claimant, pages: int) -> None:
+        """Set a claim; 0 pages: end it."""
+        if (kind := self._kind(claimant)) is not None:
+            self.kinds[kind] -= 1
+            if not self.kinds[kind]:
+                del self.kinds[kind]
+        if not pages:
+            self.claims.pop(claimant, None)
+            claimant.path.pop(self, None)
+        else:
+            self.claims[claimant] = claimant.path[self] = pages
+            kind = pages, claimant.is_session, claimant.protects
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def _kind(self, claimant: Claimant) -> tuple[int, bool, bool] | None:
+        pages = self.claims.get(claimant)
+        return None if pages is None else (pages, claimant.is_session, claimant.protects)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,47 +180,30 @@ class RunTable:
 
     def claim(self, claimant: Claimant, run: Run, pages: int) -> None:
         """Set how many of the first pages of a run a claimant needs; 0: none any more."""
-        if pages:
-            claimant.path[run] = run.claims[claimant] = pages
-        else:
-            claimant.path.pop(run, None)
-            run.claims.pop(claimant, None)
-        self.refresh(run)
+        run.set_claim(claimant, pages)
+        self._refresh(run)
 
     def set_path(self, claimant: Claimant, path: dict[Run, int]) -> None:
         """Replace all claims of a claimant. The end of what it no longer needs becomes the first to be evicted."""
         for run in reversed([run for run in claimant.path if run not in path]):
             self.claim(claimant, run, 0)
-        claimant.path = path
         for run, pages in path.items():
             if run.claims.get(claimant) != pages:
                 self.claim(claimant, run, pages)
+        claimant.path = path
 
     def release(self, claimant: Claimant) -> None:
         """End all claims of a claimant."""
         self.set_path(claimant, {})
 
-    def refresh(self, run: Run) -> None:
-        """Count again how many pages of a run are needed, after a claim or its protection has changed."""
-        needed = session_pages = protected_pages = 0
-        for claimant, pages in run.claims.items():
-            needed = max(needed, pages)
-            if claimant.is_session:
-                session_pages = max(session_pages, pages)
-            if claimant.protects:
-                protected_pages = max(protected_pages, pages)
-        if run.dropped:
-            if not run.claims:
-                self._free(run, 0)
-            return
-        self.session_pages += session_pages - run.session_pages
-        self.protected_pages += protected_pages - run.protected_pages
-        run.session_pages, run.protected_pages = session_pages, protected_pages
-        if needed < len(run.keys):
-            self._unused[run] = None
-            self._unused.move_to_end(run)
-        else:
-            self._unused.pop(run, None)
+    def protect(self, claimant: Claimant, protects: bool) -> None:
+        """Set whether a claimant's pages are never evicted."""
+        path = dict(claimant.path)
+        for run in path:
+            run.set_claim(claimant, 0)
+        claimant.protects = protects
+        for run, pages in path.items():
+            self.claim(claimant, run, pages)
 
     # -- what goes
 
@@ -207,8 +220,7 @@ class RunTable:
         run = next(iter(self._unused), None)
         if run is None:
             return 0
-        needed = max(run.claims.values(), default=0)
-        return self.cut(run, max(needed, len(run.keys) - pages))
+        return self.cut(run, max(run.needed_pages(), len(run.keys) - pages))
 
     def cut(self, run: Run, pages: int) -> int:
         """Drop the pages of a run from position `pages` on, which no claim covers; returns how many."""
@@ -217,27 +229,46 @@ class RunTable:
             del self._index[key]
         self._free(run, pages)
         self.pages -= dropped
-        if run in self._unused and pages <= max(run.claims.values(), default=0):
-            del self._unused[run]
+        if pages <= run.needed_pages():
+            self._unused.pop(run, None)
         return dropped
 
-    def discard(self, run: Run) -> list[Claimant]:
-        """Drop a run although it is claimed, because its writer gave it up; returns the claimants that lose it."""
+    def discard(self, run: Run) -> None:
+        """Drop a run although it is claimed, because its writer gave it up."""
         self._hide(run)
-        losers = list(run.claims)
-        for claimant in losers:
-            del claimant.path[run]
-        run.claims.clear()
-        self.refresh(run)
-        return losers
+        for claimant in list(run.claims):
+            run.set_claim(claimant, 0)
+        self._refresh(run)
 
     def clear(self) -> None:
         """Forget every key. Memory that readers or writers protect is free when their claims end; all other is now."""
         for run in list(dict.fromkeys(self._index.values())):
             self._hide(run)
-            for claimant in [claimant for claimant in run.claims if not claimant.protects or claimant.is_session]:
-                del claimant.path[run], run.claims[claimant]
-            self.refresh(run)
+            for claimant in [claimant for claimant in run.claims if claimant.is_session]:
+                run.set_claim(claimant, 0)
+            self._refresh(run)
+
+    def _refresh(self, run: Run) -> None:
+        """Count again how many pages of a run are needed, after a claim has changed."""
+        if run.dropped:
+            if not run.claims:
+                self._free(run, 0)
+            return
+        needed = session_pages = protected_pages = 0
+        for pages, is_session, protects in run.kinds:
+            needed = max(needed, pages)
+            if is_session:
+                session_pages = max(session_pages, pages)
+            if protects:
+                protected_pages = max(protected_pages, pages)
+        self.session_pages += session_pages - run.session_pages
+        self.protected_pages += protected_pages - run.protected_pages
+        run.session_pages, run.protected_pages = session_pages, protected_pages
+        if needed < len(run.keys):
+            self._unused[run] = None
+            self._unused.move_to_end(run)
+        else:
+            self._unused.pop(run, None)
 
     def _hide(self, run: Run) -> None:
         if run.dropped:

@@ -97,9 +97,7 @@ class SessionTable:
         lost = [run for run in session.path if run not in path]
         self._runs.set_path(session, path)
         if session.protects != (session.running > 0):
-            session.protects = session.running > 0
-            for run in path:
-                self._runs.refresh(run)
+            self._runs.protect(session, session.running > 0)
         if lost:
             # Pages of the context behind a hole are of no use until the hole is filled.
             behind = set(keys[sum(path.values()) :])
@@ -162,7 +160,7 @@ class SessionTable:
                 continue
             dropped = self._trim(session, 0, pages)
             last = next(reversed(session.path), None)
-            if last is None or (not dropped and last.protected_pages < session.path[last]):
+            if last is None or (not dropped and last.is_shared(session.path[last])):
                 self._forget(session.id)
             if dropped:
                 return dropped
@@ -174,9 +172,8 @@ class SessionTable:
         if last is None:
             return 0
         claimed = session.path[last]
-        others = max((needed for claimant, needed in last.claims.items() if claimant is not session), default=0)
         spare = sum(session.path.values()) - floor_pages
-        keep = max(others, claimed - pages, claimed - spare)
+        keep = max(last.needed_pages(besides=session), claimed - pages, claimed - spare)
         if keep >= claimed:
             return 0
         self._changed[session.id] = None
