@@ -1,4 +1,4 @@
-"""The vocabulary of all packages: tasks, worker views and decisions. All are immutable and free of I/O."""
+"""The vocabulary of all packages: tasks, worker views and decisions, free of I/O. No code changes one of them."""
 
 from __future__ import annotations
 
@@ -152,11 +152,13 @@ class WorkerView:
     fingerprint: str = ""
 
 
+# Decisions and estimates are not frozen: frozen dataclasses take three times as long to make, and a decision makes an
+# estimate per worker.
+
+
 @dataclass(slots=True)
 class RouteEstimate:
     """The predicted TTFT of one candidate route, in seconds, with its parts."""
-
-    # Not frozen: a decision makes one per worker, and a frozen dataclass takes three times as long to make.
 
     route: Route
     worker_id: str
@@ -166,7 +168,7 @@ class RouteEstimate:
     transfer_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouteDecision:
     """The worker that prefills a round, and the reason.
 
