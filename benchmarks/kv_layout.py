@@ -1,6 +1,6 @@
 """Copies between a device pool and the KV store on one core, in the store's layout and in the other candidate.
 
-    python benchmarks/kv_layout.py [--pages 40] [--layers 64] [--kv-heads 8] [--head-dim 128] [--repeats 5]
+    python benchmarks/kv_layout.py [--json] [--pages 40] [--layers 64] [--kv-heads 8] [--head-dim 128] [--repeats 5]
 
 `head-major` is the layout of `workers.kv.geometry`: a head's layers follow each other, whatever the TP of the writer.
 `as written` keeps each page as the writing rank has it, [layer][K, V][token][head][dim], and a loading rank takes its
@@ -12,6 +12,7 @@ busy machine counts what others do.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -156,13 +157,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model, a multiple of 4 (default: 8)")
     parser.add_argument("--head-dim", type=int, default=128, help="size of a head (default: 128)")
     parser.add_argument("--repeats", type=int, default=5, help="the best of this many counts (default: 5)")
+    parser.add_argument("--json", action="store_true", help="one object on stdout instead of the table")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     model = Model(arguments)
+    found = {
+        name: [rate(model, partial(work, model.slots(alone)), arguments.repeats) for alone in (False, True)]
+        for name, work in works(model)
+    }
+    if arguments.json:
+        print(json.dumps({"page_bytes": model.page_bytes, "pages": model.pages, "gb_per_s": found}))
+        return 0
     print(f"{model.pages} pages of {model.page_bytes / 1e6:.1f} MB, bf16; GB per second of CPU time on one core")
     print(f"{'':36} {'neighbours':>10} {'alone':>10}")
-    for name, work in works(model):
-        rates = [rate(model, partial(work, model.slots(alone)), arguments.repeats) for alone in (False, True)]
+    for name, rates in found.items():
         print(f"{name:36} " + " ".join(f"{value:10.2f}" for value in rates))
     return 0
 
