@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ampd.cli.top.render import as_text, lines, screen
-from ampd.cli.top.table import Column, fitting
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
@@ -129,9 +128,3 @@ def test_long_lists_are_cut_to_the_height_and_say_so() -> None:
     (more,) = (line.plain for line in cut if "more" in line.plain)
     shown = sum("decode" in line.plain for line in cut)
     assert more.startswith(f"... {64 - shown} more")
-
-
-def test_columns_that_matter_least_go_first() -> None:
-    columns = [Column(title, 4, keep, lambda row: row["x"]) for title, keep in zip("iabc", (0, 3, 1, 2), strict=True)]
-    kept = ["".join(column.title for column in fitting(columns, width)) for width in (19, 18, 13, 9, 1)]
-    assert kept == ["iabc", "iac", "ia", "ia", "i"]

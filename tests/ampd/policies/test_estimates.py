@@ -1,0 +1,79 @@
+"""Predicted times of routes: what is computed, what waits, and what has to move."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.policies.base import RoutingSituation
+from ampd.policies.estimates import (
+    estimate_local,
+    estimate_remote,
+    index_of_least,
+    least_queued,
+    queue_times_s,
+    queued_s,
+    towards,
+)
+from ampd.types import Route
+from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
+
+tokens = st.integers(0, 20_000)
+
+
+def situation(hist: int, incr: int, *workers: object, own: object = None) -> RoutingSituation:
+    return RoutingSituation(
+        task=round_of(hist, incr),
+        decode=own or decode(30, 50),  # type: ignore[arg-type]
+        prefill=workers,  # type: ignore[arg-type]
+        model=PLAIN,
+        now_s=0.0,
+        rng=random.Random(1),
+    )
+
+
+@given(st.lists(st.integers(0, 5000), max_size=6))
+def test_queued_work_is_the_sum_of_its_parts(queue: list[int]) -> None:
+    worker = prefill("p", *queue)
+    assert queued_s(worker, PLAIN) == pytest.approx(sum(queue_times_s(worker, PLAIN)))
+    assert len(queue_times_s(worker, PLAIN)) == len(queue)
+
+
+@given(tokens, st.integers(1, 20_000), tokens)
+def test_what_the_prefill_worker_lacks_moves_there_and_the_increment_back(hist: int, incr: int, held: int) -> None:
+    worker = replace(prefill("p", 70), held_tokens={"s": held, "other": 9})
+    asked = situation(hist, incr, worker)
+    estimate = estimate_remote(asked, worker)
+    assert estimate.transfer_s == pytest.approx((max(hist - held, 0) + incr) / 100_000)
+    assert estimate.prefill_s == pytest.approx((10 + incr) / 1000)
+    assert estimate.queue_s == pytest.approx(0.08)
+    assert estimate.total_s == pytest.approx(estimate.prefill_s + estimate.queue_s + estimate.transfer_s)
+    here = estimate_local(asked)
+    assert (here.route, here.transfer_s, here.queue_s) == (Route.LOCAL, 0.0, pytest.approx(0.1))
+
+
+def test_the_sessions_own_worker_is_the_local_route_whatever_its_role() -> None:
+    own = prefill("d", 30)
+    asked = situation(100, 200, own, own=own)
+    assert estimate_remote(asked, own) == estimate_local(asked)
+    assert towards(own, own, "why").route is Route.LOCAL
+    assert towards(prefill("p"), own, "why").route is Route.REMOTE
+
+
+def test_the_least_queued_work_is_chosen_and_all_are_recorded() -> None:
+    workers = [prefill("a", 500), prefill("b", 100, 100), prefill("c", 300)]
+    decision = least_queued(situation(0, 10, *workers), workers, "short")
+    assert (decision.worker_id, decision.reason) == ("b", "short")
+    assert [estimate.worker_id for estimate in decision.estimates] == ["a", "b", "c"]
+
+
+def test_equals_share() -> None:
+    dice = random.Random(2)
+    chosen = Counter(index_of_least([1.0, 0.5, 0.5, 2.0, 0.5], dice) for _ in range(900))
+    assert chosen.keys() == {1, 2, 4}
+    assert min(chosen.values()) > 240
