@@ -64,6 +64,7 @@ def test_an_entry_point_that_cannot_be_imported_is_one_line(installed: Path) -> 
     assert "entry point 'mine' of my-policies: cannot import 'my_policies': No module named 'my_policies'" in line
 
 
+@pytest.mark.slow
 def test_an_entry_point_may_name_the_policy_itself(installed: Path) -> None:
     (points,) = installed.glob("*.dist-info/entry_points.txt")
     points.write_text("[ampd.policies]\nmine = my_policies:BusyRemote\n")
@@ -72,6 +73,7 @@ def test_an_entry_point_may_name_the_policy_itself(installed: Path) -> None:
     assert "busy-remote(most=2)" in result.stdout
 
 
+@pytest.mark.slow
 def test_an_entry_point_of_a_policy_that_is_not_there_is_one_line(installed: Path) -> None:
     (points,) = installed.glob("*.dist-info/entry_points.txt")
     points.write_text("[ampd.policies]\nmine = my_policies:QuietRemote\n")

@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from ampd.cli.main import main
 
 BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
 
 
+@pytest.mark.slow
 def test_the_simulation_report_has_everything_in_one_file(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     flags = ["--rate", "2,8", "--mode", "disaggregated,colocated", "--routing", "ampd,always-remote"]

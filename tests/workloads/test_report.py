@@ -11,6 +11,8 @@ from ampd.types import Slo
 from workloads.report import render_report
 from workloads.results import RoundRecord, summarise
 
+SLO = Slo(0.11, 0.1)
+
 
 def _records(route: str | None) -> list[RoundRecord]:
     decision = {"route": route, "reason": "cheapest"} if route else {}
@@ -22,8 +24,15 @@ def _records(route: str | None) -> list[RoundRecord]:
     return [*good, RoundRecord("<bad>", 0, 1.5, 0, 5, error="<script>alert(1)</script>")]
 
 
-@pytest.mark.parametrize("route", ["remote", None])
-@pytest.mark.parametrize("slo", [Slo(0.11, 0.1), None])
+@pytest.mark.parametrize(
+    ("route", "slo"),
+    [
+        ("remote", SLO),
+        (None, None),
+        pytest.param("remote", None, marks=pytest.mark.slow),
+        pytest.param(None, SLO, marks=pytest.mark.slow),
+    ],
+)
 def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
     records = _records(route)
     result = summarise(records, {"s0": 2, "s1": 2, "s2": 2, "<bad>": 1}, slo, 4.0)

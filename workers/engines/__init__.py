@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pydantic import create_model
@@ -16,6 +17,7 @@ from workers.engines.base import Engine
 from workers.settings import WorkerSettings
 
 
+@cache
 def settings_model(engine: str) -> type[WorkerSettings]:
     """The worker settings together with those of `engine` (none if it is unknown), as one flat set of flags."""
     bases = (*_engine_settings(engine), WorkerSettings)

@@ -27,6 +27,7 @@ def without_hashes(objects: list[Object]) -> list[Object]:
     return list(yaml.safe_load_all(text))
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_the_base_is_what_kustomize_makes_of_it() -> None:
     ours, theirs = by_identity(base_objects()), by_identity(without_hashes(built(K8S / "base")))

@@ -38,6 +38,7 @@ def test_kubectl_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     assert read_by_kubectl(tmp_path / "plan.yaml") == objects_of(annotations={"ampd.dev/rate": "1e3"})
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_a_folder_gives_the_same_objects(tmp_path: Path) -> None:
     folder = tmp_path / "plan"
@@ -80,6 +81,7 @@ def test_components_can_be_put_on_top(component: str, tmp_path: Path) -> None:
             assert url.startswith("rediss://") if component.endswith("tls") else url == UNKNOWN_SECRET
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_an_earlier_manifest_is_replaced_as_a_whole(tmp_path: Path) -> None:
     folder, file = tmp_path / "plan", tmp_path / "plan.yaml"
