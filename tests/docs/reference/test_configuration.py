@@ -141,6 +141,7 @@ def _parsed_by(section: Section) -> type[Settings]:
     return configuration.load(section.model)
 
 
+@cache
 def _required(section: Section) -> list[str]:
     """The least that must be given."""
     settings = configuration.settings_of(_parsed_by(section)).values()
