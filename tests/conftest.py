@@ -16,7 +16,7 @@ from tests.harness.tcp_redis import TcpRedis
 
 # Enough examples to find the errors that were put in to try the properties. A test that needs more asks for more.
 # The time of an example says more about the machine than about the code.
-settings.register_profile("ampd", max_examples=25, deadline=None)
+settings.register_profile("ampd", max_examples=50, deadline=None)
 settings.load_profile("ampd")
 
 # Many images switch bytecode off. Then each process that a test starts would compile all of SGLang again.

@@ -1,6 +1,5 @@
-import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,20 +71,42 @@ class Own(AlwaysLocal):
 """
 
 
-def _ask_registry(folder: Path, modules: str) -> str:
-    """What a fresh process says of the routing policy `own`."""
-    code = "from ampd.policies.registry import create; from ampd.errors import UserError\n"
-    code += "try: print(type(create('routing', 'own')).__name__)\nexcept UserError as error: print(error)"
-    env = os.environ | {"PYTHONPATH": str(folder), registry.MODULES_VARIABLE: modules}
-    argv = [sys.executable, "-c", code]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+AskRegistry = Callable[[str], str]
 
 
-def test_modules_that_the_environment_names_bring_policies_of_their_own(tmp_path: Path) -> None:
+@pytest.fixture
+def ask_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AskRegistry]:
+    """What a registry that has imported nothing yet says of the routing policy `own`; modules lie in `tmp_path`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.ROUTING.names()
+    known, modules = dict(registry.ROUTING._policies), set(sys.modules)
+
+    def forget() -> None:
+        registry._import_policies.cache_clear()
+        registry.ROUTING._policies.clear()
+        registry.ROUTING._policies.update(known)
+        for name in set(sys.modules) - modules:
+            del sys.modules[name]
+
+    def ask(names: str) -> str:
+        forget()
+        monkeypatch.setenv(registry.MODULES_VARIABLE, names)
+        try:
+            return type(registry.create("routing", "own")).__name__
+        except UserError as error:
+            return str(error)
+
+    yield ask
+    forget()
+
+
+def test_modules_that_the_environment_names_bring_policies_of_their_own(
+    tmp_path: Path, ask_registry: AskRegistry
+) -> None:
     (tmp_path / "my_policies.py").write_text(_OWN)
-    assert _ask_registry(tmp_path, " my_policies ,") == "Own"
-    assert _ask_registry(tmp_path, "").startswith("unknown routing policy 'own'")
-    missing = _ask_registry(tmp_path, "nowhere.at_all")
+    assert ask_registry(" my_policies ,") == "Own"
+    assert ask_registry("").startswith("unknown routing policy 'own'")
+    missing = ask_registry("nowhere.at_all")
     assert missing.splitlines() == ["AMPD_POLICY_MODULES: cannot import 'nowhere.at_all': No module named 'nowhere'"]
 
 
@@ -99,10 +120,10 @@ def test_modules_that_the_environment_names_bring_policies_of_their_own(tmp_path
     ],
 )
 def test_a_module_that_cannot_be_imported_is_told_in_one_line(
-    tmp_path: Path, module: str, source: str, line: str
+    tmp_path: Path, ask_registry: AskRegistry, module: str, source: str, line: str
 ) -> None:
     (tmp_path / f"{module}.py").write_text(source)
-    told = _ask_registry(tmp_path, module).splitlines()
+    told = ask_registry(module).splitlines()
     assert len(told) == 1
     assert told[0].startswith(f"AMPD_POLICY_MODULES: cannot import {module!r}: {line}")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import PiecewiseModel
@@ -110,6 +110,7 @@ def rows(max_size: int, postponements: st.SearchStrategy[int]) -> st.SearchStrat
     return st.lists(row, min_size=1, max_size=max_size)
 
 
+@settings(max_examples=25)
 @given(rows(7, st.just(0)), st.integers(1, 8))
 @example([(5, 0, 3, 0), (2, 0, 2, 0)], 3)  # the head has no chance: what can still be on time goes first
 @example([(4, 0, 9, 0), (4, 0, 4, 0)], 3)  # both on time only if they change places
@@ -131,11 +132,13 @@ def test_pick_equals_enumeration_under_pressure() -> None:
     assert moved > 50
 
 
+@settings(max_examples=25)
 @given(rows(6, st.integers(0, 5)), st.integers(1, 6))
 def test_pick_equals_enumeration_under_the_limit(rows: list[Row], window: int) -> None:
     assert pick(rows, window).index == pick_by_enumeration(rows, window)
 
 
+@settings(max_examples=25)
 @given(rows(6, st.just(0)))
 def test_the_dynamic_programme_counts_as_enumeration_does(rows: list[Row]) -> None:
     jobs = jobs_of(rows)
@@ -155,6 +158,7 @@ def expected_first(jobs: Sequence[tuple[int, int]]) -> int:
     return next(first for first in range(len(jobs)) if most_on_time_with_first(jobs, first) == best)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(-40, 250)), min_size=8, max_size=32))
 def test_large_windows_equal_the_dynamic_programme(jobs: list[tuple[int, int]]) -> None:
     assert first_of_best_ordering([job[0] for job in jobs], [job[1] for job in jobs]) == expected_first(jobs)
@@ -201,6 +205,7 @@ def test_a_task_at_the_limit_is_not_overtaken() -> None:
     assert pick([(9, 0, 3, 0), (9, 0, 3, 3), (1, 0, 1, 0)], 3) == Run(0)
 
 
+@settings(max_examples=25)
 @given(st.integers(2, 6), rows(20, st.just(0)), st.randoms(use_true_random=False))
 def test_no_task_starves_and_counts_never_grow_along_the_queue(
     window: int, rows: list[Row], rng: random.Random

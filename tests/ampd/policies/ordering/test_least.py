@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
@@ -63,6 +63,7 @@ def rank(policy: str, one: PrefillTask) -> Fraction:
 
 
 @pytest.mark.parametrize("policy", RANKED)
+@settings(max_examples=25)
 @given(queue=queues)
 def test_the_first_task_of_the_least_rank_runs_and_overtakes_what_is_before_it(
     policy: str, queue: list[PrefillTask]
@@ -79,6 +80,7 @@ def test_the_first_task_of_the_least_rank_runs_and_overtakes_what_is_before_it(
 
 
 @pytest.mark.parametrize("policy", RANKED)
+@settings(max_examples=25)
 @given(queue=queues, dice=st.randoms(use_true_random=False))
 def test_the_order_of_the_queue_decides_between_equals_only(
     policy: str, queue: list[PrefillTask], dice: random.Random
@@ -137,6 +139,7 @@ def test_jct_lets_a_long_task_grow_smaller() -> None:
     assert pick("jct", [task("long", 3000, 1e6), queue[1]], ageing_tokens_per_s=0) == Run(1, (0,))
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 900)), min_size=2, max_size=40),
     st.sampled_from([250.0, 1000.0, 4000.0]),
