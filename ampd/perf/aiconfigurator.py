@@ -21,7 +21,7 @@ from typing import Any
 
 from ampd.errors import UserError, one_line_of
 from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
-from ampd.perf.gpus import gpu
+from ampd.perf.gpus import HOST_LINK_SHARE, gpu
 from ampd.perf.memory import kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
@@ -72,7 +72,8 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
             with _one_line_errors(f"{shape.name} on {system} at TP {tp}"):
                 handle = _compiled(handle_type, folder, system, tp, shape)
                 capacity_tokens = kv_capacity_tokens(shape, card, tp)
-                workers.append(_curves(handle, tp, capacity_tokens))
+                curves = _curves(handle, tp, capacity_tokens)
+                workers.append(curves.model_copy(update={"kv_shards": shape.kv_shards(tp)}))
                 held.append((tp, _prefills(handle, _HELD_PREFILLS), _decodes(handle, _HELD_DECODES, capacity_tokens)))
     name = f"{shape.name} on {card.name} (AIConfigurator)"
     profile = PerformanceProfile(
@@ -89,6 +90,7 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
         workers=tuple(workers),
         kv_transfers=tuple(transfer_curve(shape, card, a, b, Efficiency()) for a in fitting for b in fitting),
         kv_bytes_per_token=shape.kv_bytes_per_token,
+        host_link_bytes_per_s=card.host_bytes_per_s * HOST_LINK_SHARE,
         max_context_tokens=shape.max_context_tokens,
     )
     errors = _errors(PiecewiseModel(profile), held)

@@ -21,3 +21,7 @@ class PerformanceModel(Protocol):
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         """Time to move the KV of `tokens` between two workers; 0 when `tokens` is 0."""
         ...
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        """Time to copy the KV of `tokens` from a worker's host memory to its devices; 0 when `tokens` is 0."""
+        ...

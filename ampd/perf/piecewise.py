@@ -6,6 +6,7 @@ segment the times are
     prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist + history2 * hist^2
     decode    alpha + beta * batch + context * tokens
     transfer  alpha + beta * tokens
+    reload    beta * tokens, from the bytes of a token on one GPU and the rate of its link to the host
 
 `gamma` is the cost of attention: the k-th new token attends to hist + k tokens. An empty request takes no time.
 """
@@ -20,8 +21,10 @@ from itertools import product
 from pathlib import Path
 
 from ampd.errors import UserError
+from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
 from ampd.perf.profile import (
     DecodeCurve,
+    ParallelismCurves,
     PerformanceProfile,
     PrefillCurve,
     Provenance,
@@ -66,6 +69,7 @@ class PiecewiseModel:
         self._prefill = {curves.tp: _prefill(curves.prefill) for curves in profile.workers}
         self._decode = {curves.tp: _decode(curves.decode) for curves in profile.workers}
         self._transfer = {(curve.tp_source, curve.tp_target): _transfer(curve) for curve in profile.kv_transfers}
+        self._reload = {curves.tp: _reload_s_per_token(profile, curves) for curves in profile.workers}
 
     @property
     def provenance(self) -> Provenance:
@@ -105,6 +109,22 @@ class PiecewiseModel:
         except KeyError:
             raise self._lacks_pair(source, target) from None
         return line(tokens)
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        """Time to copy the KV of `tokens` from host memory; all GPUs of the replica copy their parts at the same time.
+
+        Raises:
+            UserError: the profile does not know the parallelism, or the size of a token's KV.
+        """
+        if tokens <= 0:
+            return 0.0
+        try:
+            seconds_per_token = self._reload[parallelism.tp]
+        except KeyError:
+            raise self._lacks(parallelism) from None
+        if seconds_per_token is None:
+            raise UserError(f"{self.name}: no times of reloads from host memory; add its kv_bytes_per_token")
+        return tokens * seconds_per_token
 
     def kv_capacity_tokens(self, parallelism: Parallelism) -> int | None:
         """KV memory of one replica in tokens; None if the profile does not contain it."""
@@ -191,3 +211,10 @@ def _decode(curve: DecodeCurve) -> tuple[_Line, float]:
 
 def _transfer(curve: TransferCurve) -> _Line:
     return _line((segment.from_tokens, segment.alpha_s, segment.beta_s_per_token) for segment in curve.segments)
+
+
+def _reload_s_per_token(profile: PerformanceProfile, curves: ParallelismCurves) -> float | None:
+    if profile.kv_bytes_per_token is None:
+        return None
+    bytes_per_s = profile.host_link_bytes_per_s or HOST_LINK_SHARE * host_bytes_per_s(profile.provenance.gpu)
+    return profile.kv_bytes_per_token / (curves.kv_shards or curves.tp) / bytes_per_s

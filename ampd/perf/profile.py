@@ -128,6 +128,10 @@ class ParallelismCurves(_Part):
     kv_capacity_tokens: int | None = Field(
         default=None, ge=0, description="KV memory of one replica beside the weights, in tokens; null: unknown."
     )
+    kv_shards: TensorParallel | None = Field(
+        default=None,
+        description="GPUs that split a replica's KV. With more GPUs than KV heads, several hold the same. Null: all.",
+    )
 
 
 class PerformanceProfile(_Part):
@@ -139,6 +143,12 @@ class PerformanceProfile(_Part):
     kv_transfers: tuple[TransferCurve, ...] = ()
     kv_bytes_per_token: int | None = Field(
         default=None, ge=1, description="KV of one token over all layers; null: unknown."
+    )
+    host_link_bytes_per_s: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="From host memory to one GPU, as reached; null: 80 % of the peak of the GPU's PCIe generation.",
     )
     max_context_tokens: int | None = Field(default=None, ge=1, description="Longest context of the model.")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 
-from ampd.perf.gpus import Gpu
+from ampd.perf.gpus import HOST_LINK_SHARE, Gpu
 from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
@@ -45,6 +45,7 @@ class Efficiency:
     forward_s: float = 1.0e-3
     all_reduce_s: float = 1.0e-5
     transfer_s: float = 1.0e-3
+    host_link_share: float = HOST_LINK_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ def analytic_profile(
         ),
         kv_transfers=tuple(transfer_curve(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
         kv_bytes_per_token=shape.kv_bytes_per_token,
+        host_link_bytes_per_s=gpu.host_bytes_per_s * efficiency.host_link_share,
         max_context_tokens=shape.max_context_tokens,
     )
 
@@ -155,6 +157,7 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
         ),
         decode=DecodeCurve.of(kv_read_s, decode),
         kv_capacity_tokens=capacity_tokens,
+        kv_shards=replica.shape.kv_shards(replica.tp),
     )
 
 

@@ -24,6 +24,9 @@ class ScaledModel:
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         return self.time_scale * self.model.kv_transfer_s(tokens, source, target)
 
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        return self.time_scale * self.model.reload_s(tokens, parallelism)
+
 
 def scaled(model: PerformanceModel, time_scale: float) -> PerformanceModel:
     """`model` itself at scale 1, else its times multiplied by `time_scale` > 0."""

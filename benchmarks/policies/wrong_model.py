@@ -28,3 +28,7 @@ class WrongModel:
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         """Wrong transfer time."""
         return self.transfer * self.model.kv_transfer_s(tokens, source, target)
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        """Wrong time of a copy from host memory."""
+        return self.transfer * self.model.reload_s(tokens, parallelism)

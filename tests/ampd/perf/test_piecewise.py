@@ -264,6 +264,28 @@ def test_a_scaled_model_runs_on_another_clock() -> None:
     assert fast.prefill_s(100, 50, TP1) == pytest.approx(0.1 * slow.prefill_s(100, 50, TP1))
     assert fast.decode_step_s(4, 50, TP1) == pytest.approx(0.1 * slow.decode_step_s(4, 50, TP1))
     assert fast.kv_transfer_s(50, TP1, TP1) == pytest.approx(0.1 * slow.kv_transfer_s(50, TP1, TP1))
+    with_bytes = PiecewiseModel(HAND.profile.model_copy(update={"kv_bytes_per_token": 1000}))
+    assert scaled(with_bytes, 0.1).reload_s(50, TP1) == pytest.approx(0.1 * with_bytes.reload_s(50, TP1))
     assert scaled(slow, 1) is slow
     with pytest.raises(ValueError, match="time_scale"):
         scaled(slow, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bytes_per_s"),
+    [("NVIDIA H200", 0.8 * 64e9), ("NVIDIA A100-SXM4-80GB", 0.8 * 32e9), ("2 cores", 0.8 * 32e9)],
+)
+def test_a_reload_takes_the_bytes_of_a_gpu_over_its_link_to_the_host(gpu: str, bytes_per_s: float) -> None:
+    provenance = HAND.profile.provenance.model_copy(update={"gpu": gpu})
+    profile = HAND.profile.model_copy(update={"kv_bytes_per_token": 100_000, "provenance": provenance})
+    assert PiecewiseModel(profile).reload_s(5000, TP1) == pytest.approx(5000 * 100_000 / bytes_per_s)
+    faster = profile.model_copy(update={"host_link_bytes_per_s": 1e9})
+    assert PiecewiseModel(faster).reload_s(5000, TP1) == pytest.approx(0.5)
+    assert PiecewiseModel(faster).reload_s(0, TP1) == 0
+
+
+def test_a_reload_of_unknown_size_or_parallelism_is_refused() -> None:
+    with pytest.raises(UserError, match="kv_bytes_per_token"):
+        HAND.reload_s(1, TP1)
+    with pytest.raises(UserError, match="no times for tp 3"):
+        HAND.reload_s(1, Parallelism(3))

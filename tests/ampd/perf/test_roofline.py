@@ -63,6 +63,7 @@ def test_kv_heads_are_replicated_beyond_their_number() -> None:
     eight, sixteen = (model.profile.workers[index] for index in (0, 1))
     assert sixteen.decode.context_s_per_token == eight.decode.context_s_per_token
     assert eight.kv_capacity_tokens is not None
+    assert model.reload_s(1000, Parallelism(16)) == model.reload_s(1000, Parallelism(8))
     assert sixteen.kv_capacity_tokens == pytest.approx(eight.kv_capacity_tokens, rel=0.02)
 
 
@@ -77,6 +78,7 @@ def test_more_work_never_takes_less_time(name: str, data: st.DataObject) -> None
     assert model.prefill_s(few, 1 + other, theta) <= model.prefill_s(many, 1 + other, theta)
     assert model.decode_step_s(few, other, theta) <= model.decode_step_s(many, other, theta)
     assert model.kv_transfer_s(few, theta, theta) <= model.kv_transfer_s(many, theta, theta)
+    assert model.reload_s(few, theta) <= model.reload_s(many, theta)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

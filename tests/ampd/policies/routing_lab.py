@@ -11,7 +11,7 @@ from tests.ampd.policies import situations
 
 @dataclass(frozen=True)
 class PlainModel:
-    """10 ms a pass and 1 ms a token; 5 ms a step and 1 ms a sequence; 10 us a token moved."""
+    """10 ms a pass and 1 ms a token; 5 ms a step and 1 ms a sequence; 10 us a token moved; 1 us reloaded."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
         return (10 + incr_tokens) / 1000 if incr_tokens > 0 else 0.0
@@ -21,6 +21,9 @@ class PlainModel:
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:  # noqa: ARG002
         return tokens / 100_000
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
+        return tokens / 1_000_000
 
 
 PLAIN = PlainModel()

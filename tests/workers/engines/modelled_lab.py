@@ -41,6 +41,9 @@ class Times:
         self.transfers.append(tokens)
         return self.transfer_s
 
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        return 0.0
+
 
 class LocalPeers:
     """`KvPeers` within one process."""

@@ -32,6 +32,9 @@ class LinearModel:
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         raise NotImplementedError
 
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        raise NotImplementedError
+
 
 MODEL: PerformanceModel = LinearModel()
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.presets import analytic_model
+from ampd.serving.kv_eviction import surplus
 from ampd.types import Parallelism
-from workers.kv.store.eviction import surplus
 
 MODEL = analytic_model("qwen3-32b", "h100")
 
