@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
@@ -30,7 +29,6 @@ from .lab import (
 )
 
 TP1 = Parallelism(1)
-relaxed = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 
 
 class WaitFor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
-
 from ampd.policies.registry import create, create_named
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
@@ -16,7 +14,6 @@ from .lab import REMOTE, SLO, RandomPools, run, session, single
 
 ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "threshold(tokens=300)")
 POOLS = {"static": create("pools", "static"), "arrow": create("pools", "arrow", cooldown_s=0.0), "dice": RandomPools()}
-relaxed = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 
 
 def by(routing: str, slicing: str = "itl-chunks", pools: str = "static", binding: str = "least-kv") -> Policies:
