@@ -138,19 +138,23 @@ class KvRequest(TypedDict):
     ttl_s: NotRequired[float]
 
 
+LeasedRecords = tuple[list[int], list[int]]
+"""Of each record: the position of its key among the keys of the request, and its offset in the owner's store."""
+
+
 class KvReply(TypedDict):
     """Answer of a worker's KV endpoint.
 
     Attributes:
-        pages: for `lease`, the positions of the longest prefix of `keys` that the worker holds.
-        matched: for `match` and `lease`, the length of that prefix in pages.
+        matched: for `match` and `lease`, the length in pages of the longest prefix of `keys` that the worker holds.
+        records: for `lease`, by pool, the records that the lease protects.
         descriptor: data with which a transport can read the leased pages.
         released_tokens: for `release_session`, the tokens whose KV was released.
         error: why the operation failed.
     """
 
-    pages: NotRequired[list[int]]
     matched: NotRequired[int]
+    records: NotRequired[dict[str, LeasedRecords]]
     lease_id: NotRequired[str]
     descriptor: NotRequired[bytes]
     released_tokens: NotRequired[int]

@@ -93,7 +93,7 @@ class StepLog:
             worker_id=self._worker_id,
             caller=trace.caller if trace else None,
             asked_pages=None if keys is None else len(keys),
-            held_pages=len(reply["pages"]) if "pages" in reply else reply.get("matched"),
+            held_pages=reply.get("matched"),
             lease_id=reply.get("lease_id") or request.get("lease_id"),
             released_tokens=reply.get("released_tokens"),
             error=reply.get("error"),

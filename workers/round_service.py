@@ -217,7 +217,6 @@ class RoundService:
             request["token_ids"],
             request["request"],
             progress.rid,
-            progress.fetched.tokens,
             progress.page_keys,
         )
         progress.rid = progress.sliced.rid

@@ -63,13 +63,11 @@ class Slicer:
         token_ids: list[int],
         request: dict[str, Any],
         rid: str,
-        staged_tokens: int,
         page_keys: Sequence[bytes],
     ) -> Sliced:
         """Compute all slices but the last. The prefill has a slot before and after. A cancelled slice is aborted.
 
         Args:
-            staged_tokens: KV that was read from a peer under `rid`, to go behind the KV that is held here.
             page_keys: of all full pages of the prompt.
 
         Raises:
@@ -81,7 +79,7 @@ class Slicer:
             if isinstance(step, LookUp):
                 if not self._can_slice(token_ids, request):
                     break
-                place.correct(await self._as_held(place.pass_tasks[0], page_keys, staged_tokens))
+                place.correct(await self._as_held(place.pass_tasks[0], page_keys))
                 is_exact = True
             elif isinstance(step, Wait):
                 await self._running.until_one_ends(step.wait_s)
@@ -109,11 +107,11 @@ class Slicer:
         output = request.get("output_options") or {}
         return len(token_ids) < self._engine.info.max_context_tokens and output.get("prompt_logprobs") is None
 
-    async def _as_held(self, task: PrefillTask, page_keys: Sequence[bytes], staged_tokens: int) -> PrefillTask:
+    async def _as_held(self, task: PrefillTask, page_keys: Sequence[bytes]) -> PrefillTask:
         """The task with the history that is really here, which may be less or more than the coordinator knew."""
         page = self._engine.info.page_size_tokens
         reply = await self._engine.kv.serve({"op": "match", "keys": list(page_keys)})
-        pages = reply.get("matched", task.hist_tokens // page) + staged_tokens // page
+        pages = reply.get("matched", task.hist_tokens // page)
         return with_held(task, pages * page, page)
 
     async def _compute(self, rid: str, session_id: str, prefix: list[int], known_keys: Sequence[bytes]) -> int:

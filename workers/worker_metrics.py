@@ -86,7 +86,7 @@ class WorkerReader:
 
     def _memory(self, view: WorkerView) -> Iterator[Reading]:
         parts = self._parts
-        yield Reading(names.KV_PINNED, parts.engine.kv.pinned_tokens)
+        yield Reading(names.KV_PINNED, parts.engine.kv.session_tokens)
         yield Reading(names.KV_USED, view.kv_used_tokens)
         yield Reading(names.KV_CAPACITY, view.kv_capacity_tokens)
         yield Reading(names.SESSIONS_HELD, len(parts.changes.held_tokens))

@@ -52,7 +52,7 @@ class WorkerViewReader:
             decode_batch=load.running_requests,
             decode_context_tokens=load.running_context_tokens,
             kv_used_tokens=load.kv_used_tokens,
-            kv_capacity_tokens=info.kv_capacity_tokens,
+            kv_capacity_tokens=info.store_capacity_tokens or info.kv_capacity_tokens,
             max_context_tokens=info.max_context_tokens,
             lane=self._role.lane,
             fingerprint=info.fingerprint,

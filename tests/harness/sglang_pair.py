@@ -13,35 +13,35 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ampd.wire import KvReply, KvRequest
+from tests.harness.waiting import eventually
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.kv.exchange import KvFetch
-from workers.kv.layout import Descriptor
-from workers.kv.nixl_transport import NixlReader
+from workers.kv.nixl_transport import NixlTransport, Remote
 
 PAGE = 16
 POOL_TOKENS = 8000
-STAGING_TOKENS = 2048
+STORE_GIB = 0.25
 TIMEOUT_S = 10.0
 
 
-def pair_settings(model: Path) -> SglangSettings:
+def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
     """What each engine of the pair runs."""
     return SglangSettings(
-        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, staging_tokens=STAGING_TOKENS
+        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, kv_store_gib=STORE_GIB, tp=tp
     )
 
 
-class SwitchedReader(NixlReader):
-    """The real reader, and for the negative control one that reports pages as read without moving a byte."""
+class SwitchedTransport(NixlTransport):
+    """The real transport, and for the negative control one that reports records as read without moving a byte."""
 
     moves = True
 
     def read(
-        self, peer: str, descriptor: Descriptor, sources: Sequence[int], targets: Sequence[int]
+        self, remote: Remote, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
     ) -> tuple[Future[int], Callable[[], None]]:
         if self.moves:
-            return super().read(peer, descriptor, sources, targets)
+            return super().read(remote, theirs, ours)
         done: Future[int] = Future()
         done.set_result(1)
         return done, lambda: None
@@ -87,11 +87,15 @@ class Round:
 
 
 async def empty(*engines: SglangEngine) -> None:
-    """Leave the engines without pins and without cache."""
+    """Leave the engines without cache, and their stores without records."""
     for engine in engines:
-        for session in (await engine.kv.stats())["sessions"]:
-            await engine.kv.release_session(session)
         await eventually(lambda engine=engine: idle(engine))
+        await engine.kv.store.settle(TIMEOUT_S)
+        directory = engine.kv.store.directory
+        for session in list(directory.sessions):
+            await engine.kv.release_session(session)
+        directory.clear()
+        await eventually(lambda directory=directory: not directory.used_bytes)
 
 
 async def idle(engine: SglangEngine) -> bool:
@@ -164,16 +168,3 @@ async def play(
         rounds.append(await round_of(number)(prompt, script.output_tokens))
         context = prompt + rounds[-1].tokens
     return [one.tokens for one in rounds], rounds
-
-
-async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Wait until an (async) condition gives something true; returns it."""
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert asyncio.get_running_loop().time() < deadline_s, "it never came true"
-        await asyncio.sleep(0.02)

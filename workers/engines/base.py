@@ -16,6 +16,8 @@ class EngineInfo:
     """The properties of an engine, known when it has started.
 
     Attributes:
+        kv_capacity_tokens: of the device's KV memory.
+        store_capacity_tokens: of the host memory that keeps sessions between their rounds; 0: the device keeps them.
         vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
         fingerprint: of all that its KV depends on; engines read KV from each other only if it is equal.
     """
@@ -26,6 +28,7 @@ class EngineInfo:
     page_size_tokens: int
     kv_bytes_per_token: int
     vocabulary_size: int | None = None
+    store_capacity_tokens: int = 0
     fingerprint: str = ""
 
 

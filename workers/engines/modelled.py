@@ -100,7 +100,7 @@ class ModelledEngine:
         return EngineLoad(
             running_requests=sum(len(active.decoding) for active in self._running),
             running_context_tokens=sum(active.context_tokens for active in self._running),
-            kv_used_tokens=self._kv.pinned_tokens + sum(active.private_tokens for active in requests),
+            kv_used_tokens=self._kv.session_tokens + sum(active.private_tokens for active in requests),
         )
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:

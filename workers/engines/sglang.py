@@ -21,17 +21,17 @@ from ampd.page_keys import page_keys
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.sglang_plugin import ENGINE_FLAG
-from workers.engines.sglang_settings import STAGED_TTL_S, Device, SglangSettings, check_sglang, engine_arguments
+from workers.engines.sglang_settings import Device, SglangSettings, check_sglang, engine_arguments, store_bytes
 
 if TYPE_CHECKING:
-    from workers.kv.layout import PoolLayout
-    from workers.kv.nixl_exchange import NixlExchange
-    from workers.kv.staging_area import PageReader
+    from workers.kv.peer_reads import Transport
+    from workers.kv.store_exchange import StoreExchange
 
 __all__ = ["SglangEngine", "SglangSettings"]
 
 _LINK_S = 30.0
 _STOP_S = 5.0
+_GONE_POLL_S = 0.02
 _WARM_UP_TOKENS = (300, 20)
 _QUIET = {"NIXL_LOG_LEVEL": "WARN", "UCX_LOG_LEVEL": "error"}
 
@@ -51,22 +51,22 @@ class SglangEngine:
 
     Args:
         settings: what to run.
-        make_reader: the transport that reads peers' pages; NIXL if None.
+        make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
     """
 
-    def __init__(self, settings: SglangSettings, make_reader: Callable[[PoolLayout], PageReader] | None = None) -> None:
+    def __init__(self, settings: SglangSettings, make_transport: Callable[[int, int], Transport] | None = None) -> None:
         check_sglang(settings, "sglang engine")
         self._settings = settings
-        self._make_reader = make_reader
+        self._make_transport = make_transport
         self._running: dict[str, _Running] = {}
         self._processes: list[BaseProcess] = []
         self._lost: asyncio.Future[str] | None = None
         self._engine: Any = None
         self._manager: Any = None
-        self._kv: NixlExchange | None = None
+        self._kv: StoreExchange | None = None
         self._info: EngineInfo | None = None
 
     @property
@@ -76,7 +76,7 @@ class SglangEngine:
         return self._info
 
     @property
-    def kv(self) -> NixlExchange:
+    def kv(self) -> StoreExchange:
         if self._kv is None:
             raise EngineError("the engine has not started", 503)
         return self._kv
@@ -92,14 +92,16 @@ class SglangEngine:
         for name, level in _QUIET.items():
             os.environ.setdefault(name, level)
         try:
-            from workers.kv.nixl_exchange import NixlExchange
-            from workers.kv.nixl_transport import NixlReader
+            from workers.kv.nixl_transport import NixlTransport
+            from workers.kv.store.memory import StoreMemory
+            from workers.kv.store_exchange import StoreExchange
         except ImportError as error:
             raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
         self._lost = asyncio.get_running_loop().create_future()
-        self._kv = NixlExchange(self._make_reader or NixlReader, STAGED_TTL_S)
+        memory = StoreMemory.create(store_bytes(self._settings))
+        self._kv = StoreExchange(memory, self._settings.tp, self._make_transport or NixlTransport)
         try:
-            self._launch(self._kv.address)
+            self._launch(self._kv)
             await self._kv.open(_LINK_S)
             self._info = self._read_info()
             await self._warm_up()
@@ -140,7 +142,7 @@ class SglangEngine:
         assert self._lost is not None
         return await asyncio.shield(self._lost)
 
-    def _launch(self, control_address: str) -> None:
+    def _launch(self, kv: StoreExchange) -> None:
         # SGLang forks from this thread on purpose: its processes end with the thread that started them.
         os.environ[ENGINE_FLAG] = "1"
         _add_scripts_to_path()
@@ -160,7 +162,8 @@ class SglangEngine:
         # It reports every handler that is not its own as an error.
         logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
         before = set(multiprocessing.active_children())
-        arguments = engine_arguments(self._settings, on_gpu=on_gpu, control_address=control_address)
+        linker = {"control": kv.store.addresses, "store": kv.store.memory.place, "checksums": self._settings.kv_checksums}
+        arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
         try:
             # Allocated first: what an engine that fails to start has opened must be closed as well.
             self._engine = OurEngine.__new__(OurEngine)
@@ -208,16 +211,17 @@ class SglangEngine:
         engine.send_to_rpc = None
 
     def _read_info(self) -> EngineInfo:
-        layout = self.kv.layout
+        geometry = self.kv.store.geometry
         capacity = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
         return EngineInfo(
             parallelism=Parallelism(tp=self._settings.tp),
             kv_capacity_tokens=capacity,
             max_context_tokens=min(int(self._manager.context_len), capacity),
-            page_size_tokens=layout.page_size,
-            kv_bytes_per_token=layout.bytes_per_page // layout.page_size,
+            store_capacity_tokens=self.kv.store.capacity_tokens,
+            page_size_tokens=geometry.page_size,
+            kv_bytes_per_token=sum(pool.record_bytes for pool in geometry.pools) // geometry.page_size,
             vocabulary_size=int(self._manager.model_config.vocab_size),
-            fingerprint=layout.fingerprint,
+            fingerprint=geometry.fingerprint,
         )
 
     async def _warm_up(self) -> None:
@@ -250,11 +254,11 @@ class SglangEngine:
 
     def load(self) -> EngineLoad:
         running = self._running.values()
-        # What a running session holds already is among the pins.
+        # What a running session holds already is among the tokens of sessions.
         new = sum(max(0, request.context_tokens - request.held_tokens) for request in running)
-        pinned = self._kv.pinned_tokens if self._kv else 0
+        kept = self._kv.session_tokens if self._kv else 0
         decoding = [request.context_tokens for request in running if request.decodes]
-        return EngineLoad(len(decoding), sum(decoding), pinned + new)
+        return EngineLoad(len(decoding), sum(decoding), kept + new)
 
     def _check(self, request: EngineRequest) -> None:
         if self._lost is not None and self._lost.done():
@@ -291,6 +295,11 @@ class SglangEngine:
         finally:
             if not finished and self._manager is not None:
                 self._manager.abort_request(rid=rid)
+
+    async def gone(self, rid: str) -> None:
+        """Return when SGLang works on no choice of a request any more: an abort takes effect after a load."""
+        while self._manager is not None and any(known.startswith(rid) for known in self._manager.rid_to_state):
+            await asyncio.sleep(_GONE_POLL_S)
 
     async def _choices(
         self, request: EngineRequest, count: int, arguments: dict[str, Any]
@@ -344,23 +353,21 @@ class _RequestAccount:
         self._first = True
 
     async def __aenter__(self) -> _RequestAccount:
-        request, kv = self._request, self._engine.kv
-        self._keys = page_keys(request.token_ids, self._engine.info.page_size_tokens, request.known_keys)
-        held = kv.held_now(request.session_id)
-        self._engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), held)
-        if request.session_id:
-            try:
-                await kv.begin_request(request.session_id, self._keys)
-            except ConnectionError as error:
-                self._engine._running.pop(request.rid, None)
-                raise EngineLostError(f"SGLang has ended: {error}") from None
+        request, engine = self._request, self._engine
+        self._keys = page_keys(request.token_ids, engine.info.page_size_tokens, request.known_keys)
+        running = engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), 0)
+        try:
+            running.held_tokens = await engine.kv.store.begin_request(request.rid, request.session_id, self._keys)
+        except (ConnectionError, TimeoutError) as error:
+            await self.__aexit__()
+            raise EngineLostError(f"SGLang has ended: {error or 'it does not answer'}") from None
         return self
 
     def count(self, output: EngineOutput) -> None:
         """Count the tokens of an output."""
         if self._first:
             self._first = False
-            self._engine.kv.discard_soon(self._request.rid)
+            self._engine.kv.store.loaded(self._request.rid)
         running = self._engine._running[self._request.rid]
         running.context_tokens += len(output.token_ids)
         running.decodes = running.decodes or bool(output.token_ids)
@@ -368,17 +375,15 @@ class _RequestAccount:
             self._tokens += output.token_ids
 
     async def __aexit__(self, *_: object) -> None:
-        request = self._request
-        self._engine._running.pop(request.rid, None)
-        if self._engine._kv is None:
+        request, engine = self._request, self._engine
+        engine._running.pop(request.rid, None)
+        if engine._kv is None:
             return
-        self._engine.kv.discard_soon(request.rid)
-        if request.session_id:
-            size = self._engine.info.page_size_tokens
-            # The last token is sampled but not computed: it has no KV yet.
-            context = [*request.token_ids, *self._tokens[:-1]]
-            with suppress(ConnectionError):  # with the engine's process its pins have gone
-                await self._engine.kv.end_request(request.session_id, page_keys(context, size, self._keys))
+        if self._first:
+            engine.kv.store.loaded(request.rid, lambda: engine.gone(request.rid))
+        # The last token is sampled but not computed: it has no KV yet.
+        context = [*request.token_ids, *self._tokens[:-1]]
+        engine.kv.store.end_request(request.session_id, page_keys(context, engine.info.page_size_tokens, self._keys))
 
 
 def _add_scripts_to_path() -> None:

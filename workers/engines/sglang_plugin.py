@@ -1,8 +1,7 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
-Two things of the KV exchange (pins are released in any order; a sleeping scheduler wakes up to collect them), active
-only with AMPD's linker, and the digests of pages on machines without a compiler. On machines without a GPU also the
-rotary embedding and what several ranks need: groups without NCCL, cores for each rank, replicated KV heads.
+The digests of pages on machines without a compiler. On machines without a GPU also the rotary embedding and what several
+ranks need: groups without NCCL, cores for each rank, replicated KV heads.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ def register() -> None:
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    linker = "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.__init__"
-    sleeper = "sglang.srt.managers.scheduler_components.idle_sleeper.IdleSleeper.__init__"
-    HookRegistry.register(linker, bind_linker, HookType.AFTER)
-    HookRegistry.register(sleeper, add_wake_up, HookType.AFTER)
     digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
     HookRegistry.register(digests, native_or_hashlib, HookType.AROUND)
     if not torch.cuda.is_available():
@@ -49,20 +44,6 @@ def register() -> None:
         HookRegistry.register(binding, divide_cores, HookType.BEFORE)
         padding = "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp"
         HookRegistry.register(padding, replicate_kv_heads, HookType.AROUND)
-
-
-def bind_linker(_result: None, wrapper: Any, _cache: Any, cache_linker: Any) -> None:
-    """Let our linker reorder the wrapper's pending offloads."""
-    bind = getattr(cache_linker, "bind", None)
-    if bind is not None:
-        bind(wrapper)
-
-
-def add_wake_up(_result: None, sleeper: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Wake an idle scheduler when pins were released, instead of at its next look after up to a second."""
-    linker = sys.modules.get("workers.kv.linker")
-    if linker is not None:
-        sleeper.poller.register(linker.WAKE_FD, 1)
 
 
 @cache  # a build that fails is not tried again at each look-up

@@ -13,12 +13,9 @@ from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import OldFlag, Settings
 from workers.engines.sglang_limits import check_arguments, check_degree
+from workers.kv.store.memory import default_size_bytes
 
-PIN_BUDGET = 0.6
-"""Part of the KV memory that sessions between their rounds may keep."""
-
-STAGED_TTL_S = 120.0
-"""Seconds after which unused KV in staging memory is dropped."""
+_GIB = 1 << 30
 
 
 class Device(StrEnum):
@@ -33,8 +30,9 @@ class SglangSettings(Settings):
     """What SGLang is started with."""
 
     old_flags: ClassVar = {
-        "--pin-budget": OldFlag(f"it is always {PIN_BUDGET:g}; leave it out"),
-        "--staged-ttl-s": OldFlag(f"it is always {STAGED_TTL_S:g} s; leave it out"),
+        "--pin-budget": OldFlag("nothing is kept on the device between rounds; leave it out"),
+        "--staged-ttl-s": OldFlag("KV of other workers goes into the store (--kv-store-gib); leave it out"),
+        "--staging-tokens": OldFlag("KV of other workers goes into the store (--kv-store-gib); leave it out"),
     }
 
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
@@ -53,9 +51,10 @@ class SglangSettings(Settings):
     max_context_tokens: int | None = Field(
         None, ge=2, description="Longest context; default: what the model's config.json says."
     )
-    staging_tokens: int = Field(
-        65536, ge=1, description="Room in host memory for KV that was read from other workers and is not yet loaded."
+    kv_store_gib: float | None = Field(
+        None, gt=0, description="Host memory for the KV of sessions; default: half of what the machine has free."
     )
+    kv_checksums: bool = Field(False, description="Verify a checksum whenever KV is read from the store or a peer.")
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
     @field_validator("engine_args")
@@ -83,8 +82,17 @@ _CPU_ARGUMENTS: dict[str, Any] = {
 }
 
 
-def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address: str) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs."""
+def store_bytes(settings: SglangSettings) -> int:
+    """Bytes of the KV store."""
+    return default_size_bytes() if settings.kv_store_gib is None else int(settings.kv_store_gib * _GIB)
+
+
+def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs.
+
+    Args:
+        linker: what `workers.kv.linker.KvLinker` gets as `extra_config`.
+    """
     model = str(settings.model)
     arguments: dict[str, Any] = {
         "model_path": model,
@@ -103,11 +111,7 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, control_address:
         "unified_cache_external_linker_config": {
             "linker": "KvLinker",
             "linker_module_path": "workers.kv.linker",
-            "linker_extra_config": {
-                "control": control_address,
-                "budget_fraction": PIN_BUDGET,
-                "staging_tokens": settings.staging_tokens,
-            },
+            "linker_extra_config": linker,
         },
     }
     arguments = {name: value for name, value in arguments.items() if value is not None}

@@ -48,7 +48,7 @@ class _Call:
 class SupervisedEngine:
     """`Engine` and `WatchedEngine` around another engine. `wait_lost` must run, because it does the supervision.
 
-    An engine stands still while calls wait for it and neither an output comes nor its pinned KV grows.
+    An engine stands still while calls wait for it and neither an output comes nor more KV is stored.
 
     Args:
         model: predicts the times of the engine.
@@ -60,7 +60,7 @@ class SupervisedEngine:
         self._clock = clock
         self._waiting: set[_Call] = set()
         self._progress_s = clock()
-        self._pinned_tokens = 0
+        self._activity = 0
         self._lost: str | None = None
 
     @property
@@ -128,10 +128,10 @@ class SupervisedEngine:
 
     def _standstill(self) -> str | None:
         """One line if the engine hangs."""
-        now_s, pinned_tokens = self._clock(), self.kv.pinned_tokens
-        if pinned_tokens > self._pinned_tokens:
-            self._progress_s = now_s  # a prefill pins its pages as it computes them
-        self._pinned_tokens = pinned_tokens
+        now_s, activity = self._clock(), self.kv.activity
+        if activity > self._activity:
+            self._progress_s = now_s  # a prefill stores its pages as it computes them
+        self._activity = activity
         if not self._waiting:
             return None
         bound_s = max(STALL_FLOOR_S, STALL_FACTOR * max(call.prefill_s for call in self._waiting))

@@ -53,7 +53,7 @@ class KvExchange(Protocol):
         timeout_s: float,
         known_keys: Sequence[bytes] = (),
     ) -> KvFetch:
-        """Read the pages of `token_ids` that are missing here from a peer into staging, for request `rid`.
+        """Read the pages of `token_ids` that are missing here from a peer, and keep them for request `rid`.
 
         Args:
             known_keys: keys of the first pages, so that they need not be hashed again.
@@ -61,7 +61,7 @@ class KvExchange(Protocol):
         ...
 
     async def discard(self, rid: str) -> None:
-        """Drop pages that were staged for a request that will not (or no longer) use them."""
+        """Keep nothing any more for a request that will not (or no longer) use it."""
         ...
 
     async def held_tokens(self, session_id: str) -> int:
@@ -69,12 +69,17 @@ class KvExchange(Protocol):
         ...
 
     async def release_session(self, session_id: str) -> int:
-        """Unpin all of a session's pages; returns the number of tokens released."""
+        """Forget a session; returns the tokens that it held."""
         ...
 
     @property
-    def pinned_tokens(self) -> int:
+    def session_tokens(self) -> int:
         """Tokens of all pages that are kept for sessions; cheap, no I/O."""
+        ...
+
+    @property
+    def activity(self) -> int:
+        """Grows whenever KV was computed or read. An engine that computes a long prefill shows it here."""
         ...
 
     def connect(self, peers: KvPeers, on_held: HeldListener) -> None:

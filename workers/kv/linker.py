@@ -1,35 +1,51 @@
-"""SGLang's side of the KV exchange: a cache linker inside the scheduler process.
+"""SGLang's side of the KV store: a cache linker in the scheduler process of each rank.
 
-SGLang offers the pages of its radix cache. They stay pinned in its own pool, where peers read them. Pages that the
-worker has fetched from peers wait in staging memory: a look-up is a dictionary hit, a load is a local copy, and nothing
-here waits for the network.
+SGLang offers the pages of its radix cache when they are computed. They are copied into the worker's store (write-through)
+and nothing stays locked on the device. Pages that a request needs come back from the store: a look-up is a dictionary
+hit, a load is a local copy, and nothing here waits for the network.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
-from workers.kv.offload_order import OffloadOrder
 from workers.kv.page_loader import PageLoader
-from workers.kv.pinkeeper import Offload, PinKeeper
+from workers.kv.rank_copies import RankCopies
+from workers.kv.rank_link import Offered, RankLink
 from workers.kv.sglang_fingerprint import engine_fingerprint
-from workers.kv.sglang_pool import page_views, pool_layout, pool_regions
+from workers.kv.sglang_pools import engine_pools
+from workers.kv.store.memory import StoreMemory
 
-WAKE_FD = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-"""Readable when a sleeping scheduler has released pins to collect."""
+
+class StreamWriter:
+    """Copies pages into the store on a stream of its own, beside what the engine computes."""
+
+    def __init__(self, copies: RankCopies, *, on_gpu: bool) -> None:
+        self._copies = copies
+        self._stream = torch.cuda.Stream() if on_gpu else None
+
+    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        """Returns when the copy has ended."""
+        if self._stream is None:
+            self._copies.write(pool, slots, offsets)
+            return
+        with torch.cuda.stream(self._stream):
+            self._copies.write(pool, slots, offsets)
+        self._stream.synchronize()
 
 
 class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
-    """Pins offloaded pages for peers and loads staged ones.
+    """Copies offered pages into the store and loads the pages that the worker holds for a request.
 
     Args:
-        extra_config: `control` (address of the worker's channel), `budget_fraction` (of the pool, for pins),
-            `staging_tokens`.
+        extra_config: `control` (address of the worker's socket, by rank), `store` (process id, file descriptor and bytes
+            of the store), `checksums`.
     """
 
     def __init__(
@@ -43,34 +59,36 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     ) -> None:
         self.forward_stream = forward_stream
         self.page_size = int(params.page_size)
-        allocator = params.token_to_kv_pool_allocator
-        pool = allocator.get_kvcache()
-        layout = pool_layout(pool, self.page_size, engine_fingerprint(server_args))
-        self.pools = {PoolName.KV: pool}
-        self.layer_done_counter = LayerWiseLoadCounter(len(layout.page_bytes) // 2)
-        self.keeper = PinKeeper(
-            layout,
-            pool_regions(pool),
-            extra_config["control"],
-            int(extra_config["budget_fraction"] * int(allocator.size)),
-            -(-int(extra_config["staging_tokens"]) // self.page_size),
-            wake=lambda: os.eventfd_write(WAKE_FD, 1),
-        )
-        self._loader = PageLoader(self.keeper, page_views(pool, self.page_size), self.layer_done_counter)
-        self._offloads = OffloadOrder()
-        self._wrapper: Any = None
-
-    def bind(self, wrapper: Any) -> None:
-        """Give the tree-side wrapper, whose pending offloads are put into the order of their release."""
-        self._wrapper = wrapper
+        model = ModelConfig.from_server_args(server_args)
+        pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
+        # SGLang leaves out the transfers of pools that are not named here.
+        self.pools = {PoolName(name): None for name in pools.buffers}
+        self.layer_done_counter = LayerWiseLoadCounter(pools.layers)
+        self._memory = StoreMemory.open(*extra_config["store"])
+        store = torch.frombuffer(self._memory.map, dtype=torch.uint8)
+        self._on_gpu = torch.cuda.is_available()
+        if self._on_gpu:
+            torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), 0)
+        rank = _rank(params)
+        copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
+        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), StreamWriter(copies, on_gpu=self._on_gpu))
+        self._loader = PageLoader(copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu)
 
     # -- loads
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        return list(range(1, self.keeper.staged(rid, transfers[0].keys) + 1))
+        held = self._link.held(rid)
+        pages, *trailing = ((held.get(transfer.name.value, {}), transfer.keys) for transfer in transfers)
+        return restorable(*pages, trailing)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
-        return self._loader.queue(rid, list(transfers[0].keys), self._pages(transfers[0].device_indices))
+        held = self._link.held(rid)
+        load = {
+            name: (self._slots(name, transfer.device_indices), [held[name][key] for key in transfer.keys])
+            for name, transfer in ((transfer.name.value, transfer) for transfer in transfers)
+        }
+        self._loader.queue(rid, load)
+        return True
 
     def cancel_queued_load(self, rid: str) -> bool:
         return self._loader.cancel(rid)
@@ -86,50 +104,66 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         if session_id is None:
             return False
-        transfer = transfers[0]
-        ready = self.record_offload_ready() if self.keeper.layout.memory == "VRAM" else []
-        indices = transfer.device_indices
+        ready = self.record_offload_ready() if self._on_gpu else []
+        indices = {transfer.name.value: transfer.device_indices for transfer in transfers}
 
-        def pages() -> list[int]:
+        def slots() -> Mapping[str, Sequence[int]]:
             for event in ready:
                 event.synchronize()
-            return self._pages(indices)
+            return {name: self._slots(name, values) for name, values in indices.items()}
 
-        number = self._offloads.add()
-        self.keeper.offload(Offload(number, session_id, [bytes.fromhex(key) for key in transfer.keys], pages))
+        keys = {transfer.name.value: list(transfer.keys) for transfer in transfers}
+        self._link.offer(Offered(session_id, keys, slots))
         return True
 
     def num_completed_offloads(self) -> int:
-        """How many offloads may be taken back, after putting them first on both lists."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(WAKE_FD)
-        if self._wrapper is None:
-            raise RuntimeError("AMPD's SGLang plugin is not active in this process (does SGLANG_PLUGINS leave it out?)")
-        released = set()
-        while self.keeper.released:
-            released.add(self.keeper.released.popleft())
-        if released:
-            self._offloads.release(released, self._wrapper.pending_offloads)
-        return self._offloads.completed
+        return len(self._link.completed)
 
     def pop_completed_offload(self) -> bool:
-        """Hand the oldest completed offload back as not stored: its node is unlocked and may be offered again."""
-        self._offloads.pop()
-        return False
+        return self._link.completed.popleft()
 
     # -- lifecycle
 
     def reset(self) -> None:
         self._loader.reset()
-        self.keeper.reset()
-        self._offloads.clear()
+        self._link.reset()
         self.layer_done_counter.reset()
 
     def close(self) -> None:
         self.reset()
         self._loader.close()
-        self.keeper.close()
+        self._link.close()
+        self._memory.close()
 
-    def _pages(self, slots: Any) -> list[int]:
-        firsts: list[int] = slots[:: self.page_size].tolist()
+    def _slots(self, pool: str, indices: Any) -> list[int]:
+        if pool == "mamba":
+            return indices.tolist()  # type: ignore[no-any-return]
+        firsts: list[int] = indices[:: self.page_size].tolist()
         return [slot // self.page_size for slot in firsts]
+
+
+def _rank(params: Any) -> int:
+    """This process' rank among those that share out the heads."""
+    group = params.attn_tp_cache_group or params.tp_cache_group
+    return 0 if group is None else int(torch.distributed.get_rank(group=group))
+
+
+def restorable(
+    held: Mapping[str, int], keys: Sequence[str], trailing: Sequence[tuple[Mapping[str, int], Sequence[str]]]
+) -> list[int]:
+    """Every length in pages of a prefix of `keys` that can be loaded, in ascending order.
+
+    Args:
+        held: by key, what may be loaded of the pool that needs every page.
+        trailing: of each other pool, what may be loaded, and the last keys of `keys`: as many as its window has. Of
+            that pool a prefix needs the pages of one window before its end.
+    """
+    pages = next((at for at, key in enumerate(keys) if key not in held), len(keys))
+    lengths: Sequence[int] = range(1, pages + 1)
+    for found, window in trailing:
+        run, runs = 0, []
+        for key in keys[:pages]:
+            run = run + 1 if key in found else 0
+            runs.append(run)
+        lengths = [length for length in lengths if runs[length - 1] >= min(len(window), length)]
+    return list(lengths)

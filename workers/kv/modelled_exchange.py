@@ -63,15 +63,15 @@ class ModelledExchange:
         keys, now_s = request.get("keys", []), self._clock()
         match request["op"]:
             case "lease":
-                lease_id, pages = self._directory.lease(keys, request.get("ttl_s", _LEASE_MARGIN_S), now_s)
+                lease_id, held = self._directory.lease(keys, request.get("ttl_s", _LEASE_MARGIN_S), now_s)
                 self._report_changes()
                 descriptor = json.dumps({"tp": self._parallelism.tp, "fingerprint": self._fingerprint}).encode()
-                return {"lease_id": lease_id, "pages": pages, "descriptor": descriptor}
+                return {"lease_id": lease_id, "matched": len(held), "descriptor": descriptor}
             case "unlease":
                 self._directory.unlease(request.get("lease_id", ""), now_s)
                 return {}
             case "match":
-                return {"matched": self._directory.match(keys)}
+                return {"matched": self._matched(keys)}
             case "release_session":
                 return {"released_tokens": await self.release_session(request["session_id"])}
             case op:
@@ -119,9 +119,14 @@ class ModelledExchange:
     # -- the engine's side
 
     @property
-    def pinned_tokens(self) -> int:
-        """Tokens of all pinned pages."""
+    def session_tokens(self) -> int:
+        """Tokens of all pages that are kept."""
         return self._directory.tokens
+
+    @property
+    def activity(self) -> int:
+        """Pages that were computed or read so far."""
+        return self._next_page
 
     def begin(self, session_id: str, keys: Sequence[bytes]) -> None:
         """A request of the session starts: its pages stay until `end`."""
@@ -171,7 +176,7 @@ class ModelledExchange:
         reply = await self._peers.call(source_worker_id, lease, timeout_s)
         if error := reply.get("error"):
             raise ConnectionError(f"worker {source_worker_id}: {error}")
-        pages = min(len(missing), len(reply.get("pages", ())))
+        pages = min(len(missing), reply.get("matched", 0))
         if not pages:
             return 0
         try:
@@ -186,6 +191,13 @@ class ModelledExchange:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         return pages
+
+    def _matched(self, keys: Sequence[bytes]) -> int:
+        """Pages of the prefix of `keys` that is here, for whatever request."""
+        held = self._directory.match(keys)
+        if held == len(keys):
+            return held
+        return max((self.usable_pages(rid, keys) for rid, staged in self._staged.items() if keys[held] in staged), default=held)
 
     async def _unlease(self, worker_id: str, lease_id: str) -> None:
         if self._peers is None:

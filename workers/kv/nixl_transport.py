@@ -1,4 +1,4 @@
-"""KV pages over NIXL: the passive side that lets its pool be read, and the reader."""
+"""Records of a store over NIXL: one agent reads the stores of other workers, and lets them read this one."""
 
 from __future__ import annotations
 
@@ -14,88 +14,86 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
-
-from workers.kv.layout import Descriptor, PoolLayout, runs
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.0002
+_READING_POLL_S = 0.0002
+_LEASED_POLL_S = 0.001
+"""While a peer may read, this side of the transport must be driven: NIXL's own thread would spin."""
+
+Blocks = np.ndarray[Any, np.dtype[np.uint64]]
+"""Rows of (address, bytes, device id), as NIXL takes them."""
 
 
-def _agent(role: str) -> Any:
-    # Without NIXL's own progress thread: it spins on a core even when nothing moves.
-    return nixl_agent(f"ampd-{role}-{uuid4().hex}", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The store of another worker: its agent, and where the store lies in that worker's memory."""
 
-
-class NixlTarget:
-    """The side that is read: registers a pool and answers for its memory.
-
-    Args:
-        layout: of the pool.
-        regions: (address, bytes) of the allocations that hold it.
-    """
-
-    def __init__(self, layout: PoolLayout, regions: Sequence[tuple[int, int]]) -> None:
-        self._agent = _agent("pool")
-        rows = [(address, size, layout.device_id, "") for address, size in regions]
-        self._registered = self._agent.register_memory(rows, layout.memory)
-        self.metadata: bytes = self._agent.get_agent_metadata()
-
-    def progress(self) -> None:
-        """Drive the transport; readers depend on it while they connect and read."""
-        self._agent.get_new_notifs()
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self._agent.deregister_memory(self._registered)
+    worker_id: str
+    agent: bytes
+    address: int
 
 
 @dataclass(slots=True)
 class _Read:
-    peer: str
-    descriptor: Descriptor
-    sources: Sequence[int]
-    targets: Sequence[int]
+    remote: Remote
+    theirs: Sequence[tuple[int, int]]
+    ours: Sequence[tuple[int, int]]
     done: Future[int] = field(default_factory=Future)
     abandoned: bool = False
     handle: Any = None
 
 
-class NixlReader:
-    """Reads pages of peers into staging memory, on a thread of its own.
+class NixlTransport:
+    """The NIXL agent of one worker, on a thread of its own.
 
     Args:
-        staging: layout of the local staging memory.
+        address, size_bytes: of the store in this process.
     """
 
-    def __init__(self, staging: PoolLayout) -> None:
-        self._staging = staging
-        self._agent = _agent("reader")
-        size = staging.pages * staging.bytes_per_page
-        self._registered = self._agent.register_memory([(staging.addresses[0], size, 0, "")], "DRAM")
-        self._peers: dict[str, tuple[bytes, str]] = {}
+    def __init__(self, address: int, size_bytes: int) -> None:
+        # Without NIXL's own progress thread: it spins on a core even when nothing moves.
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        self._agent: Any = nixl_agent(f"ampd-{uuid4().hex}", config)
+        self._registered = self._agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
+        self.metadata: bytes = self._agent.get_agent_metadata()
+        self._address = address
+        self._remotes: dict[str, tuple[bytes, str]] = {}
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._active: list[_Read] = []
-        self._thread = threading.Thread(target=self._run, name="ampd-kv-reader", daemon=True)
+        self._leased_until_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="ampd-kv-nixl", daemon=True)
         self._thread.start()
 
     def read(
-        self, peer: str, descriptor: Descriptor, sources: Sequence[int], targets: Sequence[int]
+        self, remote: Remote, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
     ) -> tuple[Future[int], Callable[[], None]]:
-        """Start to read pages `sources` of a peer into staging pages `targets`.
+        """Start to read blocks of another store into this one.
+
+        Args:
+            theirs, ours: (offset in the store, bytes) of each block, in the same order and of the same sizes.
 
         Returns:
             A future of the bytes read. It ends, well or with an error, only when nothing will be written any more:
-            until then the target pages must not be used for anything else. And a function that gives the read up.
+            until then our blocks must not be used for anything else. And a function that gives the read up.
         """
-        job = _Read(peer, descriptor, sources, targets)
+        job = _Read(remote, theirs, ours)
         self._jobs.put(lambda: self._start(job))
 
         def abandon() -> None:
             job.abandoned = True
 
         return job.done, abandon
+
+    def let_read(self, until_s: float) -> None:
+        """Drive the transport until then (`time.monotonic`), because another worker may read."""
+
+        def extend() -> None:
+            self._leased_until_s = max(self._leased_until_s, until_s)
+
+        self._jobs.put(extend)
 
     def close(self) -> None:
         """End the thread; reads that are still under way fail."""
@@ -107,89 +105,129 @@ class NixlReader:
     def _run(self) -> None:
         while True:
             try:
-                job = self._jobs.get(block=not self._active)
+                job = self._jobs.get(timeout=self._pause_s())
             except Empty:
-                self._active = [read for read in self._active if not self._settled(read)]
-                time.sleep(_POLL_S if self._active else 0)
+                self._progress()
                 continue
             if job is None:
                 break
-            job()
+            try:
+                job()
+            except Exception:
+                log.exception("KV transport failed in one turn")
         for read in self._active:
-            self._end(read, ConnectionError("the exchange was closed"))
+            _fail(read, ConnectionError("the exchange was closed"))
+
+    def _pause_s(self) -> float | None:
+        if self._active:
+            return _READING_POLL_S
+        return _LEASED_POLL_S if time.monotonic() < self._leased_until_s else None
+
+    def _progress(self) -> None:
+        try:
+            self._agent.get_new_notifs()
+        except Exception:
+            log.exception("KV transport: no progress")
+        self._active = [read for read in self._active if not self._settled(read)]
 
     def _start(self, read: _Read) -> None:
         if not read.done.set_running_or_notify_cancel() or read.abandoned:
-            return self._end(read, TimeoutError("given up before it began"))
+            return _fail(read, TimeoutError("given up before it began"))
         try:
-            remote = self._remote(read.peer, read.descriptor)
-            read.handle = self._prepare(read, remote)
+            remote = self._remote_agent(read.remote)
+            theirs = self._agent.get_xfer_descs(_blocks(read.remote.address, read.theirs), "DRAM")
+            ours = self._agent.get_xfer_descs(_blocks(self._address, read.ours), "DRAM")
+            read.handle = self._agent.initialize_xfer("READ", ours, theirs, remote)
             state = self._agent.transfer(read.handle)
         except Exception as error:
-            self._peers.pop(read.peer, None)
-            return self._end(read, ConnectionError(f"KV read from {read.peer} failed: {error}"))
+            self._forget(read.remote.worker_id)
+            return _fail(read, ConnectionError(f"KV read from {read.remote.worker_id} failed: {error}"))
         if state == "PROC":
             self._active.append(read)
         else:
             self._finish(read, state)
         return None
 
-    def _prepare(self, read: _Read, remote: str) -> Any:
-        sources, targets, lengths = runs(read.sources, read.targets)
-        layout = read.descriptor.layout
-        theirs = self._agent.get_xfer_descs(layout.blocks(sources, lengths), layout.memory)
-        ours = self._agent.get_xfer_descs(self._staging.blocks(targets, lengths), "DRAM")
-        return self._agent.initialize_xfer("READ", ours, theirs, remote)
-
     def _settled(self, read: _Read) -> bool:
         try:
             state = self._agent.check_xfer_state(read.handle)
         except Exception as error:
-            log.debug("KV read from %s: %s", read.peer, error)
+            log.debug("KV read from %s: %s", read.remote.worker_id, error)
             state = "ERR"
         if state == "PROC":
             return read.abandoned and self._cancelled(read)
         self._finish(read, state)
         return True
 
-    def _cancelled(self, read: _Read) -> bool:
-        """Try to take a read back; until that succeeds its target pages may still be written."""
+    @staticmethod
+    def _cancelled(read: _Read) -> bool:
+        """Try to take a read back; until that succeeds our blocks may still be written."""
         try:
             read.handle.release()
         except Exception:
             return False
-        self._end(read, TimeoutError("given up"))
+        _fail(read, TimeoutError("given up"))
         return True
 
     def _finish(self, read: _Read, state: str) -> None:
         with suppress(Exception):
             read.handle.release()
         if state == "DONE":
-            read.done.set_result(len(read.sources) * self._staging.bytes_per_page)
+            read.done.set_result(sum(size for _, size in read.ours))
         else:
-            self._forget(read.peer)
-            self._end(read, ConnectionError(f"KV read from {read.peer} failed in the transport"))
+            self._forget(read.remote.worker_id)
+            _fail(read, ConnectionError(f"KV read from {read.remote.worker_id} failed in the transport"))
 
-    @staticmethod
-    def _end(read: _Read, error: Exception) -> None:
-        if not read.done.done():
-            read.done.set_exception(error)
-
-    def _remote(self, peer: str, descriptor: Descriptor) -> str:
-        """The peer's agent; a peer that was restarted has another one under the same name."""
-        digest = sha256(descriptor.agent).digest()
-        known = self._peers.get(peer)
+    def _remote_agent(self, remote: Remote) -> str:
+        """The name of another worker's agent. A worker that was restarted has another agent under the same id."""
+        digest = sha256(remote.agent).digest()
+        known = self._remotes.get(remote.worker_id)
         if known and known[0] == digest:
             return known[1]
-        if known:
-            self._forget(peer)
-        name = self._agent.add_remote_agent(descriptor.agent)
-        remote = name.decode() if isinstance(name, bytes) else str(name)
-        self._peers[peer] = (digest, remote)
-        return remote
+        self._forget(remote.worker_id)
+        name = self._agent.add_remote_agent(remote.agent)
+        found = name.decode() if isinstance(name, bytes) else str(name)
+        self._remotes[remote.worker_id] = (digest, found)
+        return found
 
-    def _forget(self, peer: str) -> None:
-        known = self._peers.pop(peer, None)
+    def _forget(self, worker_id: str) -> None:
+        known = self._remotes.pop(worker_id, None)
         if known:
             with suppress(Exception):
                 self._agent.remove_remote_agent(known[1])
+
+
+def joined_blocks(
+    pairs: Sequence[tuple[int, int, int]],
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Records as large blocks: neighbours on both sides become one.
+
+    Args:
+        pairs: (offset there, offset here, bytes) of each record.
+
+    Returns:
+        (offset, bytes) of the blocks there, and of those here.
+    """
+    theirs: list[tuple[int, int]] = []
+    ours: list[tuple[int, int]] = []
+    for there, here, size in sorted(pairs, key=lambda pair: pair[1]):
+        if ours and sum(theirs[-1]) == there and sum(ours[-1]) == here:
+            theirs[-1] = (theirs[-1][0], theirs[-1][1] + size)
+            ours[-1] = (ours[-1][0], ours[-1][1] + size)
+        else:
+            theirs.append((there, size))
+            ours.append((here, size))
+    return theirs, ours
+
+
+def _blocks(address: int, blocks: Sequence[tuple[int, int]]) -> Blocks:
+    rows = np.zeros((len(blocks), 3), dtype=np.uint64)
+    table = np.asarray(blocks, dtype=np.uint64).reshape(-1, 2)
+    rows[:, 0] = table[:, 0] + np.uint64(address)
+    rows[:, 1] = table[:, 1]
+    return rows
+
+
+def _fail(read: _Read, error: Exception) -> None:
+    if not read.done.done():
+        read.done.set_exception(error)

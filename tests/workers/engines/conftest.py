@@ -26,11 +26,11 @@ def forked() -> Iterator[None]:
 async def pair(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncIterator[Pair]:  # noqa: ARG001
     """A prefill and a decode worker's engine for all tests that leave them whole."""
     # Not at the top: NIXL and SGLang may be absent.
-    from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedReader, pair_settings
+    from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedTransport, pair_settings
     from workers.engines.sglang import SglangEngine
 
     settings = pair_settings(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-    pair = Pair(SglangEngine(settings, SwitchedReader), SglangEngine(settings, SwitchedReader), LocalPeers())
+    pair = Pair(SglangEngine(settings, SwitchedTransport), SglangEngine(settings, SwitchedTransport), LocalPeers())
     try:
         await pair.prefill.start()
         await pair.decode.start()

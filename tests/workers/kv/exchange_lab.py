@@ -1,0 +1,126 @@
+"""Workers without an engine: a store exchange, and ranks that write what a key says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+from ampd.page_keys import page_keys
+from ampd.wire import KvReply, KvRequest
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section
+from workers.kv.rank_link import Offered, RankLink
+from workers.kv.store.memory import StoreMemory
+from workers.kv.store_exchange import StoreExchange
+
+PAGE = 16
+RECORD = 64
+PAGES = 64
+
+
+def geometry(fingerprint: str = "f") -> KvGeometry:
+    """One pool, two heads."""
+    return KvGeometry(fingerprint, PAGE, (PoolGeometry("kv", (Section("kv", 2, 1, RECORD // 2),)),))
+
+
+def record_of(key: bytes) -> bytes:
+    """The bytes that belong to a key."""
+    return (sha256(key).digest() * 2)[:RECORD]
+
+
+class Rank:
+    """A rank that writes its half of each record."""
+
+    def __init__(self, exchange: StoreExchange, number: int, fingerprint: str) -> None:
+        self._memory = StoreMemory.open(*exchange.store.memory.place)
+        self._number = number
+        self._keys: list[bytes] = []
+        self.link = RankLink(exchange.store.addresses[number], number, geometry(fingerprint).to_json(), self)
+
+    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        assert pool == "kv"
+        half = RECORD // 2
+        for slot, offset in zip(slots, offsets, strict=True):
+            start = self._number * half
+            self._memory.map[offset + start : offset + start + half] = record_of(self._keys[slot])[start : start + half]
+
+    def offer(self, session_id: str, keys: Sequence[bytes]) -> None:
+        first = len(self._keys)
+        self._keys += keys
+        slots = {"kv": list(range(first, len(self._keys)))}
+        self.link.offer(Offered(session_id, {"kv": [key.hex() for key in keys]}, lambda: slots))
+
+    def close(self) -> None:
+        self.link.close()
+        self._memory.close()
+
+
+class Worker:
+    """A store exchange with the ranks of its engine."""
+
+    def __init__(self, ranks: int = 2, fingerprint: str = "f", pages: int = PAGES) -> None:
+        self.exchange = StoreExchange(StoreMemory.create(pages * RECORD), ranks)
+        self.fingerprint = fingerprint
+        self.held: dict[str, int] = {}
+        self.ranks: list[Rank] = []
+
+    async def start(self, peers: Peers, name: str) -> None:
+        self.start_ranks()
+        await self.exchange.open(10.0)
+        self.exchange.connect(peers, self.held.__setitem__)
+        peers.workers[name] = self
+
+    def start_ranks(self) -> None:
+        count = len(self.exchange.store.addresses)
+        self.ranks = [Rank(self.exchange, number, self.fingerprint) for number in range(count)]
+
+    async def compute(self, session_id: str, tokens: Sequence[int]) -> list[bytes]:
+        """As an engine that prefills `tokens` for a session."""
+        keys = page_keys(tokens, PAGE)
+        await self.exchange.store.begin_request(f"r-{session_id}", session_id, keys)
+        for rank in self.ranks:
+            rank.offer(session_id, keys)
+        await self.exchange.store.settle(10.0)
+        self.exchange.store.loaded(f"r-{session_id}")
+        self.exchange.store.end_request(session_id, keys)
+        return keys
+
+    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The bytes of the records of `keys` that are there."""
+        held = self.exchange.store.hold("look", keys)
+        memory = self.exchange.store.memory.map
+        found = [memory[offset : offset + RECORD] for _, offset in held.records["kv"]]
+        self.exchange.store.directory.let_go("look")
+        return found
+
+    async def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        await self.exchange.close()
+
+
+class Peers:
+    """`KvPeers` within one process. `before` may fail a call or delay it."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.before = None
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        if self.before is not None:
+            await self.before(request)
+        return await asyncio.wait_for(self.workers[worker_id].exchange.serve(request), timeout_s)
+
+
+@asynccontextmanager
+async def workers(**named: Worker) -> AsyncIterator[Peers]:
+    """Connected workers."""
+    peers = Peers()
+    try:
+        for name, worker in named.items():
+            await worker.start(peers, name)
+        yield peers
+    finally:
+        for worker in named.values():
+            await worker.close()

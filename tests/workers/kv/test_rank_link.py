@@ -1,0 +1,154 @@
+"""The connection between a worker and the ranks of its engine: order, resets, and records that requests hold."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.harness.waiting import eventually
+from workers.kv.rank_link import Offered, RankLink
+from workers.kv.rank_links import RankLinks
+from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
+
+KEYS = [bytes([number]) * 32 for number in range(8)]
+
+
+class Writer:
+    """Notes what is copied; `gate` holds copies back."""
+
+    def __init__(self) -> None:
+        self.copied: list[tuple[str, list[int], list[int]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+
+    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        self.gate.wait(10.0)
+        if self.fails:
+            raise OSError("no memory")
+        self.copied.append((pool, list(slots), list(offsets)))
+
+
+class Side:
+    """The worker's end, with what it received, and two ranks."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[int, ToWorker]] = []
+        self.links = RankLinks(2, lambda rank, message: self.received.append((rank, message)))
+        self.writers = [Writer(), Writer()]
+        self.ranks = [
+            RankLink(address, rank, {"rank": rank}, writer)
+            for rank, (address, writer) in enumerate(zip(self.links.addresses, self.writers, strict=True))
+        ]
+
+    def of(self, kind: type) -> list[tuple[int, ToWorker]]:
+        return [(rank, message) for rank, message in self.received if isinstance(message, kind)]
+
+    def offer(self, *numbers: int) -> None:
+        for number in numbers:
+            for rank in self.ranks:
+                rank.offer(Offered("s", {"kv": [KEYS[number].hex()]}, lambda number=number: {"kv": [10 + number]}))
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Side]:
+    side = Side()
+    try:
+        hellos = await side.links.hellos(10.0)
+        assert [hello.geometry for hello in hellos] == [{"rank": 0}, {"rank": 1}]
+        yield side
+    finally:
+        for writer in side.writers:
+            writer.gate.set()
+        for rank in side.ranks:
+            rank.close()
+        await side.links.close()
+
+
+async def test_offers_are_copied_and_completed_in_their_order() -> None:
+    async with connected() as side:
+        side.offer(0, 1, 2)
+        await eventually(lambda: len(side.of(Offer)) == 3)
+        assert [rank for rank, _ in side.of(Offer)] == [0, 0, 0]
+        side.links.send(Write(2, {"kv": ([0], [200])}))
+        side.links.send(Write(1, None))
+        assert not side.of(Written)
+        side.links.send(Write(0, {"kv": ([0], [100])}))
+        await eventually(lambda: len(side.of(Written)) == 4)
+        for rank, writer in zip(side.ranks, side.writers, strict=True):
+            assert writer.copied == [("kv", [10], [100]), ("kv", [12], [200])]
+            assert list(rank.completed) == [True, False, True]
+        digests = {message.number: set() for _, message in side.of(Written)}  # type: ignore[union-attr]
+        for _, message in side.of(Written):
+            digests[message.number].add(message.digest)  # type: ignore[union-attr]
+        assert all(len(found) == 1 and b"" not in found for found in digests.values())
+
+
+async def test_a_rank_that_has_not_been_offered_yet_waits_for_its_own_offer() -> None:
+    async with connected() as side:
+        side.ranks[0].offer(Offered("s", {"kv": [KEYS[0].hex()]}, lambda: {"kv": [10]}))
+        side.links.send(Write(0, {"kv": ([0], [100])}))
+        await eventually(lambda: side.of(Written))
+        assert [rank for rank, _ in side.of(Written)] == [0]
+        side.ranks[1].offer(Offered("s", {"kv": [KEYS[0].hex()]}, lambda: {"kv": [10]}))
+        await eventually(lambda: len(side.of(Written)) == 2)
+
+
+async def test_a_copy_that_fails_is_reported_and_completes_as_on_the_other_rank() -> None:
+    async with connected() as side:
+        side.writers[1].fails = True
+        side.offer(0)
+        side.links.send(Write(0, {"kv": ([0], [100])}))
+        await eventually(lambda: len(side.of(Written)) == 2)
+        assert {message.digest == b"" for rank, message in side.of(Written) if rank == 1} == {True}  # type: ignore[union-attr]
+        assert [list(rank.completed) for rank in side.ranks] == [[True], [True]]
+
+
+async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None:
+    async with connected() as side:
+        for writer in side.writers:
+            writer.gate.clear()
+        side.offer(0, 1)
+        side.links.send(Write(0, {"kv": ([0], [100])}))
+        side.links.send(Write(1, {"kv": ([0], [200])}))
+        await asyncio.sleep(0)
+        resets = [asyncio.create_task(asyncio.to_thread(rank.reset)) for rank in side.ranks]
+        await asyncio.sleep(0.05)
+        for writer in side.writers:
+            writer.gate.set()
+        await asyncio.gather(*resets)
+        copied = [list(writer.copied) for writer in side.writers]
+        await eventually(lambda: len(side.of(Forgotten)) == 2)
+        assert {message.below for _, message in side.of(Forgotten)} == {2}  # type: ignore[union-attr]
+        side.offer(2)
+        side.links.send(Write(2, {"kv": ([0], [300])}))
+        await eventually(lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True)))
+        for rank, writer in zip(side.ranks, side.writers, strict=True):
+            assert writer.copied[-1] == ("kv", [12], [300])
+            assert list(rank.completed) == [True]
+
+
+async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() -> None:
+    async with connected() as side:
+        await side.links.hold("r", {"kv": Records(KEYS[0] + KEYS[1], [5, 6])})
+        for rank in side.ranks:
+            assert rank.held("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
+        side.ranks[1].begin_load("r")
+        drop = asyncio.create_task(side.links.drop("r", 10.0))
+        await eventually(lambda: not side.ranks[1].held("r"))
+        await asyncio.sleep(0.05)
+        assert not drop.done()
+        side.ranks[1].end_load("r")
+        await asyncio.wait_for(drop, 10.0)
+
+
+async def test_a_rank_that_has_gone_ends_a_call() -> None:
+    async with connected() as side:
+        side.ranks[1].close()
+        side.ranks[1].close = lambda: None  # type: ignore[method-assign]
+        with pytest.raises((ConnectionError, TimeoutError)):
+            await side.links.drop("r", 0.2)

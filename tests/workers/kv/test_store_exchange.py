@@ -1,0 +1,167 @@
+"""Stores of two workers, with ranks that write and real NIXL between them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ampd.page_keys import page_keys
+from ampd.wire import KvRequest
+
+pytest.importorskip("nixl")
+pytest.importorskip("msgspec")
+
+from tests.workers.kv.exchange_lab import PAGE, PAGES, RECORD, Worker, record_of, workers
+
+
+def text(seed: int, pages: int) -> list[int]:
+    return [seed * 1000 + number for number in range(pages * PAGE + 1)]
+
+
+async def test_a_context_is_read_from_the_worker_that_computed_it() -> None:
+    async with workers(a=Worker(ranks=2), b=(b := Worker(ranks=1))) as peers:
+        tokens = text(1, 10)
+        keys = await peers.workers["a"].compute("s", tokens)
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        assert fetched.error is None
+        assert (fetched.tokens, fetched.bytes) == (10 * PAGE, 10 * RECORD)
+        assert b.stored(keys) == [record_of(key) for key in keys]
+        again = await b.exchange.fetch("r2", "s", tokens, "a", 10.0)
+        assert (again.tokens, again.bytes, again.error) == (0, 0, None)
+
+
+async def test_only_what_is_missing_is_read_and_what_is_not_there_is_not() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())):
+        tokens = text(1, 12)
+        await b.compute("s", tokens[: 4 * PAGE])
+        await a.compute("s", tokens[: 9 * PAGE])
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        assert fetched.bytes == 5 * RECORD
+        keys = page_keys(tokens, PAGE)
+        assert b.stored(keys) == [record_of(key) for key in keys[:9]]
+
+
+async def test_another_kind_of_kv_is_refused() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker(fingerprint="other"))):
+        tokens = text(1, 4)
+        await a.compute("s", tokens)
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        assert fetched.tokens == 0
+        assert fetched.error is not None
+        assert "weights or settings differ" in fetched.error
+        assert not b.exchange.store.directory.used_bytes
+
+
+async def test_a_lease_that_ends_during_the_read_makes_it_void() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
+        tokens = text(1, 4)
+        await a.compute("s", tokens)
+
+        async def late(request: KvRequest) -> None:
+            if request["op"] == "unlease":
+                a.exchange.store.directory.collect(1e12)
+
+        peers.before = late  # type: ignore[assignment]
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        assert fetched.tokens == 0
+        assert fetched.error is not None
+        assert "ended the lease" in fetched.error
+        assert not b.exchange.store.directory.used_bytes
+
+
+@pytest.mark.parametrize("op", ["lease", "unlease"])
+async def test_a_worker_that_does_not_answer_costs_the_timeout_and_no_memory(op: str) -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
+        tokens = text(1, 4)
+        await a.compute("s", tokens)
+
+        async def silent(request: KvRequest) -> None:
+            if request["op"] == op:
+                await asyncio.sleep(3600)
+
+        peers.before = silent  # type: ignore[assignment]
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 0.3)
+        assert fetched.tokens == 0
+        assert fetched.error is not None
+        assert not b.exchange.store.directory.used_bytes
+        peers.before = None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"records": {"kv": ([0, 1, 2, 99], [0, 64, 128, 192])}},
+        {"records": {"kv": ([0], [-64])}},
+        {"records": {"kv": ([0], [PAGES * RECORD])}},
+        {"records": {"else": ([0], [0])}},
+        {"descriptor": b"nonsense"},
+    ],
+)
+async def test_an_answer_without_sense_is_an_error(answer: dict[str, Any]) -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())):
+        tokens = text(1, 4)
+        await a.compute("s", tokens)
+        serve = a.exchange.serve
+
+        async def wrong(request: KvRequest) -> Any:
+            reply = await serve(request)
+            return {**reply, **answer} if request["op"] == "lease" else reply
+
+        a.exchange.serve = wrong  # type: ignore[method-assign]
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        assert fetched.tokens == 0
+        assert fetched.error is not None
+        assert not b.exchange.store.directory.used_bytes
+        assert not a.exchange.store.directory.has_leases
+
+
+async def test_a_store_that_is_full_of_running_sessions_refuses_and_frees() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker(pages=8))):
+        first, second = text(1, 8), text(2, 4)
+        keys = await b.compute("running", first)
+        await b.exchange.store.begin_request("r-running", "running", keys)
+        await a.compute("s", second)
+        fetched = await b.exchange.fetch("r", "s", second, "a", 10.0)
+        assert fetched.error is not None
+        assert "no room" in fetched.error
+        b.exchange.store.end_request("running", keys)
+        await b.exchange.release_session("running")
+        b.exchange.store.loaded("r-running")
+        await asyncio.sleep(0.05)
+        again = await b.exchange.fetch("r", "s", second, "a", 10.0)
+        assert again.tokens == 4 * PAGE
+
+
+async def test_the_store_outlives_its_engine() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())):
+        tokens = text(1, 6)
+        keys = await a.compute("s", tokens)
+        for rank in a.ranks:
+            rank.close()
+        await a.exchange.store.replace_engine()
+        a.start_ranks()
+        await a.exchange.open(10.0)
+        assert await a.exchange.store.begin_request("r1", "s", keys) == 6 * PAGE
+        assert [len(rank.link.held("r1")["kv"]) for rank in a.ranks] == [6, 6]
+        assert (await b.exchange.fetch("r", "s", tokens, "a", 10.0)).tokens == 6 * PAGE
+
+
+async def test_ranks_that_are_offered_different_pages_keep_nothing() -> None:
+    async with workers(a=(a := Worker())):
+        keys = page_keys(text(1, 4), PAGE)
+        await a.exchange.store.begin_request("r", "s", keys)
+        a.ranks[0].offer("s", keys)
+        a.ranks[1].offer("s", keys[:3])
+        await a.exchange.store.settle(10.0)
+        assert a.exchange.store.directory.match(keys) == 0
+        assert not a.exchange.store.directory.used_bytes
+
+
+async def test_sessions_report_what_they_hold() -> None:
+    async with workers(a=(a := Worker())):
+        await a.compute("s", text(1, 5))
+        assert a.held["s"] == 5 * PAGE
+        assert await a.exchange.release_session("s") == 5 * PAGE
+        assert a.held["s"] == 0

@@ -1,0 +1,207 @@
+"""A worker's store together with the ranks of its engine: what they write into it, and what requests load from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from workers.kv.geometry import KvGeometry, mismatch
+from workers.kv.offers import Offers
+from workers.kv.rank_links import RankLinks
+from workers.kv.rank_messages import Records, ToWorker, joined
+from workers.kv.store.directory import Held, StoreDirectory
+from workers.kv.store.memory import StoreMemory
+
+log = logging.getLogger(__name__)
+
+_DROP_S = 60.0
+
+
+class EngineStore:
+    """The store of one worker. It outlives its engine: `replace_engine` lets the ranks of a new one connect.
+
+    Args:
+        ranks: of the engine.
+        changed: called when sessions may hold more or less than before.
+        clock: any monotonic clock.
+    """
+
+    def __init__(
+        self, memory: StoreMemory, ranks: int, changed: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self.memory = memory
+        self._ranks = ranks
+        self._changed = changed
+        self._clock = clock
+        self._directory: StoreDirectory | None = None
+        self._geometry: KvGeometry | None = None
+        self._offers: Offers | None = None
+        self._links = RankLinks(ranks, self._receive)
+        self._early: list[tuple[int, ToWorker]] = []
+        self._known: set[str] = set()
+        self._running: set[str] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each rank of the engine connects."""
+        return self._links.addresses
+
+    @property
+    def directory(self) -> StoreDirectory:
+        """Which records are where; after `open`."""
+        if self._directory is None:
+            raise ConnectionError("the engine has not started")
+        return self._directory
+
+    @property
+    def geometry(self) -> KvGeometry:
+        """What a record looks like; after `open`."""
+        if self._geometry is None:
+            raise ConnectionError("the engine has not started")
+        return self._geometry
+
+    @property
+    def longest_window_pages(self) -> int:
+        """Of all pools of which a prefix needs only the last pages."""
+        return max(pool.window_pages for pool in self.geometry.pools)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens of context the store has room for, if contexts are long."""
+        page_bytes = sum(pool.record_bytes for pool in self.geometry.pools if not pool.window_pages)
+        return self.memory.size_bytes // page_bytes * self.geometry.page_size
+
+    async def open(self, timeout_s: float) -> None:
+        """Meet the engine's ranks.
+
+        Raises:
+            TimeoutError: a rank did not connect.
+            ValueError: ranks differ from each other, or from those of the engine before.
+        """
+        hellos = await self._links.hellos(timeout_s)
+        for hello in hellos:
+            geometry = KvGeometry.from_json(hello.geometry)
+            if self._geometry is None:
+                self._geometry = geometry
+                self._directory = StoreDirectory(self.memory.size_bytes, geometry.page_size, geometry.pools)
+            elif different := mismatch(self._geometry, geometry):
+                raise ValueError(f"rank {hello.rank} of the engine has another kind of KV: {different}")
+        self._offers = Offers(self.directory, self._ranks, self._links.send, self._changed, self._clock)
+        for rank, message in self._early:
+            self._offers.receive(rank, message)
+        self._early.clear()
+
+    async def replace_engine(self) -> None:
+        """The engine's processes have ended: forget what they were about to write and to load; keep what is stored."""
+        self._forget_engine()
+        await self._links.close()
+        self._links = RankLinks(self._ranks, self._receive)
+
+    async def close(self) -> None:
+        """End the connections, after the engine's processes have ended, and unmap the memory."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._forget_engine()
+        await self._links.close()
+        self.memory.close()
+
+    # -- requests
+
+    def hold(self, rid: str, keys: Sequence[bytes]) -> Held:
+        """Protect what is stored of a context, for a request that may load it, until `let_go`."""
+        return self.directory.hold(rid, keys, self._clock())
+
+    async def begin_request(self, rid: str, session_id: str, keys: Sequence[bytes]) -> int:
+        """A request is about to run. The engine may load what is stored of its context; returns those tokens.
+
+        Raises:
+            ConnectionError, TimeoutError: the engine has gone, or hangs.
+        """
+        if session_id:
+            self.directory.begin_request(session_id, keys, self._clock())
+        held = self.hold(rid, keys)
+        if held.tokens:
+            self._running.add(rid)
+            self._known.add(rid)
+            await self._links.hold(rid, _records(held))
+        self._changed()
+        return held.tokens
+
+    def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """The session's request is over; `keys` name its context now."""
+        if session_id:
+            self.directory.end_request(session_id, keys, self._clock())
+            self._changed()
+
+    def loaded(self, rid: str, after: Callable[[], Awaitable[None]] | None = None) -> None:
+        """The engine will load nothing more for a request, because its first output is there.
+
+        Args:
+            after: for a request that ended without an output: returns when the engine has given it up.
+        """
+        if rid in self._running:
+            self._later(self._loaded(rid, after))
+
+    async def _loaded(self, rid: str, after: Callable[[], Awaitable[None]] | None) -> None:
+        if after is not None:
+            await after()
+        self._running.discard(rid)
+        await self.let_go(rid)
+
+    async def let_go(self, rid: str) -> None:
+        """Protect nothing for a request any more. Without effect while the engine has it; see `loaded`."""
+        if rid in self._running:
+            return
+        if rid in self._known:
+            self._known.discard(rid)
+            try:
+                await self._links.drop(rid, _DROP_S)
+            except (TimeoutError, ConnectionError) as error:
+                log.error("KV store: records of a request stay protected: %s", error or "the engine does not answer")
+                return
+        if self._directory is not None:
+            self._directory.let_go(rid)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until all that the engine has computed so far is readable.
+
+        Raises:
+            TimeoutError, ConnectionError: the engine hangs, or has gone.
+        """
+        if self._offers is None:
+            return
+        async with asyncio.timeout(timeout_s):
+            await self._offers.settled(await self._links.offers())
+
+    # -- inside
+
+    def _receive(self, rank: int, message: ToWorker) -> None:
+        if self._offers is None:
+            self._early.append((rank, message))
+        else:
+            self._offers.receive(rank, message)
+
+    def _forget_engine(self) -> None:
+        if self._offers is not None:
+            self._offers.abandon()
+            self._offers = None
+        for rid in self._known | self._running:
+            self.directory.let_go(rid)
+        self._known.clear()
+        self._running.clear()
+
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _records(held: Held) -> dict[str, Records]:
+    return {
+        pool: Records(joined([key for key, _ in found]), [offset for _, offset in found])
+        for pool, found in held.records.items()
+    }

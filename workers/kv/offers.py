@@ -1,0 +1,130 @@
+"""The write-through of one engine, in the worker: which of the offered pages are copied, and when they are readable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.kv.rank_messages import Forgotten, Offer, ToWorker, Write, Written, split
+from workers.kv.store.directory import Reservation, StoreDirectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """An offer that ranks are copying."""
+
+    reservation: Reservation
+    waiting: set[int]
+    digests: set[bytes]
+
+
+class Offers:
+    """Offers of one engine, in their order.
+
+    Args:
+        ranks: of the engine. Pages are readable when every rank has copied its part.
+        send: to all ranks.
+        changed: called when the directory has changed.
+        clock: as the directory's.
+    """
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        ranks: int,
+        send: Callable[[Write], None],
+        changed: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._ranks = frozenset(range(ranks))
+        self._send = send
+        self._changed = changed
+        self._clock = clock
+        self._copies: dict[int, _Copy] = {}
+        self._decided = 0
+        self._forgotten = dict.fromkeys(self._ranks, 0)
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def receive(self, rank: int, message: ToWorker) -> None:
+        """A message of a rank."""
+        match message:
+            case Offer():
+                self._decide(message)
+            case Written(number, digest):
+                if number in self._copies:
+                    self._reported(rank, number, digest)
+            case Forgotten(below):
+                self._forgotten[rank] = below
+                for number in [number for number in self._copies if number < below]:
+                    self._reported(rank, number, b"")
+            case _:
+                return
+        self._wake()
+
+    async def settled(self, offers: int) -> None:
+        """Wait until the first `offers` offers are readable, or were refused."""
+        if self._is_settled(offers):
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((offers, done))
+        await done
+
+    def abandon(self) -> None:
+        """The engine has gone: what it did not finish copying is given up."""
+        for copy in self._copies.values():
+            self._directory.give_up(copy.reservation.id)
+        self._copies.clear()
+        for _, done in self._waiting:
+            done.cancel()
+        self._waiting.clear()
+
+    def _decide(self, offer: Offer) -> None:
+        keys = {pool: split(joined) for pool, joined in offer.keys.items()}
+        reservation = self._directory.reserve(offer.session_id, keys, self._clock())
+        self._decided = offer.number + 1
+        if reservation is None:
+            self._send(Write(offer.number, None))
+            return
+        waiting = {rank for rank in self._ranks if offer.number >= self._forgotten[rank]}
+        if not waiting:
+            self._directory.give_up(reservation.id)
+            return
+        forgotten = set() if waiting == self._ranks else {b""}
+        self._copies[offer.number] = _Copy(reservation, waiting, forgotten)
+        records = {
+            pool: ([index for index, _ in found], [offset for _, offset in found])
+            for pool, found in reservation.offsets.items()
+        }
+        self._send(Write(offer.number, records))
+        self._changed()
+
+    def _reported(self, rank: int, number: int, digest: bytes) -> None:
+        """A rank has copied its part (with the digest of what it was offered), or never will (empty)."""
+        copy = self._copies[number]
+        copy.waiting.discard(rank)
+        copy.digests.add(digest)
+        if copy.waiting:
+            return
+        del self._copies[number]
+        if len(copy.digests) == 1 and digest:
+            self._directory.written(copy.reservation.id)
+        else:
+            if b"" not in copy.digests:
+                log.error("the ranks of the engine offered different pages (offer %d): they are not kept", number)
+            self._directory.give_up(copy.reservation.id)
+        self._changed()
+
+    def _is_settled(self, offers: int) -> bool:
+        return self._decided >= offers and all(number >= offers for number in self._copies)
+
+    def _wake(self) -> None:
+        ready = [waiting for waiting in self._waiting if self._is_settled(waiting[0])]
+        for waiting in ready:
+            self._waiting.remove(waiting)
+            if not waiting[1].done():
+                waiting[1].set_result(None)

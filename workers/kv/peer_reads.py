@@ -1,0 +1,198 @@
+"""Reads records from the stores of other workers into this worker's store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from ampd.wire import KvRequest, LeasedRecords
+from workers.kv.descriptor import Descriptor, decode_descriptor
+from workers.kv.engine_store import EngineStore
+from workers.kv.exchange import KvPeers
+from workers.kv.foreign_peers import ForeignPeers
+from workers.kv.geometry import mismatch
+from workers.kv.nixl_transport import Remote, joined_blocks
+from workers.kv.store.directory import Reservation
+
+log = logging.getLogger(__name__)
+
+_LEASE_MARGIN_S = 2.0
+"""A lease outlives the read that it protects by this much; the reader's own limit comes first."""
+_CLEAN_UP_S = 5.0
+
+
+class Transport(Protocol):
+    """How records of another store come into this one; `workers.kv.nixl_transport.NixlTransport` is the real one."""
+
+    metadata: bytes
+
+    def read(
+        self, remote: Remote, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
+    ) -> tuple[Future[int], Callable[[], None]]:
+        """Start a read. The future ends only when nothing is written any more; the function gives the read up."""
+        ...
+
+    def let_read(self, until_s: float) -> None:
+        """Let other workers read until then."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PeerReads:
+    """Reads of one worker.
+
+    Args:
+        clock: as the store's.
+    """
+
+    def __init__(
+        self, store: EngineStore, transport: Transport, peers: KvPeers, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._transport = transport
+        self._peers = peers
+        self._clock = clock
+        self._foreign = ForeignPeers()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def read(self, session_id: str, keys: Sequence[bytes], source: str, deadline_s: float) -> int:
+        """Read what a worker has of `keys` and this one lacks; returns bytes.
+
+        Raises:
+            TimeoutError, ConnectionError: the worker, or the transport, does not answer or failed.
+            ValueError: the worker has another kind of KV, or its answer makes no sense.
+            RuntimeError: the store has no room, or the worker refused.
+        """
+        left_s = deadline_s - self._clock()
+        request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S)
+        reply = await self._peers.call(source, request, left_s)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        if not reply["lease_id"]:
+            return 0
+        lease = _Lease(source, reply["lease_id"])
+        try:
+            descriptor = decode_descriptor(reply["descriptor"])
+            if different := mismatch(self._store.geometry, descriptor.geometry):
+                self._foreign.refuse(source, different)
+            offered = _checked(reply["records"], len(keys), descriptor)
+            return await self._read_leased(session_id, keys, offered, descriptor, lease, deadline_s)
+        finally:
+            if not lease.is_returned:
+                self._later(self._unlease(lease, self._clock() + _CLEAN_UP_S))
+
+    async def close(self) -> None:
+        """End the calls that return leases."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read_leased(
+        self,
+        session_id: str,
+        keys: Sequence[bytes],
+        offered: Mapping[str, Mapping[int, int]],
+        descriptor: Descriptor,
+        lease: _Lease,
+        deadline_s: float,
+    ) -> int:
+        wanted = {pool: [keys[index] for index in found] for pool, found in offered.items()}
+        reservation = self._store.directory.reserve(session_id, wanted, self._clock())
+        if reservation is None:
+            raise RuntimeError("the store has no room")
+        done: Future[int] | None = None
+        is_kept = False
+        try:
+            pairs = self._pairs(offered, reservation)
+            if not pairs:
+                return 0
+            remote = Remote(lease.source, descriptor.agent, descriptor.address)
+            done, abandon = self._transport.read(remote, *joined_blocks(pairs))
+            size = await self._finished(done, abandon, deadline_s)
+            # The records may be used only if the lease still holds now. Otherwise their owner may have reused them.
+            if not await self._unlease(lease, deadline_s):
+                raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
+            self._store.directory.written(reservation.id)
+            is_kept = True
+            return size
+        finally:
+            if not is_kept:
+                self._give_up(reservation, done)
+
+    async def _finished(self, done: Future[int], abandon: Callable[[], None], deadline_s: float) -> int:
+        try:
+            async with asyncio.timeout(deadline_s - self._clock()):
+                return await asyncio.shield(asyncio.wrap_future(done))
+        except BaseException:
+            abandon()
+            raise
+
+    def _give_up(self, reservation: Reservation, done: Future[int] | None) -> None:
+        """Free what was reserved, but not before the transport has stopped writing there."""
+        give_up = self._store.directory.give_up
+        if done is None or done.done():
+            give_up(reservation.id)
+            return
+        loop = asyncio.get_running_loop()
+        done.add_done_callback(lambda _: loop.call_soon_threadsafe(give_up, reservation.id))
+
+    def _pairs(
+        self, offered: Mapping[str, Mapping[int, int]], reservation: Reservation
+    ) -> list[tuple[int, int, int]]:
+        """(Offset there, offset here, bytes) of each record that is missing here."""
+        pairs = []
+        for pool in self._store.geometry.pools:
+            theirs = list(offered.get(pool.name, {}).values())
+            ours = reservation.offsets.get(pool.name, ())
+            pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
+        return pairs
+
+    async def _unlease(self, lease: _Lease, deadline_s: float) -> bool:
+        """Return a lease; False if it had ended, or its owner does not answer."""
+        lease.is_returned = True
+        request = KvRequest(op="unlease", lease_id=lease.id)
+        try:
+            reply = await self._peers.call(lease.source, request, max(0.1, deadline_s - self._clock()))
+        except (TimeoutError, ConnectionError) as error:
+            log.debug("KV exchange: unlease at %s: %s", lease.source, error)
+            return False
+        return "error" not in reply
+
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Lease:
+    __slots__ = ("id", "is_returned", "source")
+
+    def __init__(self, source: str, lease_id: str) -> None:
+        self.source = source
+        self.id = lease_id
+        self.is_returned = False
+
+
+def _checked(
+    records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor
+) -> dict[str, dict[int, int]]:
+    """By pool, the offset of each record by the position of its key among those that were asked for.
+
+    Raises:
+        ValueError: a record is named that was not asked for, or lies outside of the store.
+    """
+    sizes = {pool.name: pool.record_bytes for pool in descriptor.geometry.pools}
+    checked: dict[str, dict[int, int]] = {}
+    for pool, (indices, offsets) in records.items():
+        if pool not in sizes or len(indices) != len(offsets):
+            raise ValueError(f"records of an unknown kind: {pool[:20]!r}")
+        if indices and not 0 <= min(indices) <= max(indices) < asked:
+            raise ValueError("more pages were named than were asked for")
+        if offsets and not 0 <= min(offsets) <= max(offsets) <= descriptor.size_bytes - sizes[pool]:
+            raise ValueError("pages outside of the store were named")
+        checked[pool] = dict(zip(indices, offsets, strict=True))
+    return checked

@@ -1,0 +1,133 @@
+"""The messages between a worker and the ranks of its engine, and how they are encoded.
+
+Keys of pages travel as one string of bytes per pool, because a long context has thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import DecodeError, Struct, ValidationError
+from msgspec.msgpack import Decoder, Encoder
+
+from ampd.page_keys import KEY_BYTES
+
+
+class Records(Struct, array_like=True, frozen=True):
+    """Records of one pool.
+
+    Attributes:
+        keys: joined; see `joined` and `split`.
+        offsets: where each record starts in the store.
+    """
+
+    keys: bytes
+    offsets: list[int]
+
+
+class Hello(Struct, tag=True, frozen=True):
+    """A rank has mapped the store. `geometry`: `KvGeometry.to_json`, equal on all ranks."""
+
+    rank: int
+    geometry: dict[str, object]
+
+
+class Offer(Struct, tag=True, frozen=True):
+    """Pages that SGLang offers to the store, by pool. All ranks are offered the same; rank 0 reports it."""
+
+    number: int
+    session_id: str
+    keys: dict[str, bytes]
+
+
+class Write(Struct, tag=True, frozen=True):
+    """What to copy of an offer: by pool, positions in the offered keys, and offsets in the store.
+
+    `records` is None for an offer that was refused.
+    """
+
+    number: int
+    records: dict[str, tuple[list[int], list[int]]] | None
+
+
+class Written(Struct, tag=True, frozen=True):
+    """A rank has copied its part of an offer.
+
+    `digest` is of the offered keys, which must be equal on all ranks; empty if the copy failed.
+    """
+
+    number: int
+    digest: bytes
+
+
+class Forgotten(Struct, tag=True, frozen=True):
+    """The rank's cache was reset: offers below `below` that it has not written, it never will."""
+
+    below: int
+
+
+class Hold(Struct, tag=True, frozen=True):
+    """What a request may load, by pool. The rank answers with `Done`."""
+
+    call: int
+    rid: str
+    records: dict[str, Records]
+
+
+class Drop(Struct, tag=True, frozen=True):
+    """A request loads nothing any more. The rank answers with `Done` when no load of it runs."""
+
+    call: int
+    rid: str
+
+
+class Settle(Struct, tag=True, frozen=True):
+    """The rank answers with `Done`, and in it how many offers there were so far."""
+
+    call: int
+
+
+class Done(Struct, tag=True, frozen=True):
+    """The answer to a call."""
+
+    call: int
+    offers: int = 0
+
+
+ToRank = Write | Hold | Drop | Settle
+ToWorker = Hello | Offer | Written | Forgotten | Done
+
+_encoder = Encoder()
+_to_rank = Decoder(ToRank)
+_to_worker = Decoder(ToWorker)
+
+
+def encode(message: ToRank | ToWorker) -> bytes:
+    """A message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_to_rank(data: bytes) -> ToRank:
+    """Raises `ValueError` for anything else than a message to a rank."""
+    try:
+        return _to_rank.decode(data)
+    except (DecodeError, ValidationError) as error:
+        raise ValueError(f"not a message to a rank: {error}") from None
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """Raises `ValueError` for anything else than a message to the worker."""
+    try:
+        return _to_worker.decode(data)
+    except (DecodeError, ValidationError) as error:
+        raise ValueError(f"not a message to the worker: {error}") from None
+
+
+def joined(keys: Sequence[bytes]) -> bytes:
+    """Keys as one string of bytes."""
+    return b"".join(keys)
+
+
+def split(keys: bytes) -> list[bytes]:
+    """The inverse of `joined`."""
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
