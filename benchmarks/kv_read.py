@@ -31,13 +31,14 @@ import numpy as np
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
-from ampd.page_keys import page_keys
-from ampd.wire import KvReply, KvRequest
 from workers.kv.layout import Descriptor, PoolLayout, decode_descriptor, runs
 from workers.kv.nixl_exchange import NixlExchange
-from workers.kv.nixl_transport import NixlReader
 from workers.kv.pinkeeper import Offload, PinKeeper
 from workers.kv.staging_area import PageReader
+
+from ampd.page_keys import page_keys
+from ampd.wire import KvReply, KvRequest
+from workers.kv.nixl_transport import NixlReader
 
 PAGE = 16
 BYTES_A_VALUE = 2

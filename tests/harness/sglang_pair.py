@@ -92,7 +92,7 @@ async def empty(*engines: SglangEngine) -> None:
         await eventually(lambda engine=engine: idle(engine))
         await engine.kv.store.settle(TIMEOUT_S)
         directory = engine.kv.store.directory
-        for session in list(directory.sessions):
+        for session in directory.sessions.ids:
             await engine.kv.release_session(session)
         directory.clear()
         await eventually(lambda directory=directory: not directory.used_bytes)

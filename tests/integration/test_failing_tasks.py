@@ -21,7 +21,8 @@ from router.presence import Presence
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
-from workers.kv.control import ControlLink, pack
+from workers.kv.rank_links import RankLinks
+from workers.kv.rank_messages import Forgotten, Hello, encode
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
@@ -176,18 +177,18 @@ async def test_the_publisher_publishes_again() -> None:
 
 
 async def test_the_channel_to_the_engine_reads_on() -> None:
-    events: list[dict[str, Any]] = []
-    take = FailsOnce(events.append)
+    messages: list[Any] = []
+    take = FailsOnce(lambda _rank, message: messages.append(message))
     take.is_armed = True
-    link = ControlLink(take)
+    links = RankLinks(1, take)
     context: Context = Context()
     engine = context.socket(PAIR)
-    engine.connect(link.address)
-    for name in ("hello", "first", "second"):
-        await engine.send_multipart(pack({"event": name}))
-    await link.hello(20.0)
-    await until(lambda: events)
-    assert events == [{"event": "second"}]
+    engine.connect(links.addresses[0])
+    for message in (Hello(0, {}), Forgotten(1), Forgotten(2)):
+        await engine.send(encode(message))
+    await links.hellos(20.0)
+    await until(lambda: messages)
+    assert messages == [Forgotten(2)]
     engine.close(0)
     context.term()
-    await link.close()
+    await links.close()

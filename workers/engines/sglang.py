@@ -162,7 +162,7 @@ class SglangEngine:
         # It reports every handler that is not its own as an error.
         logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
         before = set(multiprocessing.active_children())
-        linker = {"control": kv.store.addresses, "store": kv.store.memory.place, "checksums": self._settings.kv_checksums}
+        linker = {"control": kv.store.addresses, "store": kv.store.memory.place}
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
         try:
             # Allocated first: what an engine that fails to start has opened must be closed as well.
@@ -298,7 +298,7 @@ class SglangEngine:
 
     async def gone(self, rid: str) -> None:
         """Return when SGLang works on no choice of a request any more: an abort takes effect after a load."""
-        while self._manager is not None and any(known.startswith(rid) for known in self._manager.rid_to_state):
+        while self._manager is not None and any(known.startswith(rid) for known in self._manager.rid_to_state):  # noqa: ASYNC110
             await asyncio.sleep(_GONE_POLL_S)
 
     async def _choices(

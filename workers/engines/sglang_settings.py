@@ -54,7 +54,6 @@ class SglangSettings(Settings):
     kv_store_gib: float | None = Field(
         None, gt=0, description="Host memory for the KV of sessions; default: half of what the machine has free."
     )
-    kv_checksums: bool = Field(False, description="Verify a checksum whenever KV is read from the store or a peer.")
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
     @field_validator("engine_args")
@@ -84,7 +83,7 @@ _CPU_ARGUMENTS: dict[str, Any] = {
 
 def store_bytes(settings: SglangSettings) -> int:
     """Bytes of the KV store."""
-    return default_size_bytes() if settings.kv_store_gib is None else int(settings.kv_store_gib * _GIB)
+    return default_size_bytes(workers_here=1) if settings.kv_store_gib is None else int(settings.kv_store_gib * _GIB)
 
 
 def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,11 @@ class EngineStore:
         page_bytes = sum(pool.record_bytes for pool in self.geometry.pools if not pool.window_pages)
         return self.memory.size_bytes // page_bytes * self.geometry.page_size
 
+    @property
+    def activity(self) -> int:
+        """Grows whenever the engine has computed pages."""
+        return self._offers.decided if self._offers else 0
+
     async def open(self, timeout_s: float) -> None:
         """Meet the engine's ranks.
 
@@ -122,7 +127,7 @@ class EngineStore:
             ConnectionError, TimeoutError: the engine has gone, or hangs.
         """
         if session_id:
-            self.directory.begin_request(session_id, keys, self._clock())
+            self.directory.sessions.begin_request(session_id, keys)
         held = self.hold(rid, keys)
         if held.tokens:
             self._running.add(rid)
@@ -134,7 +139,7 @@ class EngineStore:
     def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
         """The session's request is over; `keys` name its context now."""
         if session_id:
-            self.directory.end_request(session_id, keys, self._clock())
+            self.directory.sessions.end_request(session_id, keys)
             self._changed()
 
     def loaded(self, rid: str, after: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -1,7 +1,7 @@
 """SGLang's side of the KV store: a cache linker in the scheduler process of each rank.
 
-SGLang offers the pages of its radix cache when they are computed. They are copied into the worker's store (write-through)
-and nothing stays locked on the device. Pages that a request needs come back from the store: a look-up is a dictionary
+SGLang offers the pages of its radix cache when they are computed. They are copied into the worker's store at once, and
+nothing stays locked on the device. Pages that a request needs come back from the store: a look-up is a dictionary
 hit, a load is a local copy, and nothing here waits for the network.
 """
 
@@ -44,8 +44,8 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     """Copies offered pages into the store and loads the pages that the worker holds for a request.
 
     Args:
-        extra_config: `control` (address of the worker's socket, by rank), `store` (process id, file descriptor and bytes
-            of the store), `checksums`.
+        extra_config: `control` (address of the worker's socket, by rank) and `store` (process id, file descriptor and
+            bytes of the store).
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), 0)
         rank = _rank(params)
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
-        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), StreamWriter(copies, on_gpu=self._on_gpu))
+        writer = StreamWriter(copies, on_gpu=self._on_gpu)
+        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), writer)
         self._loader = PageLoader(copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu)
 
     # -- loads

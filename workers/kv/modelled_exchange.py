@@ -197,7 +197,8 @@ class ModelledExchange:
         held = self._directory.match(keys)
         if held == len(keys):
             return held
-        return max((self.usable_pages(rid, keys) for rid, staged in self._staged.items() if keys[held] in staged), default=held)
+        readers = [rid for rid, staged in self._staged.items() if keys[held] in staged]
+        return max((self.usable_pages(rid, keys) for rid in readers), default=held)
 
     async def _unlease(self, worker_id: str, lease_id: str) -> None:
         if self._peers is None:

@@ -30,6 +30,9 @@ class Offers:
         send: to all ranks.
         changed: called when the directory has changed.
         clock: as the directory's.
+
+    Attributes:
+        decided: offers so far for which there was a decision.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Offers:
         self._changed = changed
         self._clock = clock
         self._copies: dict[int, _Copy] = {}
-        self._decided = 0
+        self.decided = 0
         self._forgotten = dict.fromkeys(self._ranks, 0)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -86,7 +89,7 @@ class Offers:
     def _decide(self, offer: Offer) -> None:
         keys = {pool: split(joined) for pool, joined in offer.keys.items()}
         reservation = self._directory.reserve(offer.session_id, keys, self._clock())
-        self._decided = offer.number + 1
+        self.decided = offer.number + 1
         if reservation is None:
             self._send(Write(offer.number, None))
             return
@@ -120,7 +123,7 @@ class Offers:
         self._changed()
 
     def _is_settled(self, offers: int) -> bool:
-        return self._decided >= offers and all(number >= offers for number in self._copies)
+        return self.decided >= offers and all(number >= offers for number in self._copies)
 
     def _wake(self) -> None:
         ready = [waiting for waiting in self._waiting if self._is_settled(waiting[0])]

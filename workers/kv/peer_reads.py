@@ -49,9 +49,7 @@ class PeerReads:
         clock: as the store's.
     """
 
-    def __init__(
-        self, store: EngineStore, transport: Transport, peers: KvPeers, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: EngineStore, transport: Transport, peers: KvPeers, clock: Callable[[], float]) -> None:
         self._store = store
         self._transport = transport
         self._peers = peers
@@ -140,9 +138,7 @@ class PeerReads:
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(give_up, reservation.id))
 
-    def _pairs(
-        self, offered: Mapping[str, Mapping[int, int]], reservation: Reservation
-    ) -> list[tuple[int, int, int]]:
+    def _pairs(self, offered: Mapping[str, Mapping[int, int]], reservation: Reservation) -> list[tuple[int, int, int]]:
         """(Offset there, offset here, bytes) of each record that is missing here."""
         pairs = []
         for pool in self._store.geometry.pools:
@@ -177,9 +173,7 @@ class _Lease:
         self.is_returned = False
 
 
-def _checked(
-    records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor
-) -> dict[str, dict[int, int]]:
+def _checked(records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor) -> dict[str, dict[int, int]]:
     """By pool, the offset of each record by the position of its key among those that were asked for.
 
     Raises:

@@ -6,14 +6,27 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from zmq import LINGER, NOBLOCK, PAIR, RCVHWM, SNDHWM, Again
 from zmq.asyncio import Context
 
 from ampd.supervised_task import SupervisedTask
-from workers.kv.rank_messages import Done, Drop, Hello, Hold, Records, Settle, ToRank, ToWorker, decode_to_worker, encode
+from workers.kv.rank_messages import (
+    Done,
+    Drop,
+    Hello,
+    Hold,
+    Records,
+    Settle,
+    ToRank,
+    ToWorker,
+    decode_to_worker,
+    encode,
+)
 
 CALL_TIMEOUT_S = 5.0
 
@@ -44,7 +57,7 @@ class RankLinks:
         loop = asyncio.get_running_loop()
         self._hellos: list[asyncio.Future[Hello]] = [loop.create_future() for _ in range(ranks)]
         self._on_message = on_message
-        self._readers = [SupervisedTask(f"kv-rank-{rank}", lambda rank=rank: self._read(rank)) for rank in range(ranks)]
+        self._readers = [SupervisedTask(f"kv-rank-{rank}", partial(self._read, rank)) for rank in range(ranks)]
         for reader in self._readers:
             reader.start()
 
@@ -103,13 +116,16 @@ class RankLinks:
         try:
             self._send(rank, encode(message(call)))
             async with asyncio.timeout(timeout_s):
-                return await answer
+                done: Done = await answer
+                return done
         finally:
             self._waiting.pop((rank, call), None)
 
     def _send(self, rank: int, data: bytes) -> None:
         try:
-            self._sockets[rank].send(data, NOBLOCK).result()
+            # A send that does not wait has happened when it returns.
+            sent: Any = self._sockets[rank].send(data, NOBLOCK)
+            sent.result()
         except Again:
             raise ConnectionError("the engine's process has gone") from None
 

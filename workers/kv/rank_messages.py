@@ -110,17 +110,19 @@ def encode(message: ToRank | ToWorker) -> bytes:
 def decode_to_rank(data: bytes) -> ToRank:
     """Raises `ValueError` for anything else than a message to a rank."""
     try:
-        return _to_rank.decode(data)
+        message: ToRank = _to_rank.decode(data)
     except (DecodeError, ValidationError) as error:
         raise ValueError(f"not a message to a rank: {error}") from None
+    return message
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
     """Raises `ValueError` for anything else than a message to the worker."""
     try:
-        return _to_worker.decode(data)
+        message: ToWorker = _to_worker.decode(data)
     except (DecodeError, ValidationError) as error:
         raise ValueError(f"not a message to the worker: {error}") from None
+    return message
 
 
 def joined(keys: Sequence[bytes]) -> bytes:

@@ -69,7 +69,7 @@ class StoreExchange:
 
     @property
     def activity(self) -> int:
-        return self.store.directory.stored_records
+        return self.store.activity
 
     # -- what other workers ask
 
@@ -111,18 +111,18 @@ class StoreExchange:
             await self.store.settle(_SETTLE_S)
         except (TimeoutError, ConnectionError) as error:
             log.warning("KV exchange: held_tokens: %s", error or "no answer")
-        return self.store.directory.held_tokens(session_id)
+        return self.store.directory.sessions.held_tokens(session_id)
 
     async def release_session(self, session_id: str) -> int:
-        held = self.store.directory.held_tokens(session_id)
-        self.store.directory.release_session(session_id, self._clock())
+        held = self.store.directory.sessions.held_tokens(session_id)
+        self.store.directory.sessions.release_session(session_id)
         self._report()
         return held
 
     def _report(self) -> None:
         if self._on_held is None:
             return
-        for session_id, tokens in self.store.directory.take_changed().items():
+        for session_id, tokens in self.store.directory.sessions.take_changed().items():
             self._on_held(session_id, tokens)
 
     # -- reading from other workers

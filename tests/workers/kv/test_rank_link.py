@@ -126,7 +126,9 @@ async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None
         assert {message.below for _, message in side.of(Forgotten)} == {2}  # type: ignore[union-attr]
         side.offer(2)
         side.links.send(Write(2, {"kv": ([0], [300])}))
-        await eventually(lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True)))
+        await eventually(
+            lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True))
+        )
         for rank, writer in zip(side.ranks, side.writers, strict=True):
             assert writer.copied[-1] == ("kv", [12], [300])
             assert list(rank.completed) == [True]

@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
+from ctypes import addressof, c_char
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,11 @@ class StoreMemory:
     def place(self) -> tuple[int, int, int]:
         """Process id, file descriptor and size in bytes, for `open` elsewhere."""
         return os.getpid(), self._fd, self.size_bytes
+
+    @property
+    def address(self) -> int:
+        """Where the memory starts in this process."""
+        return addressof(c_char.from_buffer(self.map))
 
     def close(self) -> None:
         """Unmap. Views that are still alive keep the mapping until they go."""
