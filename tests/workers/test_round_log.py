@@ -30,7 +30,7 @@ def test_an_answer_about_kv_says_who_asked_and_what_was_there(caplog: pytest.Log
     token = tracing._CURRENT.set(Trace("r", caller="P"))
     try:
         steps = StepLog("W", RoundLog.STEPS)
-        steps.served({"op": "lease", "keys": [b"a", b"b"]}, {"pages": [4], "lease_id": "7", "descriptor": b""})
+        steps.served({"op": "lease", "keys": [b"a", b"b"]}, {"matched": 1, "lease_id": "7", "descriptor": b""})
         steps.served({"op": "match", "keys": [b"a", b"b"]}, {"matched": 0})
         steps.served({"op": "what"}, {"error": "unknown operation 'what'"})
     finally:

@@ -310,5 +310,5 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(station: Any, st
         await asyncio.wait({decoding})
         assert one.rounds.running == 0
         engine = one.engine
-        assert engine.load().kv_used_tokens == engine.kv.pinned_tokens
+        assert engine.load().kv_used_tokens == engine.kv.session_tokens
         assert engine.kv.make_room(engine.info.kv_capacity_tokens), "no session counts as running any more"

@@ -206,7 +206,4 @@ class EngineStore:
 
 
 def _records(held: Held) -> dict[str, Records]:
-    return {
-        pool: Records(joined([key for key, _ in found]), [offset for _, offset in found])
-        for pool, found in held.records.items()
-    }
+    return {pool: Records(joined(places.names), list(places.offsets)) for pool, places in held.records.items()}

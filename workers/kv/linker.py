@@ -15,9 +15,10 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
+from workers.kv.offer_queue import Offered
 from workers.kv.page_loader import PageLoader
 from workers.kv.rank_copies import RankCopies
-from workers.kv.rank_link import Offered, RankLink
+from workers.kv.rank_link import RankLink
 from workers.kv.sglang_fingerprint import engine_fingerprint
 from workers.kv.sglang_pools import engine_pools
 from workers.kv.store.memory import StoreMemory

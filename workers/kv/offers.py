@@ -99,10 +99,7 @@ class Offers:
             return
         forgotten = set() if waiting == self._ranks else {b""}
         self._copies[offer.number] = _Copy(reservation, waiting, forgotten)
-        records = {
-            pool: ([index for index, _ in found], [offset for _, offset in found])
-            for pool, found in reservation.offsets.items()
-        }
+        records = {pool: (list(places.names), list(places.offsets)) for pool, places in reservation.offsets.items()}
         self._send(Write(offer.number, records))
         self._changed()
 

@@ -143,8 +143,9 @@ class PeerReads:
         pairs = []
         for pool in self._store.geometry.pools:
             theirs = list(offered.get(pool.name, {}).values())
-            ours = reservation.offsets.get(pool.name, ())
-            pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
+            ours = reservation.offsets.get(pool.name)
+            if ours is not None:
+                pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
         return pairs
 
     async def _unlease(self, lease: _Lease, deadline_s: float) -> bool:

@@ -98,10 +98,7 @@ class StoreExchange:
         lease = self.store.directory.lease(keys, ttl_s, self._clock())
         if lease.id and self._transport is not None:
             self._transport.let_read(time.monotonic() + ttl_s)
-        records = {
-            pool: ([index for index, _ in found], [offset for _, offset in found])
-            for pool, found in lease.records.items()
-        }
+        records = {pool: (list(places.names), list(places.offsets)) for pool, places in lease.records.items()}
         return KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=self._descriptor)
 
     # -- sessions

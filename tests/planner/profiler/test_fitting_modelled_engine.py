@@ -72,7 +72,7 @@ async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: 
         await engine.start()
     try:
         points = await measure(EngineProbe(engines[0], engines[1], 1), GRID, 2, 1, lambda: None)
-        return points, sum(engine.kv.pinned_tokens for engine in engines)
+        return points, sum(engine.kv.session_tokens for engine in engines)
     finally:
         for engine in engines:
             await engine.stop()

@@ -309,9 +309,9 @@ async def test_closing_the_iterator_ends_the_work(lab: Lab, engine: ModelledEngi
         await asyncio.wait({blocker})
     async with asyncio.timeout(5):
         assert len(tokens(await run(engine, prompt_of(50, seed=7), 3, session="next"))) == 3
-    assert engine.load().kv_used_tokens == engine.kv.pinned_tokens
+    assert engine.load().kv_used_tokens == engine.kv.session_tokens
     assert engine.kv.make_room(engine.info.kv_capacity_tokens), "no session counts as running any more"
-    assert engine.kv.pinned_tokens == 0
+    assert engine.kv.session_tokens == 0
 
 
 async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: ModelledEngine) -> None:

@@ -10,7 +10,8 @@ from hashlib import sha256
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section
-from workers.kv.rank_link import Offered, RankLink
+from workers.kv.offer_queue import Offered
+from workers.kv.rank_link import RankLink
 from workers.kv.store.memory import StoreMemory
 from workers.kv.store_exchange import StoreExchange
 
@@ -90,7 +91,7 @@ class Worker:
         """The bytes of the records of `keys` that are there."""
         held = self.exchange.store.hold("look", keys)
         memory = self.exchange.store.memory.map
-        found = [memory[offset : offset + RECORD] for _, offset in held.records["kv"]]
+        found = [memory[offset : offset + RECORD] for offset in held.records["kv"].offsets]
         self.exchange.store.directory.let_go("look")
         return found
 

@@ -41,12 +41,12 @@ def fetched(answer: object) -> KvFetch:
 
 def lease(**changed: Any) -> dict[str, Any]:
     descriptor = json.dumps({"tp": 1, "fingerprint": "ours"}).encode()
-    return {"lease_id": "1", "pages": [0, 1, 2, 3], "descriptor": descriptor, **changed}
+    return {"lease_id": "1", "matched": 4, "descriptor": descriptor, **changed}
 
 
 def test_a_proper_answer_is_read() -> None:
     assert fetched(lease()).tokens == 4 * PAGE
-    assert fetched(lease(pages=list(range(100)))).tokens == 4 * PAGE
+    assert fetched(lease(matched=100)).tokens == 4 * PAGE
 
 
 _VALUES = st.recursive(

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.harness.waiting import eventually
-from workers.kv.rank_link import Offered, RankLink
+from workers.kv.offer_queue import Offered
+from workers.kv.rank_link import RankLink
 from workers.kv.rank_links import RankLinks
 from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
 
