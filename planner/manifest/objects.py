@@ -136,10 +136,11 @@ def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployme
         {
             "--model": deployment.model_path,
             "--tp": str(tp),
+            "--kv-store-gib": str(replica.store_gib(tp)),
             "--ordering": deployment.policies.ordering,
             "--slicing": deployment.policies.slicing,
             "--max-total-tokens": None if tokens is None else str(tokens),
         },
     )
-    main["resources"] = replica.resources(tp, deployment.profile.kv_bytes_per_token)
+    main["resources"] = replica.resources(tp)
     return component

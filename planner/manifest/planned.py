@@ -12,7 +12,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.presets import MODELS
+from ampd.perf.presets import DEGREES, MODELS
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from planner.layout.layout import Layout
@@ -31,7 +31,6 @@ _PARSERS: dict[str, tuple[str, str | None]] = {
     "llama-3.1-8b": ("llama3_json", None),
 }
 """Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have them."""
-
 
 MODELS_MOUNT = "/models"
 """Where the base mounts the volume with the models."""
@@ -137,10 +136,10 @@ def _warnings(deployment: Deployment, planned: Mapping[str, Any]) -> list[str]:
     notes = []
     if (missed := miss(planned)) is not None:
         notes.append(f"the layout does not meet the targets: {missed}")
-    if degrees := sorted({tp for tp, _ in (*layout.prefill, *layout.decode) if tp > 1}):
+    if degrees := sorted({tp for tp, _ in (*layout.prefill, *layout.decode) if tp not in DEGREES}):
         notes.append(
-            f"the layout has replicas of TP {', '.join(map(str, degrees))}; the SGLang workers of this version refuse "
-            "--tp above 1, so that these pods will not start"
+            f"the layout has replicas of TP {', '.join(map(str, degrees))}; SGLang workers refuse these degrees, so "
+            "that these pods will not start"
         )
     if deployment.tool_call_parser is None:
         notes.append(

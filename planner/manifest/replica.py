@@ -1,22 +1,18 @@
-"""Resources of a pod of one replica, by its GPUs and the size of the model's KV."""
+"""Resources of a pod of one replica, by its GPUs."""
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any
 
 GPU = "nvidia.com/gpu"
 
-_GIB = 1 << 30
 _SHARED_MEMORY_GIB_PER_GPU = 4
 """For NCCL between the GPUs of a replica."""
 _CPUS_PER_GPU = 2
 _HOST_GIB_PER_GPU = 8
 """For SGLang's process of a GPU."""
-_STAGING_TOKENS = 65_536
-"""The workers' default of `--staging-tokens`: KV between its read and its load is in host memory."""
-_USUAL_KV_BYTES_PER_TOKEN = 262_144
-"""If the performance model does not know it: the value of a 32B model, as in the base."""
+_STORE_GIB_PER_GPU = 64
+"""For the KV of sessions: about the KV memory of a GPU of 141 GB with a 32B model."""
 _LIMIT_OVER_REQUEST = 2
 """Room for the weights while they are loaded."""
 
@@ -26,10 +22,14 @@ def shared_memory(tp: int) -> str:
     return f"{tp * _SHARED_MEMORY_GIB_PER_GPU}Gi"
 
 
-def resources(tp: int, kv_bytes_per_token: int | None) -> dict[str, Any]:
-    """Requests and limits of a worker's container. Shared and staging memory count as memory of the pod."""
-    staging_gib = ceil(_STAGING_TOKENS * (kv_bytes_per_token or _USUAL_KV_BYTES_PER_TOKEN) / _GIB)
-    memory_gib = tp * (_HOST_GIB_PER_GPU + _SHARED_MEMORY_GIB_PER_GPU) + staging_gib
+def store_gib(tp: int) -> int:
+    """Size of the KV store. It is no part of `/dev/shm`."""
+    return tp * _STORE_GIB_PER_GPU
+
+
+def resources(tp: int) -> dict[str, Any]:
+    """Requests and limits of a worker's container. Shared memory and the KV store count as memory of the pod."""
+    memory_gib = tp * (_HOST_GIB_PER_GPU + _SHARED_MEMORY_GIB_PER_GPU) + store_gib(tp)
     gpus = {GPU: str(tp)}
     return {
         "requests": {"cpu": str(tp * _CPUS_PER_GPU), "memory": f"{memory_gib}Gi", **gpus},

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-
-DEGREES = (1, 2, 4, 8)
-"""Tensor-parallel degrees, because the ranks of a worker share a host and its memory."""
+from ampd.perf.presets import DEGREES
 
 _DIVIDED = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
 _REPLICATED = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads")

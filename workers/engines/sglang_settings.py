@@ -127,7 +127,5 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
     check_arguments(json.loads(settings.engine_args), prog)
     model = check_model_folder(settings.model, prog)
     check_degree(model, settings.tp, prog)
-    if settings.tp > 1:
-        raise UserError(f"{prog}: --tp: KV exchange between workers of several GPUs is not supported yet; use --tp 1")
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
         raise UserError(f"{prog}: --model: {model} has no weights (*.safetensors); copy the model's weights into it")

@@ -24,15 +24,18 @@ from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
 from ampd.policies.registry import POOLS
-from ampd.settings import parse_settings
+from ampd.settings import PREFIX, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
+from workers.kv.store.memory import default_size_bytes
 
 _WATCH_S = 0.5
+_GIB = 1 << 30
+_STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -66,7 +69,10 @@ def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
     roles, cpus = settings.worker_roles(), os.cpu_count() or 1
     if settings.engine is EngineName.MODELLED:
         return worker_environments([1] * len(roles), [], cpus)
-    return worker_environments([settings.degree(role) for role in roles], visible_gpus(), cpus)
+    devices = worker_environments([settings.degree(role) for role in roles], visible_gpus(), cpus)
+    # A worker's own default would leave nothing to the others. A user's value is per worker.
+    store_gib = os.environ.get(_STORE_SIZE) or f"{default_size_bytes(len(roles)) / _GIB:.3f}"
+    return [{**environment, _STORE_SIZE: store_gib} for environment in devices]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from planner.layout.layout import Layout
 from planner.manifest import replica
 from planner.manifest.base import base_objects
 from planner.manifest.objects import MOST_COMPONENTS, deployment_objects
-from workers.engines.sglang_settings import SglangSettings
 
 from .lab import DEPLOYMENT, MIXED, by_identity, components, graph_of, layouts, main, objects_of, of_kind
 
@@ -193,13 +192,16 @@ def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
     worker = components(base_objects())["prefill"]
     assert "--tp=1" in main(worker)["args"]
     assert "--model=/models/qwen3-32b" in main(worker)["args"]
-    assert replica.resources(1, DEPLOYMENT.profile.kv_bytes_per_token) == main(worker)["resources"]
-    assert replica.resources(1, None) == main(worker)["resources"]
+    assert replica.resources(1) == main(worker)["resources"]
+    assert f"--kv-store-gib={replica.store_gib(1)}" in main(worker)["args"]
     assert replica.shared_memory(1) == worker["sharedMemorySize"]
 
 
-def test_the_memory_of_a_pod_holds_what_the_workers_stage() -> None:
-    assert SglangSettings.model_fields["staging_tokens"].default == 65_536
-    assert not [each for each in main(components(base_objects())["decode"])["args"] if "staging" in each]
-    small, large = (replica.resources(1, size)["requests"]["memory"] for size in (1024, 320 << 10))
-    assert (small, large) == ("13Gi", "32Gi")
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_the_memory_of_a_pod_holds_its_kv_store(tp: int) -> None:
+    (worker,) = (each for name, each in components(objects_of(layout=Layout(((tp, 1),), ()))).items() if "-tp" in name)
+    (flag,) = (each for each in main(worker)["args"] if each.startswith("--kv-store-gib="))
+    store, memory = int(flag.partition("=")[2]), main(worker)["resources"]["requests"]["memory"]
+    shared = worker["sharedMemorySize"]
+    assert store == 64 * tp
+    assert int(memory.removesuffix("Gi")) == store + int(shared.removesuffix("Gi")) + 8 * tp

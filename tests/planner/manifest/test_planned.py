@@ -10,16 +10,13 @@ import pytest
 import yaml
 
 from ampd.cli.main import main as ampd
-from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.presets import DEGREES, MODELS, analytic_model
 from ampd.perf.profile import write_profile
 from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
-from ampd.tiny_model import tiny_model_path
 from planner import plan_command
 from planner.manifest.planned import _PARSERS
-from workers.engines.sglang import SglangEngine
-from workers.engines.sglang_settings import SglangSettings
+from workers.engines.sglang_limits import check_degree
 
 from .lab import built, by_identity, components, graph_of, main, needs_kubectl
 
@@ -65,7 +62,7 @@ def test_a_plan_is_written_in_both_forms(tmp_path: Path, curves: Path, capsys: p
 
     has_groups = any(group["tp"] > 1 for role in ("prefill", "decode") for group in best[role])
     assert has_groups
-    assert len([line for line in err.splitlines() if "refuse --tp above 1" in line]) == 1
+    assert "refuse these degrees" not in err
 
 
 @pytest.mark.slow
@@ -140,7 +137,6 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, curves: Path, capsy
     assert "ampd.dev/expected-itl-p95-seconds" not in annotations
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
     assert "no tool-call parser is known for My-Model" in err
-    assert "refuse --tp" not in err
     environment = {each["name"]: each.get("value") for each in graph_of(objects)["spec"]["env"]}
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
 
@@ -150,7 +146,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, curves: Path, capsy
     ("flags", "is_met", "words"),
     [
         (["--degrees", "1"], True, []),
-        (["--degrees", "2"], True, ["refuse --tp above 1"]),
+        (["--degrees", "2"], True, []),
         (["--degrees", "1", "--itl", "0.004"], False, ["does not meet the targets: it misses by"]),
         (["--degrees", "1", "--rate", "90"], False, ["does not meet the targets: it carries"]),
     ],
@@ -264,7 +260,7 @@ def test_parsers_are_dynamos_and_models_are_presets() -> None:
         assert reasoning is None or reasoning in get_reasoning_parser_names()
 
 
-def test_what_is_said_about_several_gpus_is_true() -> None:
-    """As soon as the workers take them, the plan and its documentation must not say otherwise any more."""
-    with pytest.raises(UserError, match="use --tp 1"):
-        SglangEngine(SglangSettings(model=tiny_model_path(), tp=2))
+@pytest.mark.parametrize("tp", DEGREES)
+def test_the_degrees_without_a_warning_are_those_that_workers_take(tp: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 64, "num_key_value_heads": 8}))
+    check_degree(tmp_path, tp, "worker")

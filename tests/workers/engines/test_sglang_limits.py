@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from workers.engines.sglang_limits import DEGREES, check_arguments, check_degree
+from ampd.perf.presets import DEGREES
+from workers.engines.sglang_limits import check_arguments, check_degree
 
 
 def model(folder: Path, **config: Any) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +41,8 @@ class Ranks(SglangEngine):
     """The processes of an engine, without AMPD's linker in them."""
 
     async def start(self) -> None:
-        self._launch("")
+        nowhere = SimpleNamespace(store=SimpleNamespace(addresses=[], memory=SimpleNamespace(place=(0, 0, 0))))
+        self._launch(cast(Any, nowhere))
         self._take_signals_back()
 
     async def tokens(self, prompt: list[int]) -> list[int]:
@@ -76,8 +79,8 @@ async def test_more_ranks_compute_the_same_tokens(
     forked: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.engines.sglang.check_sglang", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    importlib.import_module("sglang.srt.entrypoints.engine")  # so that the times below are those of engines
     one = await generated(model, 1)
     assert [len(tokens) for tokens in one] == [NEW_TOKENS] * 3
     for tp in (2, 4):  # with 4 ranks each of the 2 KV heads is on two of them

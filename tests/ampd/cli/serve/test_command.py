@@ -1,0 +1,31 @@
+"""What `ampd serve` gives each of its workers."""
+
+import pytest
+
+from ampd.cli.serve.command import _worker_environments
+from ampd.cli.serve.settings import EngineName, ServeSettings
+
+STORE = "AMPD_KV_STORE_GIB"
+SGLANG = ServeSettings(engine=EngineName.SGLANG, prefill=1, prefill_tp=2, decode=2)
+
+
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv(STORE, raising=False)
+    monkeypatch.setattr("ampd.cli.serve.command.default_size_bytes", lambda workers: (96 << 30) // workers)
+
+
+def test_workers_of_one_machine_share_its_memory() -> None:
+    assert [environment[STORE] for environment in _worker_environments(SGLANG)] == ["32.000"] * 3
+
+
+def test_a_users_size_is_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STORE, "5")
+    assert [environment[STORE] for environment in _worker_environments(SGLANG)] == ["5"] * 3
+
+
+def test_a_modelled_engine_is_one_process_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    settings = ServeSettings(engine=EngineName.MODELLED, prefill=1, prefill_tp=4, decode=1)
+    assert _worker_environments(settings) == [{"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}] * 2
