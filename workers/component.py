@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.cancellation import until_stopped
 from workers.engines import create_engine, performance_model
-from workers.engines.base import Engine, EngineError, EngineLostError, WatchedEngine
+from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
@@ -75,7 +75,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
 
 
 class Worker:
-    """Serves a worker's parts as Dynamo endpoints until a signal comes or the engine is lost.
+    """Serves a worker's parts as Dynamo endpoints until a signal comes or the engine is lost for good.
 
     Args:
         endpoints: name -> endpoint, of the three that are served.
@@ -93,7 +93,7 @@ class Worker:
         self._clients: list[Client] = []
 
     async def run(self) -> None:
-        """Serve until a signal comes or the engine is lost."""
+        """Serve until a signal comes or the engine is lost for good."""
         handlers: dict[str, Handler] = {
             PREFILL_ENDPOINT: self._guarded(self._rounds.prefill),
             GENERATE_ENDPOINT: self._guarded(self._rounds.generate),
@@ -147,12 +147,23 @@ class Worker:
         log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
 
     async def _watch_engine(self) -> None:
-        if isinstance(self._engine, WatchedEngine):
-            self._engine_lost(await self._engine.wait_lost())
+        if isinstance(self._engine, SupervisedEngine):
+            line = await self._engine.wait_lost(self._absence)
+            if not self._lost.done():
+                self._lost.set_result(line)
 
-    def _engine_lost(self, line: str) -> None:
-        if not self._lost.done():
-            self._lost.set_result(line)
+    @asynccontextmanager
+    async def _absence(self) -> AsyncIterator[None]:
+        """Out of the shared state, by which coordinators go, during the block and after an error in it.
+
+        /health stays good: /live has the same answer, and a failing liveness probe would end the process and its KV.
+        """
+        if self._shutdown is not None:
+            raise EngineError("the worker is ending")
+        await self._publisher.retire()
+        yield
+        if self._shutdown is None:
+            self._publisher.resume()
 
     # -- handlers
 
@@ -163,9 +174,6 @@ class Worker:
                 # It works in a task of its own, which begins in this first step.
                 async for chunk in until_stopped(rounds(request), context):
                     yield chunk
-            except EngineLostError as error:
-                self._engine_lost(str(error))
-                raise HttpError(error.status, error_text(error.status, str(error))) from None
             except EngineError as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError) as error:

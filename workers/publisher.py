@@ -79,6 +79,12 @@ class Publisher:
         await self._publish()
         self._task.start()
 
+    def resume(self) -> None:
+        """Publish again after `retire`."""
+        if not self._task.is_running:
+            self._changes.changed()
+            self._task.start()
+
     async def retire(self) -> None:
         """Stop publishing and take this worker out of the shared state (if that does not answer, its lease ends it)."""
         if not self._task.is_running:

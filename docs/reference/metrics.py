@@ -38,7 +38,7 @@ without the gauges, and the process logs it.
 
 `/health` and `/live` give the same answer, as in all of Dynamo: 200 when this process can do its work, 503 before that.
 
-- A worker is healthy when its engine has started and its endpoints are served, until its engine is lost.
+- A worker is healthy when its engine has started and its endpoints are served, until its engine is lost for good.
 - A coordinator is healthy when it has connected to the shared state, with or without a decode worker. Without one it
   stays out of Dynamo's discovery, the frontend answers 503, and `ampd_live_workers{role="decode"}` is 0. A restart of
   the coordinator would not help.

@@ -87,3 +87,47 @@ def test_an_error_of_the_watch_is_logged_and_the_engine_is_watched_again(
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage() for record in errors] == ["engine-watch failed; trying again"] * 2
     assert all("cannot look" in (record.exc_text or str(record.exc_info)) for record in errors)
+
+
+class LostOnceEngine(ModelledEngine):
+    """Is lost after a second, and starts again."""
+
+    workers_meanwhile: list[str] | None = None
+    store: MemoryStore
+
+    async def wait_lost(self) -> str:
+        if self.workers_meanwhile is None:
+            await asyncio.sleep(1.0)
+            return "the engine has ended"
+        return await super().wait_lost()
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.workers_meanwhile = [view.worker_id for view in await self.store.snapshot()]
+        await self.start()
+
+
+def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
+        inner = LostOnceEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000)
+        inner.store = MemoryStore(state)
+        engine = SupervisedEngine(inner, Times())
+        engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
+        await engine.start()
+        endpoints: Any = {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+        parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
+        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints).run())
+        await until(lambda: inner.workers_meanwhile is not None)
+        await until(inner.store.snapshot)
+        assert inner.workers_meanwhile == []
+        assert runtime.is_healthy, "a failing liveness probe would end the process"
+        assert not running.done()
+        runtime.shutdown()
+        await running
+        await engine.stop()
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    assert "the engine has ended; the engine starts again" in caplog.text

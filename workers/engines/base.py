@@ -90,10 +90,10 @@ class EngineError(Exception):
 
 
 class EngineLostError(EngineError):
-    """The engine has ended for good, so the worker ends.
+    """The engine has ended or hangs. The worker starts it again, or ends.
 
     Args:
-        has_run: it ended while it ran the request, which may be the reason. Otherwise it never took the request.
+        has_run: it was lost while it ran the request, which may be the reason. Otherwise it never took the request.
     """
 
     def __init__(self, message: str, *, has_run: bool = False) -> None:
@@ -106,6 +106,15 @@ class WatchedEngine(Protocol):
 
     async def wait_lost(self) -> str:
         """Return when the engine cannot serve any more, with one line for the log."""
+        ...
+
+
+@runtime_checkable
+class RestartableEngine(WatchedEngine, Protocol):
+    """An engine that can be started again after it was lost. The KV that the worker keeps for it stays."""
+
+    async def restart(self) -> None:
+        """End what is left of the engine, and start it again. Raises `EngineError`."""
         ...
 
 

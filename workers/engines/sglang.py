@@ -100,9 +100,26 @@ class SglangEngine:
         self._lost = asyncio.get_running_loop().create_future()
         memory = StoreMemory.create(store_bytes(self._settings))
         self._kv = StoreExchange(memory, self._settings.tp, self._make_transport or NixlTransport)
+        await self._run_processes(self._kv)
+
+    async def restart(self) -> None:
+        """Start SGLang's processes again. What they had stored stays readable, here and for other workers.
+
+        While they start, this process answers nothing.
+
+        Raises:
+            EngineError: in one line, when SGLang does not start.
+        """
+        kv = self.kv
+        await self._end_processes(grace_s=0.0)  # they may hang
+        await kv.store.replace_engine()
+        self._lost = asyncio.get_running_loop().create_future()
+        await self._run_processes(kv)
+
+    async def _run_processes(self, kv: StoreExchange) -> None:
         try:
-            self._launch(self._kv)
-            await self._kv.open(_LINK_S)
+            self._launch(kv)
+            await kv.open(_LINK_S)
             self._info = self._read_info()
             await self._warm_up()
             self._take_signals_back()
@@ -113,6 +130,11 @@ class SglangEngine:
             raise
 
     async def stop(self) -> None:
+        kv, self._kv = self._kv, None
+        await self._end_processes(_STOP_S, kv)
+
+    async def _end_processes(self, grace_s: float, kv: StoreExchange | None = None) -> None:
+        """End SGLang's part of this process, the KV exchange if it is given, then SGLang's own processes."""
         loop = asyncio.get_running_loop()
         if self._lost is not None and not self._lost.done():
             self._lost.cancel()
@@ -125,14 +147,13 @@ class SglangEngine:
             await self._close_manager(engine, self._manager)
             self._manager = None
             _ignore_quit()
-        kv, self._kv = self._kv, None
         if kv is not None:
             await kv.close()
         processes, self._processes = self._processes, []
         for process in processes:
             process.terminate()
         for process in processes:
-            await asyncio.to_thread(process.join, _STOP_S)
+            await asyncio.to_thread(process.join, grace_s)
             process.kill()
             process.join()
             process.close()

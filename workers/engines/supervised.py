@@ -1,24 +1,35 @@
-"""An engine under supervision: when it ends or hangs, all its calls fail at once and the worker ends."""
+"""An engine under supervision: when it ends or hangs, all its calls fail at once, and it starts again."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, cast
 
 from ampd.perf.model import PerformanceModel
 from workers.engines.base import (
     Engine,
+    EngineError,
     EngineInfo,
     EngineLoad,
     EngineLostError,
     EngineOutput,
     EngineRequest,
+    RestartableEngine,
     WatchedEngine,
 )
 from workers.kv.exchange import KvExchange
+
+log = logging.getLogger(__name__)
+
+MOST_RESTARTS = 3
+"""An engine that is lost more often than this within `RESTART_WINDOW_S` stays lost."""
+
+RESTART_WINDOW_S = 600.0
 
 STALL_FLOOR_S = 60.0
 """An engine never counts as hung before it has stood still for this time. Compilation and grammars take seconds."""
@@ -27,6 +38,7 @@ STALL_FACTOR = 10.0
 """An engine hangs if it stands still for this many times the predicted time of the longest prefill that it has."""
 
 CHECK_INTERVAL_S = 0.5
+_UNWIND_S, _UNWIND_POLL_S = 5.0, 0.005
 
 
 class _Call:
@@ -34,13 +46,15 @@ class _Call:
 
     Attributes:
         prefill_s: the predicted time of its prefill; 0 after its first output.
+        start: how often the engine had been started when the call began.
         task: the task that waits for its next output; None: the caller does not ask for one now.
     """
 
-    __slots__ = ("prefill_s", "task", "was_failed")
+    __slots__ = ("prefill_s", "start", "task", "was_failed")
 
-    def __init__(self, prefill_s: float) -> None:
+    def __init__(self, prefill_s: float, start: int) -> None:
         self.prefill_s = prefill_s
+        self.start = start
         self.task: asyncio.Task[Any] | None = None
         self.was_failed = False
 
@@ -62,6 +76,9 @@ class SupervisedEngine:
         self._progress_s = clock()
         self._activity = 0
         self._lost: str | None = None
+        self._loss_seen = asyncio.Event()
+        self._starts = 0
+        self._restarted_s: deque[float] = deque(maxlen=MOST_RESTARTS)
 
     @property
     def info(self) -> EngineInfo:
@@ -83,28 +100,73 @@ class SupervisedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         if self._lost is not None:
             raise EngineLostError(self._lost)
-        call = _Call(self._model.prefill_s(0, len(request.token_ids), self.info.parallelism))
+        call = _Call(self._model.prefill_s(0, len(request.token_ids), self.info.parallelism), self._starts)
         outputs = cast(AsyncGenerator[EngineOutput, None], self._engine.generate(request))
         async with aclosing(outputs):
             while (output := await self._next(call, outputs)) is not None:
                 yield output
 
-    async def wait_lost(self) -> str:
-        """Fail all calls and return, with one line, when the engine has ended or hangs."""
+    async def wait_lost(self, absence: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> str:
+        """Fail all calls whenever the engine has ended or hangs, and start it again if it can be.
+
+        Args:
+            absence: entered before the engine starts again, and left when it serves again.
+
+        Returns:
+            One line, when the engine stays lost.
+        """
+        while True:
+            self._lost = line = self._lost or await self._loss()
+            await self._fail_calls()
+            if not isinstance(self._engine, RestartableEngine) or not self._may_restart():
+                return line
+            log.error("%s; the engine starts again, its KV in host memory stays", line)
+            try:
+                async with absence():
+                    await self._engine.restart()
+                    self._starts += 1
+                    self._progress_s = self._clock()
+                    self._loss_seen.clear()
+                    self._lost = None
+            except EngineError as error:
+                return f"{line}; it did not start again: {error}"
+            log.warning("the engine serves again")
+
+    async def _loss(self) -> str:
+        """Return, with one line, when the engine has ended or hangs, or when a call found it so."""
         ended = asyncio.create_task(self._ended())
+        seen = asyncio.create_task(self._loss_seen.wait())
         try:
-            while self._lost is None:
-                await asyncio.wait({ended}, timeout=CHECK_INTERVAL_S)
-                self._lost = ended.result() if ended.done() else self._standstill()
+            while True:
+                await asyncio.wait({ended, seen}, timeout=CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    return ended.result()
+                if line := self._lost or self._standstill():
+                    return line
         finally:
             ended.cancel()
+            seen.cancel()
+
+    def _may_restart(self) -> bool:
+        now_s, before_s = self._clock(), self._restarted_s
+        if len(before_s) == MOST_RESTARTS and now_s - before_s[0] < RESTART_WINDOW_S:
+            return False
+        before_s.append(now_s)
+        return True
+
+    async def _fail_calls(self) -> None:
         for call in self._waiting:
             if call.task is not None:
                 call.was_failed = True
                 call.task.cancel()
-        return self._lost
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UNWIND_S):
+                while self._waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(_UNWIND_POLL_S)
 
     async def _next(self, call: _Call, outputs: AsyncGenerator[EngineOutput, None]) -> EngineOutput | None:
+        if self._lost is not None or call.start != self._starts:
+            raise EngineLostError(self._lost or "the engine was started again", has_run=True)
         if not self._waiting:
             self._progress_s = self._clock()  # an idle engine does not stand still
         call.task = asyncio.current_task()
@@ -115,6 +177,11 @@ class SupervisedEngine:
             if not call.was_failed or (call.task is not None and call.task.uncancel()):
                 raise
             raise EngineLostError(str(self._lost), has_run=True) from None
+        except EngineLostError as error:
+            if call.start == self._starts:
+                self._lost = self._lost or str(error)
+                self._loss_seen.set()
+            raise
         finally:
             self._waiting.discard(call)
         call.prefill_s = 0.0

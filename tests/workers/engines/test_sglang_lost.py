@@ -1,4 +1,4 @@
-"""SGLang's scheduler is killed or stopped under a request."""
+"""SGLang's scheduler is killed or stopped under a request, and starts again."""
 
 from __future__ import annotations
 
@@ -53,34 +53,54 @@ def scheduler_of(engine: Any) -> int:
     return min(process.pid for process in engine._engine._processes)
 
 
+PROMPT_TOKENS, PAGE = 120, 16
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-async def test_a_scheduler_that_is_gone_fails_its_requests(
+async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over_the_same_store(
     model: Path,
     forked: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
     async with supervision(model) as (engine, lost):
-        call = asyncio.create_task(run(engine, "session", text(1, 120), 1500))
+        prompt = text(1, PROMPT_TOKENS)
+        before = await run(engine, "first", prompt, 8)
+        call = asyncio.create_task(run(engine, "second", text(2, PROMPT_TOKENS), 1500))
         while not engine.load().running_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
-        os.kill(scheduler_of(engine), number)
-        since_s = time.monotonic()
-        async with asyncio.timeout(60):
-            with pytest.raises(EngineLostError) as failure:
-                await call
-            line = await lost
-        print(f"noticed after {time.monotonic() - since_s:.2f} s: {line}")
+        scheduler = scheduler_of(engine)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(supervised, "STALL_FLOOR_S", 3.0)
+            os.kill(scheduler, number)
+            since_s = time.monotonic()
+            async with asyncio.timeout(60):
+                with pytest.raises(EngineLostError) as failure:
+                    await call
+        print(f"noticed after {time.monotonic() - since_s:.2f} s: {failure.value}")
         assert failure.value.status == 502
-        assert ("ended by itself" in line) == (number == signal.SIGKILL)
-        assert ("the engine hangs" in line) == (number == signal.SIGSTOP)
-        async with asyncio.timeout(60):
-            with pytest.raises(EngineLostError) as refusal:
-                await run(engine, "next", text(2, 120), 4)
-        assert refusal.value.status == 503
+        assert ("ended by itself" in str(failure.value)) == (number == signal.SIGKILL)
+        assert ("the engine hangs" in str(failure.value)) == (number == signal.SIGSTOP)
+        await serves_again(engine, starts=1)
+        print(f"serves again after {time.monotonic() - since_s:.2f} s")
+        assert not os.path.exists(f"/proc/{scheduler}")  # noqa: ASYNC240, PTH110
+        after = await run(engine, "first", prompt, 8)
+        assert after.token_ids == before.token_ids
+        assert after.cached_tokens == PROMPT_TOKENS // PAGE * PAGE, "the store lives on"
         if number == signal.SIGSTOP:
             # SGLang's own watchdog of a process that hangs does this.
             os.kill(os.getpid(), signal.SIGQUIT)
-            async with asyncio.timeout(5):
-                assert "SGLang reports" in await engine._engine.wait_lost()
+            async with asyncio.timeout(60):
+                while engine._lost is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert "SGLang reports" in engine._lost
+            await serves_again(engine, starts=2)
+            assert (await run(engine, "first", prompt, 8)).token_ids == before.token_ids
+        assert not lost.done()
+
+
+async def serves_again(engine: Any, starts: int) -> None:
+    """Return when the engine was started this often again."""
+    async with asyncio.timeout(300):
+        while engine._starts < starts or engine._lost is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

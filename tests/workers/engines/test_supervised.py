@@ -13,10 +13,29 @@ import pytest
 
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run
 from workers.engines import supervised
-from workers.engines.base import EngineLostError, EngineRequest
+from workers.engines.base import EngineError, EngineLostError, EngineRequest
+from workers.engines.modelled import ModelledEngine
 from workers.engines.supervised import SupervisedEngine
 
 FOREVER_S = 3600.0
+
+
+async def restart(engine: ModelledEngine) -> None:
+    """What SGLang's adapter does with its processes."""
+    await engine.stop()
+    engine._running.clear()
+    engine._waiting.clear()
+    engine._prefilling = None
+    await engine.start()
+
+
+@pytest.fixture
+def restartable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelledEngine, "restart", restart, raising=False)
+
+
+def broken(*_: object) -> float:
+    raise ZeroDivisionError("the model broke")
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +70,7 @@ async def test_an_engine_that_hangs_in_a_step_fails_all_its_calls(model_folder: 
 
 async def test_an_engine_that_ends_fails_the_calls_under_which_it_ends(model_folder: Path) -> None:
     async with supervision(model_folder, Times()) as (engine, lost):
-
-        def fail(*_: object) -> float:
-            raise ZeroDivisionError("the model broke")
-
-        engine._engine._model.decode_step_s = fail
+        engine._engine._model.decode_step_s = broken
         with pytest.raises(EngineLostError) as failure:
             await run(engine, prompt_of(100), 5)
         assert failure.value.status == 502
@@ -88,3 +103,69 @@ async def test_a_cancelled_call_is_cancelled_and_not_lost(model_folder: Path) ->
         with pytest.raises(asyncio.CancelledError):
             await call
         assert not lost.done()
+
+
+@pytest.mark.usefixtures("restartable")
+async def test_a_lost_engine_starts_again_and_its_old_calls_stay_failed(model_folder: Path) -> None:
+    async with supervision(model_folder, Times()) as (engine, lost):
+        idle = engine.generate(EngineRequest(uuid4().hex, "idle", prompt_of(100, seed=7), 50))
+        await anext(idle)  # its caller takes its time
+        times = engine._engine._model
+        times.decode_step_s = broken
+        with pytest.raises(EngineLostError) as failure:
+            await run(engine, prompt_of(100), 5)
+        assert failure.value.status == 502
+        del times.decode_step_s
+        async with asyncio.timeout(10):
+            while engine._lost is not None:
+                with pytest.raises(EngineLostError):
+                    await run(engine, prompt_of(100), 5)
+                await asyncio.sleep(0.01)
+        assert len(await run(engine, prompt_of(100), 5)) == 5
+        with pytest.raises(EngineLostError) as late:
+            await anext(idle)
+        assert late.value.status == 502
+        assert not lost.done()
+
+
+@pytest.mark.usefixtures("restartable")
+async def test_an_engine_that_is_lost_again_and_again_stays_lost(model_folder: Path) -> None:
+    async with supervision(model_folder, Times()) as (engine, lost):
+        engine._engine._model.decode_step_s = broken
+        async with asyncio.timeout(10):
+            while not lost.done():
+                with pytest.raises(EngineLostError):
+                    await run(engine, prompt_of(100), 5)
+                await asyncio.sleep(0.01)
+        assert engine._starts == supervised.MOST_RESTARTS
+        assert "the model broke" in await lost
+
+
+async def test_the_worker_is_absent_while_its_engine_starts_and_stays_so_if_it_does_not(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def absence() -> AsyncIterator[None]:
+        steps.append("left")
+        yield
+        steps.append("back")
+
+    async def fail_once(engine: ModelledEngine) -> None:
+        steps.append("restart")
+        if steps.count("restart") == 2:
+            raise EngineError("no memory")
+        await restart(engine)
+
+    monkeypatch.setattr(ModelledEngine, "restart", fail_once, raising=False)
+    async with Lab(model_folder, Times()).engine("D") as engine, asyncio.timeout(20):
+        watched = SupervisedEngine(engine, Times())
+        lost = asyncio.create_task(watched.wait_lost(absence))
+        engine._model.decode_step_s = broken  # type: ignore[method-assign]
+        while not lost.done():
+            with pytest.raises(EngineLostError):
+                await run(watched, prompt_of(100), 5)  # type: ignore[arg-type]
+            await asyncio.sleep(0.01)
+        assert steps == ["left", "restart", "back", "left", "restart"]
+        assert (await lost).endswith("it did not start again: no memory")
