@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -80,19 +80,21 @@ class OfferQueue:
             if write.number >= self._next:
                 self._writes[write.number] = write
 
-    def write_next(self) -> Written | bool | None:
-        """Copy the next offer if it was made and decided. Returns what to report; None: nothing; False: not its turn."""
-        with self._copying:
-            with self._lock:
-                number = self._next
-                if number not in self._offers or number not in self._writes:
-                    return False
-                offered, records = self._offers.pop(number), self._writes.pop(number).records
-                self._next += 1
-            written = None if records is None else self._copy(number, offered, records)
-            # The same result on all ranks, also where this copy failed: SGLang must do the same on all of them.
-            self.completed.append(records is not None)
-        return written
+    def write(self) -> Iterator[Written]:
+        """Copy the offers whose turn it is: those that were made and decided. Gives what to report of each."""
+        while True:
+            with self._copying:
+                with self._lock:
+                    number = self._next
+                    if number not in self._offers or number not in self._writes:
+                        return
+                    offered, records = self._offers.pop(number), self._writes.pop(number).records
+                    self._next += 1
+                written = None if records is None else self._copy(number, offered, records)
+                # The same result on all ranks, also where this copy failed: SGLang must do the same on all of them.
+                self.completed.append(records is not None)
+            if written is not None:
+                yield written
 
     def _copy(self, number: int, offered: Offered, records: Mapping[str, tuple[list[int], list[int]]]) -> Written:
         try:

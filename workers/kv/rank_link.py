@@ -26,7 +26,6 @@ from workers.kv.rank_messages import (
     ToRank,
     ToWorker,
     Write,
-    Written,
     decode_to_rank,
     encode,
 )
@@ -118,7 +117,7 @@ class RankLink:
                 try:
                     while socket.poll(0):
                         self._answer(decode_to_rank(socket.recv()))
-                    self._write()
+                    self._outbox.extend(self._offers.write())
                 except Exception:
                     log.exception("KV link of rank %d failed in one turn", self._rank)
                 while self._outbox:
@@ -137,9 +136,3 @@ class RankLink:
                     self._outbox.append(Done(call))
             case Settle(call):
                 self._outbox.append(Done(call, self._offers.offered))
-
-    def _write(self) -> None:
-        """Copy the offers whose turn it is."""
-        while (written := self._offers.write_next()) is not False:
-            if isinstance(written, Written):
-                self._outbox.append(written)

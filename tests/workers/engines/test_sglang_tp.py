@@ -1,14 +1,12 @@
-"""SGLang on several ranks without a GPU and without the KV exchange: it computes the tokens of one rank."""
+"""Engines of any tensor parallelism exchange KV: the tokens of one engine, and nothing is computed twice."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -17,71 +15,96 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.sglang_pair import text
-from workers.engines.sglang import SglangEngine, SglangSettings
+from tests.harness.sglang_pair import PAGE, LocalPeers, Pair, SwitchedTransport, pair_settings, remote_round, run, text
+from workers.engines.sglang import SglangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("forked"),
+]
 
-KV_HEADS = 2
-NEW_TOKENS = 16
-WITHOUT_LINKER = {
-    "enable_unified_cache_external_linker": False,
-    "unified_cache_external_linker_backend": None,
-    "unified_cache_external_linker_config": None,
-}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = TinyModel(layers=2, hidden_size=128, heads=4, kv_heads=KV_HEADS, max_context_tokens=2048)
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", sizes)
+INCREMENTS = (203, 70, 33, 100, 17, 60)
+NEW = 8
 
 
-class Ranks(SglangEngine):
-    """The processes of an engine, without AMPD's linker in them."""
-
-    async def start(self) -> None:
-        nowhere = SimpleNamespace(store=SimpleNamespace(addresses=[], memory=SimpleNamespace(place=(0, 0, 0))))
-        self._launch(cast(Any, nowhere))
-        self._take_signals_back()
-
-    async def tokens(self, prompt: list[int]) -> list[int]:
-        sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
-        output: Any = await self._engine.async_generate(input_ids=prompt, sampling_params=sampling)
-        return list(output["output_ids"])
+def model(folder: Path, kv_heads: int) -> Path:
+    sizes = TinyModel(layers=2, hidden_size=128, heads=4, kv_heads=kv_heads, max_context_tokens=2048)
+    return make_tiny_model(folder / f"kv-heads-{kv_heads}", sizes)
 
 
-async def generated(model: Path, tp: int) -> list[list[int]]:
-    """What an engine of this degree generates: cold, over its own cache, and for another prompt."""
-    arguments = json.dumps(WITHOUT_LINKER)
-    settings = SglangSettings(
-        model=model, tp=tp, dtype="float32", device="cpu", max_total_tokens=4096, engine_args=arguments
-    )
-    engine = Ranks(settings)
-    since_s = time.monotonic()
-    pids: list[int] = []
+@asynccontextmanager
+async def engine(folder: Path, kv_heads: int, tp: int) -> AsyncIterator[SglangEngine]:
+    made = SglangEngine(pair_settings(model(folder, kv_heads), tp), SwitchedTransport)
+    started_s = time.monotonic()
     try:
-        await engine.start()
-        pids = [process.pid for process in engine._processes if process.pid]
-        print(f"tp {tp}: {len(pids)} processes, started in {time.monotonic() - since_s:.1f} s", end="")
-        prompts = [text(1, 203), text(1, 203) + text(2, 50), text(3, 90)]
-        outputs = [await engine.tokens(prompt) for prompt in prompts]
-        print(f", {len(prompts)} requests after {time.monotonic() - since_s:.1f} s", end="")
+        await made.start()
+        print(f"{kv_heads} KV heads, TP {tp}: started in {time.monotonic() - started_s:.1f} s")
+        yield made
     finally:
-        await engine.stop()
-    print(f", ended after {time.monotonic() - since_s:.1f} s")
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240, PTH110
-    return outputs
+        await made.stop()
 
 
-async def test_more_ranks_compute_the_same_tokens(
-    model: Path,
-    forked: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    importlib.import_module("sglang.srt.entrypoints.engine")  # so that the times below are those of engines
-    one = await generated(model, 1)
-    assert [len(tokens) for tokens in one] == [NEW_TOKENS] * 3
-    for tp in (2, 4):  # with 4 ranks each of the 2 KV heads is on two of them
-        assert await generated(model, tp) == one
+@dataclass
+class Conversation:
+    """The prompts of a session's rounds, with the tokens that one engine gives."""
+
+    prompts: list[list[int]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+
+
+async def alone(made: SglangEngine) -> Conversation:
+    """Six rounds on one engine without KV of others, each computed whole."""
+    conversation = Conversation()
+    context: list[int] = []
+    for number, increment in enumerate(INCREMENTS):
+        prompt = context + text(number, increment)
+        conversation.prompts.append(prompt)
+        conversation.tokens.append((await run(made, "", prompt, NEW)).token_ids)
+        context = prompt + conversation.tokens[-1]
+    return conversation
+
+
+async def check_rounds(pair: Pair, session: str, conversation: Conversation) -> None:
+    """Rounds on alternating routes give the tokens, and no history is computed again."""
+    history = 0
+    for number, (prompt, expected) in enumerate(zip(conversation.prompts, conversation.tokens, strict=True)):
+        increment = len(prompt) - history
+        if number % 2:
+            output = await run(pair.decode, session, prompt, NEW)
+            assert output.token_ids == expected
+            assert len(prompt) - output.cached_tokens <= increment + PAGE
+        else:
+            played = await remote_round(pair, session, prompt, NEW)
+            assert played.tokens == expected
+            assert played.prefill is not None
+            assert len(prompt) - played.prefill.cached_tokens <= increment + PAGE
+            assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
+        history = len(prompt) + NEW
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+async def test_two_engines_of_any_two_degrees(tmp_path: Path, kv_heads: int) -> None:
+    async with (
+        engine(tmp_path, kv_heads, 1) as first,
+        engine(tmp_path, kv_heads, 2) as second,
+    ):
+        conversation = await alone(first)
+        for prefill, decode in ((first, second), (second, first)):
+            pair = Pair(prefill, decode, LocalPeers())
+            pair.connect()
+            await check_rounds(pair, f"{prefill.info.parallelism.tp}-{decode.info.parallelism.tp}", conversation)
+
+
+@pytest.mark.parametrize("kv_heads", [2])
+async def test_a_wrong_byte_changes_the_tokens(tmp_path: Path, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SwitchedTransport, "moves", False)
+    async with engine(tmp_path, kv_heads, 1) as first, engine(tmp_path, kv_heads, 2) as second:
+        conversation = await alone(first)
+        pair = Pair(first, second, LocalPeers())
+        pair.connect()
+        played = await remote_round(pair, "s", conversation.prompts[0], NEW)
+        assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
+        assert played.tokens != conversation.tokens[0]
