@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.kv.exchange import KvFetch
 from workers.kv.nixl_transport import NixlTransport, Remote
+from workers.kv.store.directory import StoreDirectory
 
 PAGE = 16
 POOL_TOKENS = 8000
@@ -95,7 +97,13 @@ async def empty(*engines: SglangEngine) -> None:
         for session in directory.sessions.ids:
             await engine.kv.release_session(session)
         directory.clear()
-        await eventually(lambda directory=directory: not directory.used_bytes)
+        await eventually(lambda directory=directory: is_empty(directory))
+
+
+def is_empty(directory: StoreDirectory) -> bool:
+    """Nothing is stored, and nobody reads, once the leases that were not given back have ended."""
+    directory.collect(time.monotonic())
+    return not directory.used_bytes
 
 
 async def idle(engine: SglangEngine) -> bool:

@@ -206,8 +206,10 @@ async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> Non
     await run(pair.decode, "second", shared + text(93, 100), 4)
     await pair.decode.kv.release_session("first")
     prompt = shared + text(93, 100) + text(94, 50)
-    fetched = await pair.prefill.kv.fetch(rid(), "second", prompt, "D", 5.0)
+    request_id = rid()
+    fetched = await pair.prefill.kv.fetch(request_id, "second", prompt, "D", 5.0)
     assert fetched.tokens == 420 // PAGE * PAGE
+    await pair.prefill.kv.discard(request_id)
     await empty(pair.prefill, pair.decode)
 
 
