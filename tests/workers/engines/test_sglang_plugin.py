@@ -6,14 +6,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workers.engines.sglang_plugin import (
     ENGINE_FLAG,
-    bind_linker,
     cores_of_ranks,
     divide_cores,
     register,
@@ -60,7 +58,6 @@ def test_other_engines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENGINE_FLAG, raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", None)
     register()
-    bind_linker(None, object(), object(), SimpleNamespace())
 
 
 @pytest.mark.parametrize(

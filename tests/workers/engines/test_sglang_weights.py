@@ -9,7 +9,7 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedReader, empty, pair_settings, rid, run, text
+from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedTransport, empty, pair_settings, rid, run, text
 from workers.engines.sglang import SglangEngine
 
 pytestmark = [
@@ -25,7 +25,7 @@ async def test_kv_of_other_weights_is_refused(pair: Pair, tmp_path_factory: pyte
     alone = await run(pair.decode, "alone", prompt, 16)
     await empty(pair.decode)
     folder = make_tiny_model(tmp_path_factory.mktemp("other") / "tiny", TinyModel(seed=1))
-    foreign = Pair(SglangEngine(pair_settings(folder), SwitchedReader), pair.decode, LocalPeers())
+    foreign = Pair(SglangEngine(pair_settings(folder), SwitchedTransport), pair.decode, LocalPeers())
     try:
         await foreign.prefill.start()
         foreign.connect()
@@ -40,10 +40,10 @@ async def test_kv_of_other_weights_is_refused(pair: Pair, tmp_path_factory: pyte
     assert (wrong, [read.tokens for read in reads]) == (0, [0, 0])
     assert output.cached_tokens == 0
     assert theirs.token_ids != alone.token_ids
-    assert all("fingerprint differs" in str(read.error) for read in reads)
+    assert all("weights or settings differ" in str(read.error) for read in reads)
     await empty(pair.decode)
 
 
 async def test_equal_engines_have_one_fingerprint_and_publish_it(pair: Pair) -> None:
-    assert pair.prefill.info.fingerprint == pair.decode.info.fingerprint == pair.decode.kv.layout.fingerprint
-    assert len(pair.prefill.info.fingerprint) == 16
+    assert pair.prefill.info.fingerprint == pair.decode.info.fingerprint == pair.decode.kv.store.geometry.fingerprint
+    assert len(pair.prefill.info.fingerprint) == 64
