@@ -131,7 +131,9 @@ class WorkerView:
         ttft: windowed TTFT of the prefills that ran there.
         itl: windowed ITL of the decode batch (decode workers).
         decode_batch: sessions decoding now; `decode_context_tokens` is their total context.
-        kv_used_tokens, kv_capacity_tokens: KV memory in tokens.
+        kv_used_tokens, kv_capacity_tokens: KV memory of the device in tokens.
+        store_used_tokens, store_capacity_tokens: of the KV store, which keeps sessions between their rounds. Records
+            that no session needs are not counted as used. Capacity 0: there is no store, and the device keeps sessions.
         held_tokens: session id -> tokens of the session's context whose KV this worker holds.
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
     """
@@ -150,6 +152,8 @@ class WorkerView:
     held_tokens: Mapping[str, int] = field(default_factory=dict)
     lane: str = ""
     fingerprint: str = ""
+    store_used_tokens: int = 0
+    store_capacity_tokens: int = 0
 
 
 # Decisions and estimates are not frozen: frozen dataclasses take three times as long to make, and a decision makes an

@@ -111,6 +111,10 @@ class RoundReport(TypedDict):
     """Measurements of a worker's part of a round; they travel in the last chunk under `REPORT_KEY`.
 
     Attributes:
+        cached_tokens: prompt tokens that were not computed.
+        hit_tokens: where their KV was: `device`, `store` (of this worker), `peer` (read for this round). `recomputed`
+            are tokens of the history whose KV was in none of them.
+        reload_s: time of the copies from the store to the device; left out where the engine does not measure it.
         slices: calls of the engine for the prefill; left out if there was only one.
         decode_batch, decode_context_tokens: the rounds that still decode on this worker.
     """
@@ -123,6 +127,8 @@ class RoundReport(TypedDict):
     kv_read_bytes: int
     kv_read_s: float
     kv_read_error: NotRequired[str]
+    hit_tokens: NotRequired[dict[str, int]]
+    reload_s: NotRequired[float]
     slices: NotRequired[int]
     decode_batch: NotRequired[int]
     decode_context_tokens: NotRequired[int]

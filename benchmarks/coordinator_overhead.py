@@ -201,7 +201,7 @@ def _serve_direct(namespace: str) -> int:
     @dynamo_worker()
     async def serve(runtime: Any) -> None:
         model = PiecewiseModel(PerformanceProfile.model_validate(_instant()))
-        engine = ModelledEngine(read_model_folder(tiny_model_path()), model, Parallelism(), 262_144)
+        engine = ModelledEngine(read_model_folder(tiny_model_path()), model, Parallelism(), 262_144, 1_048_576)
         await engine.start()
 
         async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:

@@ -22,6 +22,9 @@ class DecisionRecord:
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
         kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
         cached_tokens: prompt tokens that the prefill did not compute.
+        hit_tokens: where their KV was when the prefill began: `device`, `store`, `peer`; `recomputed`: tokens of the
+            history whose KV was in none of them.
+        kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
         slices: parts in which the prefill ran, with the work of others between them.
         rewritten: the prompt departs from the session's last context.
         retries: workers that failed this round.
@@ -49,6 +52,8 @@ class DecisionRecord:
     kv_read_bytes_increment: int = 0
     kv_read_s_increment: float = 0.0
     cached_tokens: int = 0
+    hit_tokens: dict[str, int] = field(default_factory=dict)
+    kv_reload_s: float = 0.0
     slices: int = 1
     rewritten: bool = False
     retries: int = 0
@@ -77,6 +82,8 @@ class DecisionRecord:
         """Measurements of the worker that ran the prefill."""
         self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
         self.cached_tokens, self.slices = report["cached_tokens"], report.get("slices", 1)
+        self.hit_tokens = report.get("hit_tokens", {})
+        self.kv_reload_s += report.get("reload_s", 0.0)
 
     def read_history(self, report: RoundReport) -> None:
         """KV that the prefill worker read from the decode worker."""
@@ -89,6 +96,7 @@ class DecisionRecord:
         self.kv_read_tokens_increment += report["kv_read_tokens"]
         self.kv_read_bytes_increment += report["kv_read_bytes"]
         self.kv_read_s_increment += report["kv_read_s"]
+        self.kv_reload_s += report.get("reload_s", 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """The record as it travels."""

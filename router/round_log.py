@@ -52,6 +52,7 @@ def end_logger(wanted: RoundLog) -> Observer:
             hist_tokens=record.hist_tokens,
             incr_tokens=record.incr_tokens,
             cached_tokens=record.cached_tokens,
+            **{f"{tier}_tokens": tokens for tier, tokens in record.hit_tokens.items()},
             output_tokens=served.output_tokens,
             ttft_s=served.ttft_s,
             itl_s=served.itl_s,
@@ -62,6 +63,7 @@ def end_logger(wanted: RoundLog) -> Observer:
             kv_read_s_history=record.kv_read_s_history,
             kv_read_bytes_increment=record.kv_read_bytes_increment,
             kv_read_s_increment=record.kv_read_s_increment,
+            kv_reload_s=record.kv_reload_s,
             retries=record.retries,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampd.types import PrefillTask
@@ -51,6 +51,10 @@ class RoundEvents:
         """A read of KV from another worker has ended. `part`: history or increment."""
         self._steps.read(source, part, fetched)
         self._recorder.read(part, fetched)
+
+    def found(self, progress: RoundProgress, hit_tokens: Mapping[str, int]) -> None:
+        """It is known where the KV of a round's prompt was."""
+        self._recorder.found(hit_tokens, progress.reload_s)
 
     def first_token(self, progress: RoundProgress) -> None:
         """The prefill has ended with its first token."""

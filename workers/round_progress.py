@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ampd.serving.kv_tiers import Tiers
 from ampd.types import PrefillTask
 from ampd.wire import RoundReport
 from workers.engines.base import EngineLoad, EngineOutput
@@ -20,6 +21,8 @@ class RoundProgress:
         rid: id of the engine's request.
         page_keys: keys of the prompt's full pages; they are hashed once and passed to the engine and its KV exchange.
         handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
+        tiers: where the KV of the prompt was when the engine began with it; None: the engine has not said so yet.
+        reload_s: how long the engine copied from the store; 0: nothing, or it does not measure it.
         sliced: the slices that were computed before the round's own call of the engine.
         last_token_s: when the last token of each choice came out here.
     """
@@ -32,7 +35,8 @@ class RoundProgress:
     started_s: float = 0.0
     handed_over_s: float | None = None
     prefill_s: float = 0.0
-    cached_tokens: int = 0
+    tiers: Tiers | None = None
+    reload_s: float = 0.0
     sliced: Sliced | None = None
     fetched: KvFetch = field(default_factory=KvFetch)
     last_token_s: dict[int, float] = field(default_factory=dict)
@@ -47,11 +51,35 @@ class RoundProgress:
         """Calls of the engine for the prefill; the round's own is the last one."""
         return self.sliced.slices + 1 if self.sliced else 1
 
-    def set_cached_tokens(self, output: EngineOutput) -> None:
-        """Replace the engine's count, because the last slice finds the earlier ones in the cache."""
-        if self.sliced and self.sliced.slices:
-            output.cached_tokens = self.sliced.cached_tokens
-        self.cached_tokens = output.cached_tokens
+    def set_tiers(self, output: EngineOutput) -> None:
+        """Read the engine's counts. Those of the first slice replace them: the last finds the earlier ones cached."""
+        if self.sliced and (first := self.sliced.first):
+            output.cached_tokens, output.reloaded_tokens = first.cached_tokens, first.reloaded_tokens
+            output.reload_s = first.reload_s
+        # What was read from the peer went into the store, and came to the device from there.
+        peer_tokens = min(self.fetched.tokens, output.reloaded_tokens)
+        self.tiers = Tiers(
+            output.cached_tokens - output.reloaded_tokens,
+            output.reloaded_tokens - peer_tokens,
+            peer_tokens,
+            self.prompt_tokens - output.cached_tokens,
+        )
+        self.reload_s = output.reload_s
+
+    def hit_tokens(self, page_tokens: int) -> dict[str, int]:
+        """The prompt by tier, and under `recomputed` what of its history the engine found nowhere.
+
+        A round whose first token came from elsewhere should find its whole prompt but the last page.
+        """
+        if self.tiers is None:
+            return {}
+        history_tokens = self.task.hist_tokens if self.handed_over_s is None else self.prompt_tokens - 1
+        return {
+            "device": self.tiers.device_tokens,
+            "store": self.tiers.store_tokens,
+            "peer": self.tiers.peer_tokens,
+            "recomputed": max(history_tokens // page_tokens * page_tokens - self.tiers.kept_tokens, 0),
+        }
 
     def begins_to_decode(self) -> bool:
         """Whether no token has come out here yet although the round's first token came from elsewhere."""
@@ -63,11 +91,12 @@ class RoundProgress:
         self.last_token_s[index] = now_s
         return None if before_s is None else (now_s - before_s) / tokens
 
-    def report(self, load: EngineLoad, held_tokens: int) -> RoundReport:
+    def report(self, load: EngineLoad, held_tokens: int, hit_tokens: dict[str, int]) -> RoundReport:
         """The report for the coordinator, in the round's last chunk."""
         report = RoundReport(
             held_tokens=held_tokens,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.tiers.kept_tokens if self.tiers else 0,
+            hit_tokens=hit_tokens,
             queued_s=self.queued_s,
             prefill_s=self.prefill_s,
             kv_read_tokens=self.fetched.tokens,
@@ -78,6 +107,8 @@ class RoundProgress:
         )
         if self.fetched.error:
             report["kv_read_error"] = self.fetched.error
+        if self.reload_s:
+            report["reload_s"] = self.reload_s
         if self.slices > 1:
             report["slices"] = self.slices
         return report

@@ -142,7 +142,7 @@ class RoundService:
                     place = None
                 if output.token_ids:
                     self._events.tokens(progress, output.index, len(output.token_ids))
-                progress.set_cached_tokens(output)
+                progress.set_tiers(output)
                 if last is not None:
                     yield last
                 last = chunk_of(output)
@@ -159,7 +159,7 @@ class RoundService:
         async with aclosing(self._outputs(request, progress, 1)) as outputs:
             async for output in outputs:
                 _append(whole, output)
-        progress.set_cached_tokens(whole)
+        progress.set_tiers(whole)
         if whole.finish_reason == "length":
             # One token was asked for, so reaching that length ends nothing; any other reason ends the round.
             whole.finish_reason = None
@@ -224,7 +224,9 @@ class RoundService:
     async def _with_report(self, chunk: Chunk, progress: RoundProgress) -> Chunk:
         load = self._engine.load()
         held_tokens = await self._engine.kv.held_tokens(progress.task.session_id)
-        return {**chunk, REPORT_KEY: progress.report(load, held_tokens)}
+        hit_tokens = progress.hit_tokens(self._engine.info.page_size_tokens)
+        self._events.found(progress, hit_tokens)
+        return {**chunk, REPORT_KEY: progress.report(load, held_tokens, hit_tokens)}
 
     def _peer(self, worker_id: str | None) -> str | None:
         return None if worker_id == self._worker_id else worker_id
@@ -259,4 +261,5 @@ def _append(whole: EngineOutput, part: EngineOutput) -> None:
     if part.finish_reason is not None:
         whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
         whole.prompt_tokens, whole.completion_tokens = part.prompt_tokens, part.completion_tokens
-        whole.cached_tokens = part.cached_tokens
+        whole.cached_tokens, whole.reloaded_tokens = part.cached_tokens, part.reloaded_tokens
+        whole.reload_s = part.reload_s

@@ -26,12 +26,12 @@ class Sliced:
     Attributes:
         rid: the request id for that call. The first call of the engine takes the id under which KV was staged.
         slices: calls of the engine for slices; 0: the prefill runs whole.
-        cached_tokens: prompt tokens that the first call did not compute, because their KV was there.
+        first: the last output of the first call, with its counts.
     """
 
     rid: str
     slices: int = 0
-    cached_tokens: int = 0
+    first: EngineOutput | None = None
 
 
 class Slicer:
@@ -86,9 +86,8 @@ class Slicer:
             else:
                 left = left_after(place.pass_tasks[0], step.end_tokens)
                 prefix = token_ids[: step.end_tokens]
-                cached_tokens = await self._compute(sliced.rid, task.session_id, prefix, page_keys)
-                if not sliced.slices:
-                    sliced.cached_tokens = cached_tokens
+                output = await self._compute(sliced.rid, task.session_id, prefix, page_keys)
+                sliced.first = sliced.first or output
                 sliced.slices += 1
                 sliced.rid = uuid4().hex
                 # The rest may then be picked for a pass with others.
@@ -114,11 +113,11 @@ class Slicer:
         pages = reply.get("matched", task.hist_tokens // page)
         return with_held(task, pages * page, page)
 
-    async def _compute(self, rid: str, session_id: str, prefix: list[int], known_keys: Sequence[bytes]) -> int:
-        """Compute one slice. Returns how many of its tokens were there already."""
-        cached_tokens = 0
+    async def _compute(self, rid: str, session_id: str, prefix: list[int], known_keys: Sequence[bytes]) -> EngineOutput:
+        """Compute one slice. Returns its last output."""
+        last = EngineOutput([])
         call = EngineRequest(rid, session_id, prefix, 0, _GREEDY, known_keys=known_keys)
         async with aclosing(cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))) as stream:
             async for output in stream:
-                cached_tokens = output.cached_tokens
-        return cached_tokens
+                last = output
+        return last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ampd.errors import UserError
@@ -26,13 +26,14 @@ class WorkerRecorder:
         self._slices = Counter(names.SLICES)
         self._read_s, self._read_bytes = Histogram(names.KV_READ_SECONDS), Counter(names.KV_READ_BYTES)
         self._read_tokens, self._failures = Counter(names.KV_READ_TOKENS), Counter(names.KV_READ_FAILURES)
+        self._hits, self._reload_s = Counter(names.KV_HITS), Histogram(names.KV_RELOAD_SECONDS)
         self._gap = Histogram(names.TOKEN_GAP)
 
     @property
     def recorded(self) -> list[Counter | Histogram]:
         """All counters and histograms of this recorder."""
         reads: list[Counter | Histogram] = [self._read_s, self._read_bytes, self._read_tokens, self._failures]
-        return [self._wait, self._prefill, self._slices, *reads, self._gap]
+        return [self._wait, self._prefill, self._slices, *reads, self._hits, self._reload_s, self._gap]
 
     def read(self, part: str, fetch: KvFetch) -> None:
         """A read of KV from another worker has ended. It is not counted if there was nothing to read."""
@@ -42,6 +43,13 @@ class WorkerRecorder:
         self._read_bytes.add(fetch.bytes, part)
         self._read_tokens.add(fetch.tokens, part)
         self._failures.add(fetch.error is not None, part)
+
+    def found(self, hit_tokens: Mapping[str, int], reload_s: float) -> None:
+        """A round has ended here; `hit_tokens`: by tier. `reload_s` 0: nothing was reloaded, or it is not measured."""
+        for tier, tokens in hit_tokens.items():
+            self._hits.add(tokens, tier)
+        if reload_s:
+            self._reload_s.observe(reload_s)
 
     def prefilled(self, waited_s: float, prefill_s: float, slices: int) -> None:
         """A prefill has ended with its first token."""
@@ -86,9 +94,16 @@ class WorkerReader:
 
     def _memory(self, view: WorkerView) -> Iterator[Reading]:
         parts = self._parts
-        yield Reading(names.KV_PINNED, parts.engine.kv.session_tokens)
+        store = parts.engine.kv.figures
+        yield Reading(names.KV_PINNED, view.store_used_tokens)
         yield Reading(names.KV_USED, view.kv_used_tokens)
         yield Reading(names.KV_CAPACITY, view.kv_capacity_tokens)
+        yield Reading(names.STORE_USED_BYTES, store.used_bytes)
+        yield Reading(names.STORE_CAPACITY_BYTES, store.capacity_bytes)
+        yield Reading(names.STORE_USED, store.used_tokens)
+        yield Reading(names.STORE_CAPACITY, view.store_capacity_tokens)
+        for cause in names.EVICTION_CAUSES:
+            yield Reading(names.STORE_EVICTED, store.evicted_tokens.get(cause, 0), (cause,))
         yield Reading(names.SESSIONS_HELD, len(parts.changes.held_tokens))
         yield Reading(names.SESSIONS_LOST, parts.sessions.evicted, (names.EVICTED,))
         yield Reading(names.SESSIONS_LOST, parts.sessions.expired, (names.IDLE,))

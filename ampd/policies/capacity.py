@@ -8,12 +8,23 @@ from collections.abc import Sequence
 from ampd.types import PrefillTask, WorkerView
 
 
+def session_memory(worker: WorkerView) -> tuple[int, int]:
+    """(used tokens, all tokens) of the memory that keeps sessions between their rounds.
+
+    That is the worker's KV store, or the device's memory where there is no store.
+    """
+    if worker.store_capacity_tokens:
+        return worker.store_used_tokens, worker.store_capacity_tokens
+    return worker.kv_used_tokens, worker.kv_capacity_tokens
+
+
 def fits(worker: WorkerView, task: PrefillTask) -> bool:
-    """Whether the worker's free KV memory and longest context take the whole prompt."""
+    """Whether the worker's free memory for sessions, its device and its longest context take the whole prompt."""
     needed = task.context_tokens
     fits_context = worker.max_context_tokens == 0 or needed <= worker.max_context_tokens
-    free_tokens = worker.kv_capacity_tokens - worker.kv_used_tokens
-    return fits_context and (worker.kv_capacity_tokens == 0 or needed <= free_tokens)
+    fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens
+    used_tokens, capacity_tokens = session_memory(worker)
+    return fits_context and fits_device and (capacity_tokens == 0 or needed <= capacity_tokens - used_tokens)
 
 
 def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:

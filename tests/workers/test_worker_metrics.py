@@ -84,14 +84,16 @@ async def remote_round(
 
 
 async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
-    async with stations(model_folder) as (_, prefill, decode):
+    async with stations(model_folder, reload_token_s=1e-6) as (_, prefill, decode):
         context = prompt_of(500)
         out, reported = await remote_round(prefill, decode, context, None)
         # A round in between makes some history that the prefill worker lacks.
         context += out + prompt_of(60, seed=3)
         call: Any = message(context, 4, "s")
         async with aclosing(decode.rounds.generate(call)) as chunks:
-            context += [token async for chunk in chunks for token in chunk["token_ids"]] + prompt_of(40, seed=4)
+            answer = [chunk async for chunk in chunks]
+        local = answer[-1]["ampd"]
+        context += [token for chunk in answer for token in chunk["token_ids"]] + prompt_of(40, seed=4)
         reports = [reported, (await remote_round(prefill, decode, context, "D"))[1]]
         for station, part, side in ((prefill, "history", 0), (decode, "increment", 1)):
             other = "increment" if part == "history" else "history"
@@ -113,7 +115,23 @@ async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
         # Seven tokens follow a first one that came from elsewhere, four have three gaps.
         assert decode.total("ampd_token_gap_seconds_count") == 7 + 3 + 7
         assert prefill.total("ampd_token_gap_seconds_count") == 0
-        assert decode.total("ampd_kv_pinned_tokens") == decode.total("ampd_kv_used_tokens") > 500
+        prefills, decodes = [pair[0] for pair in reports], [local, *(pair[1] for pair in reports)]
+        for station, calls in ((prefill, prefills), (decode, decodes)):
+            for tier in ("device", "store", "peer", "recomputed"):
+                hits = sum(call["hit_tokens"][tier] for call in calls)
+                assert station.total("ampd_kv_hit_tokens_total", tier=tier) == hits, tier
+            assert (
+                sum(call["hit_tokens"]["peer"] for call in calls) == sum(call["kv_read_tokens"] for call in calls) > 0
+            )
+            reloads = [call["reload_s"] for call in calls if "reload_s" in call]
+            assert station.total("ampd_kv_reload_seconds_count") == len(reloads) > 0
+            assert station.total("ampd_kv_reload_seconds_sum") == pytest.approx(sum(reloads))
+        assert decode.total("ampd_kv_used_tokens") == 0, "nothing runs"
+        assert decode.total("ampd_kv_pinned_tokens") == decode.total("ampd_kv_store_used_tokens") > 500
+        token_bytes = decode.parts.engine.info.kv_bytes_per_token
+        for figure in ("used", "capacity"):
+            stored_tokens = decode.total(f"ampd_kv_store_{figure}_tokens")
+            assert decode.total(f"ampd_kv_store_{figure}_bytes") == stored_tokens * token_bytes
         assert decode.total("ampd_worker_rounds_in_progress") == 0
 
 
@@ -209,6 +227,23 @@ async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
             decode.sessions.held("running", 0)  # its prompt was rewritten
         assert decode.total("ampd_sessions_lost_total", reason="evicted") == 1
         assert decode.total("ampd_sessions_lost_total", reason="idle") == 0
+
+
+async def test_kv_that_leaves_the_store(model_folder: Path) -> None:
+    lab = Lab(model_folder, Times())
+    async with lab.engine("S", store=500) as engine:
+        station = Station("S", Role.DECODE, engine, lab.times, MemoryStore(), create("slicing", "whole"))
+        for session in ("a", "b"):
+            call: Any = message(prompt_of(400, seed=ord(session)), 2, session)
+            async with aclosing(station.rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+        # 31 pages fit. The second session needs 25 of them.
+        assert station.total("ampd_kv_store_evicted_tokens_total", cause="idle") == 400 - 6 * 16
+        assert station.total("ampd_kv_store_evicted_tokens_total") == 400 - 6 * 16
+        assert station.total("ampd_kv_store_capacity_tokens") == station.total("ampd_kv_pinned_tokens") == 31 * 16
+        await station.sessions.release("b")
+        assert station.total("ampd_kv_pinned_tokens") == 6 * 16
+        assert station.total("ampd_kv_store_used_tokens") == 31 * 16, "its KV stays until the memory is needed"
 
 
 async def test_sessions_that_stay_away_for_too_long(model_folder: Path) -> None:

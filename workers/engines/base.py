@@ -54,7 +54,12 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """New tokens of one choice. `finish_reason` is set in the choice's last output, with the engine's own counts."""
+    """New tokens of one choice. `finish_reason` is set in the choice's last output, with the engine's own counts.
+
+    Attributes:
+        cached_tokens: prompt tokens that were not computed, because their KV was on the device or in the store.
+        reloaded_tokens: the part of them that came from the store. reload_s: how long that took; 0: not known.
+    """
 
     token_ids: list[int]
     index: int = 0
@@ -65,6 +70,8 @@ class EngineOutput:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reloaded_tokens: int = 0
+    reload_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class EngineLoad:
 
     Attributes:
         running_requests, running_context_tokens: the decode batch: requests whose first token is out.
-        kv_used_tokens: of all requests, and of sessions between their rounds.
+        kv_used_tokens: device memory that requests use. What the device only caches goes when they need more.
     """
 
     running_requests: int

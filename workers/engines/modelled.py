@@ -10,11 +10,13 @@ from hashlib import sha256
 
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
+from ampd.serving.kv_tiers import Found, tiers_of
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, Limits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.engines.time_line import TimeLine
+from workers.kv.modelled_device import ModelledDevice
 from workers.kv.modelled_exchange import ModelledExchange
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,12 @@ class ModelledEngine:
     request that is submitted in answer to a prefill comes after the next decode step, because the time line does not
     wait for it.
 
+    Running requests take device memory, which also keeps what was computed last while there is room. The store keeps
+    the KV of sessions. KV that is in the store but not on the device is reloaded while the prefill computes.
+
     Args:
         facts: vocabulary, limits and sizes of the model.
+        kv_store_tokens: size of the store.
         eos_every: mean number of tokens between two ends of sequence; 0: none.
     """
 
@@ -39,25 +45,28 @@ class ModelledEngine:
         model: PerformanceModel,
         parallelism: Parallelism,
         kv_capacity_tokens: int,
+        kv_store_tokens: int,
         page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
+        self._kv = ModelledExchange(
+            model, parallelism, page_size, kv_store_tokens, facts.kv_bytes_per_token, fingerprint
+        )
         self._info = EngineInfo(
             parallelism=parallelism,
             kv_capacity_tokens=kv_capacity_tokens,
             max_context_tokens=facts.max_context_tokens,
             page_size_tokens=page_size,
             kv_bytes_per_token=facts.kv_bytes_per_token,
+            store_capacity_tokens=self._kv.capacity_tokens,
             vocabulary_size=facts.vocabulary_size,
             fingerprint=fingerprint,
         )
         self._facts = facts
         self._model = model
         self._source = TokenSource(facts.printable, eos_every)
-        self._kv = ModelledExchange(
-            model, parallelism, page_size, kv_capacity_tokens, facts.kv_bytes_per_token, fingerprint
-        )
+        self._device = ModelledDevice(kv_capacity_tokens, page_size)
         self._alive: set[ActiveRequest] = set()
         self._waiting: deque[ActiveRequest] = deque()
         self._running: list[ActiveRequest] = []
@@ -100,7 +109,7 @@ class ModelledEngine:
         return EngineLoad(
             running_requests=sum(len(active.decoding) for active in self._running),
             running_context_tokens=sum(active.context_tokens for active in self._running),
-            kv_used_tokens=self._kv.session_tokens + sum(active.private_tokens for active in requests),
+            kv_used_tokens=self._device.used_tokens + sum(active.private_tokens for active in requests),
         )
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
@@ -128,14 +137,14 @@ class ModelledEngine:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
         keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys)
         active = ActiveRequest(request, limits, keys)
-        self._kv.begin(request.session_id, active.keys)
+        self._kv.begin(request.rid, request.session_id, active.keys)
         self._alive.add(active)
         self._waiting.append(active)
         self._wake.set()
         return active
 
     def _leave(self, active: ActiveRequest) -> None:
-        """Take a request out wherever it is; the KV that it has computed stays pinned for its session."""
+        """Take a request out wherever it is; the KV that it has computed stays in the store for its session."""
         if active.aborted.is_set():
             return
         active.aborted.set()
@@ -148,17 +157,24 @@ class ModelledEngine:
         self._wake.set()
 
     def _settle(self, active: ActiveRequest) -> None:
-        """Pin the context as far as it was computed and let the session go, once."""
+        """Store the context as far as it was computed and let the session go, once."""
         if active.settled:
             return
         active.settled = True
-        session_id, keys = active.request.session_id, active.keys
+        request, keys = active.request, active.keys
         if active.prefilled:
             # The last token was sampled but never read, so it has no KV yet.
-            context = active.request.token_ids + active.choices[0].tokens[:-1]
+            context = request.token_ids + active.choices[0].tokens[:-1]
             keys = page_keys(context, self._info.page_size_tokens, keys)
-            self._kv.keep(active.request.rid, session_id, keys)
-        self._kv.end(session_id, keys)
+            self._computed(active, keys)
+        self._device.leave(keys[: active.device_pages])
+        self._kv.end(request.rid, request.session_id, keys)
+
+    def _computed(self, active: ActiveRequest, keys: list[bytes]) -> None:
+        """The KV of all these pages is on the device now; write it through to the store."""
+        self._device.use(keys[active.device_pages :])
+        active.device_pages = len(keys)
+        self._kv.write(active.request.session_id, keys)
 
     # -- the time line
 
@@ -179,35 +195,47 @@ class ModelledEngine:
         self._time_line.restart()
 
     def _admit(self) -> ActiveRequest | None:
-        """The next request, if the KV memory has room for it."""
+        """The next request, if the device has room for it."""
         if not self._waiting:
             return None
-        active = self._waiting[0]
-        page_size = self._info.page_size_tokens
+        active, page_size = self._waiting[0], self._info.page_size_tokens
         # The engine always computes the last prompt token, whose output it needs.
-        usable = min(self._kv.usable_pages(active.request.rid, active.keys), (active.prompt_tokens - 1) // page_size)
-        active.cached_tokens = usable * page_size
-        reserved = sum(running.reserved_tokens for running in self._running)
-        needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - active.cached_tokens)
-        if not self._kv.make_room(reserved + needed) and self._running:
+        most_tokens = (active.prompt_tokens - 1) // page_size * page_size
+        active.tiers = tiers_of(active.prompt_tokens, self._found(active.keys), most_tokens)
+        device_tokens = active.tiers.device_tokens
+        on_device = active.keys[: device_tokens // page_size]
+        needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - device_tokens)
+        reserved = needed + sum(running.reserved_tokens for running in self._running)
+        if not self._device.admit(on_device, reserved, anyway=not self._running):
             return None
+        active.device_pages = len(on_device)
         self._waiting.popleft()
         return active
 
+    def _found(self, keys: list[bytes]) -> Found:
+        """Where the KV of a prompt is."""
+        page_size = self._info.page_size_tokens
+        return Found(self._device.match(keys) * page_size, self._kv.directory.match(keys) * page_size)
+
     async def _start(self, active: ActiveRequest) -> None:
-        missing = active.prompt_tokens - active.cached_tokens
+        tiers, parallelism = active.tiers, self._info.parallelism
+        missing = tiers.computed_tokens
         # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
         is_slice = missing == self._info.page_size_tokens and not active.limits.max_new_tokens
-        if missing > self._info.page_size_tokens or is_slice:
+        is_prefill = missing > self._info.page_size_tokens or is_slice
+        if tiers.reloaded_tokens:
+            active.reload_s = self._model.reload_s(tiers.reloaded_tokens, parallelism)
+        if is_prefill or active.reload_s:
+            computed_s = self._model.prefill_s(tiers.kept_tokens, missing, parallelism) if is_prefill else 0.0
             self._prefilling = active
             try:
-                await self._time_line.work(
-                    self._model.prefill_s(active.cached_tokens, missing, self._info.parallelism), active.aborted
-                )
+                # The reload and the computation overlap layer by layer.
+                await self._time_line.work(max(active.reload_s, computed_s), active.aborted)
             finally:
                 self._prefilling = None
             if active.aborted.is_set():
                 return
+        if is_prefill:
             self._prefilled(active)
             if active.limits.max_new_tokens:
                 for choice in active.choices:
@@ -223,7 +251,7 @@ class ModelledEngine:
 
     def _prefilled(self, active: ActiveRequest) -> None:
         active.prefilled = True
-        self._kv.keep(active.request.rid, active.request.session_id, active.keys)
+        self._computed(active, active.keys)
 
     async def _decode_step(self) -> None:
         batch = list(self._running)

@@ -28,6 +28,7 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> Modell
         model,
         Parallelism(tp=settings.tp),
         settings.kv_capacity_tokens,
+        settings.store_tokens,
         settings.page_size,
         settings.eos_every_tokens,
     )

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampd.serving.kv_tiers import Tiers
 from workers.engines.base import EngineError, EngineOutput, EngineRequest
 from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
 
@@ -72,7 +73,8 @@ class ActiveRequest:
 
     Attributes:
         keys: names of the prompt's full pages.
-        cached_tokens: prompt tokens whose KV was there at admission.
+        tiers: where the KV of the prompt was at admission. reload_s: how long the part from the store took.
+        device_pages: pages of its context that it uses on the device.
         prefilled: its prompt's KV is there. settled: its pages were handed to its session.
         aborted: its caller has gone.
     """
@@ -81,7 +83,9 @@ class ActiveRequest:
         self.request = request
         self.limits = limits
         self.keys = keys
-        self.cached_tokens = 0
+        self.tiers = Tiers(0, 0, 0, self.prompt_tokens)
+        self.reload_s = 0.0
+        self.device_pages = 0
         self.prefilled = False
         self.settled = False
         self.aborted = asyncio.Event()
@@ -108,16 +112,20 @@ class ActiveRequest:
 
     @property
     def private_tokens(self) -> int:
-        """KV that belongs to this request alone: what is not pinned for its session."""
-        produced = sum(len(choice.tokens) for choice in self.choices)
-        return produced + (0 if self.prefilled else self.prompt_tokens - self.cached_tokens)
+        """KV of this request beside the pages that it uses: its output, and what is missing of its prompt."""
+        return sum(len(choice.tokens) for choice in self.choices) + self._missing_tokens
 
     @property
     def reserved_tokens(self) -> int:
-        """Room that admission sets aside beside the pins: the prompt's missing part and the output to come."""
+        """Room that admission sets aside beside the pages: the prompt's missing part and the output to come."""
         produced = sum(len(choice.tokens) for choice in self.choices)
         output = max(produced, min(self.limits.max_new_tokens, _MAX_RESERVED_TOKENS) * len(self.choices))
-        return output + (0 if self.prefilled else self.prompt_tokens - self.cached_tokens)
+        return output + self._missing_tokens
+
+    @property
+    def _missing_tokens(self) -> int:
+        """Prompt tokens that are not on the device yet."""
+        return 0 if self.prefilled else self.prompt_tokens - self.tiers.device_tokens
 
     def advance(self, choice: Choice, source: TokenSource) -> None:
         """Give a choice its next token and output it."""
@@ -153,7 +161,8 @@ class ActiveRequest:
         choice.finished = output.finish_reason is not None
         output.prompt_tokens = self.prompt_tokens
         output.completion_tokens = len(choice.tokens)
-        output.cached_tokens = self.cached_tokens
+        output.cached_tokens = self.tiers.kept_tokens
+        output.reloaded_tokens, output.reload_s = self.tiers.reloaded_tokens, self.reload_s
         self.outputs.put_nowait(output)
 
 

@@ -9,6 +9,8 @@ from pydantic import Field
 from ampd.page_keys import PAGE_TOKENS
 from ampd.settings import OldFlag, Settings
 
+_STORE_SHARE = 4
+
 
 class ModelledSettings(Settings):
     """What the modelled engine simulates."""
@@ -22,7 +24,14 @@ class ModelledSettings(Settings):
         gt=0,
         description="Factor on all modelled times: 0.1 makes prefills, steps and KV reads ten times faster.",
     )
-    kv_capacity_tokens: int = Field(262_144, ge=1, description="KV memory of the engine, in tokens.")
+    kv_capacity_tokens: int = Field(
+        262_144, ge=1, description="KV memory of the device, in tokens: for running rounds, and as a cache."
+    )
+    kv_store_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="KV store, in tokens: host memory for the KV of sessions; default: four times the device's.",
+    )
     max_context_tokens: int | None = Field(
         None, ge=2, description="Longest context; default: what the model's config.json says."
     )
@@ -30,3 +39,8 @@ class ModelledSettings(Settings):
     eos_every_tokens: int = Field(
         0, ge=0, description="Mean number of output tokens after which a round ends by itself (EOS); 0: never."
     )
+
+    @property
+    def store_tokens(self) -> int:
+        """Size of the store. Servers have a few times as much host memory as their GPUs have for KV."""
+        return _STORE_SHARE * self.kv_capacity_tokens if self.kv_store_tokens is None else self.kv_store_tokens

@@ -40,9 +40,7 @@ _QUIET = {"NIXL_LOG_LEVEL": "WARN", "UCX_LOG_LEVEL": "error"}
 class _Running:
     """One request that the engine works on: what it adds to the load. `decodes`: its first token is out."""
 
-    session_id: str
     context_tokens: int
-    held_tokens: int
     decodes: bool = False
 
 
@@ -275,11 +273,8 @@ class SglangEngine:
 
     def load(self) -> EngineLoad:
         running = self._running.values()
-        # What a running session holds already is among the tokens of sessions.
-        new = sum(max(0, request.context_tokens - request.held_tokens) for request in running)
-        kept = self._kv.session_tokens if self._kv else 0
         decoding = [request.context_tokens for request in running if request.decodes]
-        return EngineLoad(len(decoding), sum(decoding), kept + new)
+        return EngineLoad(len(decoding), sum(decoding), sum(request.context_tokens for request in running))
 
     def _check(self, request: EngineRequest) -> None:
         if self._lost is not None and self._lost.done():
@@ -376,9 +371,9 @@ class _RequestAccount:
     async def __aenter__(self) -> _RequestAccount:
         request, engine = self._request, self._engine
         self._keys = page_keys(request.token_ids, engine.info.page_size_tokens, request.known_keys)
-        running = engine._running[request.rid] = _Running(request.session_id, len(request.token_ids), 0)
+        engine._running[request.rid] = _Running(len(request.token_ids))
         try:
-            running.held_tokens = await engine.kv.store.begin_request(request.rid, request.session_id, self._keys)
+            await engine.kv.store.begin_request(request.rid, request.session_id, self._keys)
         except (ConnectionError, TimeoutError) as error:
             await self.__aexit__()
             raise EngineLostError(f"SGLang has ended: {error or 'it does not answer'}") from None

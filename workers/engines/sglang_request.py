@@ -98,6 +98,8 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
         output.prompt_tokens = int(meta.get("prompt_tokens") or 0)
         output.completion_tokens = int(meta.get("completion_tokens") or 0)
         output.cached_tokens = int(meta.get("cached_tokens") or 0)
+        # SGLang counts what comes through a cache linker as host memory.
+        output.reloaded_tokens = int((meta.get("cached_tokens_details") or {}).get("host") or 0)
     return output
 
 

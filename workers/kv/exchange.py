@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ampd.wire import KvReply, KvRequest
+from workers.kv.store.figures import StoreFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,12 @@ class KvExchange(Protocol):
 
     @property
     def session_tokens(self) -> int:
-        """Tokens of all pages that are kept for sessions; cheap, no I/O."""
+        """Tokens of the stored pages that sessions use, shared ones once; cheap, no I/O."""
+        ...
+
+    @property
+    def figures(self) -> StoreFigures:
+        """Size and use of the store; cheap, no I/O."""
         ...
 
     @property

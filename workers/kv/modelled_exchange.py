@@ -1,4 +1,4 @@
-"""The KV exchange of modelled engines: a page directory, and reads that take the time the performance model says."""
+"""The KV exchange of modelled engines: a store without memory, and reads that take the modelled time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
-from workers.kv.directory import PageDirectory
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.foreign_peers import ForeignPeers
+from workers.kv.geometry import PoolGeometry, Section
+from workers.kv.store.directory import StoreDirectory
+from workers.kv.store.figures import StoreFigures
+from workers.kv.store.records import aligned_bytes
 
+_POOL = "kv"
 _LEASE_MARGIN_S = 1.0
 _UNLEASE_TIMEOUT_S = 1.0
 
 
 class ModelledExchange:
-    """KV memory without memory: which pages are held is exact, moving them is a sleep.
+    """A KV store without memory: which pages are stored is exact, moving them is a sleep.
 
     Args:
-        capacity_tokens: pinned pages and running requests share it.
+        store_tokens: size of the store.
         fingerprint: of the model and the page size.
     """
 
@@ -32,7 +36,7 @@ class ModelledExchange:
         model: PerformanceModel,
         parallelism: Parallelism,
         page_size: int,
-        capacity_tokens: int,
+        store_tokens: int,
         bytes_per_token: int,
         fingerprint: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -40,14 +44,14 @@ class ModelledExchange:
         self.page_size = page_size
         self._model = model
         self._parallelism = parallelism
-        self._capacity_tokens = capacity_tokens
         self._page_bytes = page_size * bytes_per_token
         self._fingerprint = fingerprint
         self._foreign = ForeignPeers()
         self._clock = clock
-        self._directory = PageDirectory(page_size, capacity_tokens)
-        self._staged: dict[str, list[bytes]] = {}
-        self._next_page = 0
+        pool = PoolGeometry(_POOL, (Section(_POOL, heads=1, layers=1, head_bytes=self._page_bytes),))
+        pages = max(1, store_tokens // page_size)
+        self.directory = StoreDirectory(pages * aligned_bytes(self._page_bytes), page_size, [pool])
+        self._moved_pages = 0
         self._peers: KvPeers | None = None
         self._on_held: HeldListener = lambda _session_id, _tokens: None
         self._background: set[asyncio.Task[None]] = set()
@@ -55,23 +59,21 @@ class ModelledExchange:
     # -- the protocol
 
     def connect(self, peers: KvPeers, on_held: HeldListener) -> None:
-        """Give the exchange its way to other workers and its listener."""
         self._peers, self._on_held = peers, on_held
 
     async def serve(self, request: KvRequest) -> KvReply:
-        """Answer a call of a peer or a coordinator."""
-        keys, now_s = request.get("keys", []), self._clock()
         match request["op"]:
             case "lease":
-                lease_id, held = self._directory.lease(keys, request.get("ttl_s", _LEASE_MARGIN_S), now_s)
-                self._report_changes()
+                lease = self.directory.lease(
+                    request.get("keys", []), request.get("ttl_s", _LEASE_MARGIN_S), self._clock()
+                )
                 descriptor = json.dumps({"tp": self._parallelism.tp, "fingerprint": self._fingerprint}).encode()
-                return {"lease_id": lease_id, "matched": len(held), "descriptor": descriptor}
+                return {"lease_id": lease.id, "matched": lease.pages, "descriptor": descriptor}
             case "unlease":
-                self._directory.unlease(request.get("lease_id", ""), now_s)
+                self.directory.unlease(request.get("lease_id", ""), self._clock())
                 return {}
             case "match":
-                return {"matched": self._matched(keys)}
+                return {"matched": self.directory.match(request.get("keys", []))}
             case "release_session":
                 return {"released_tokens": await self.release_session(request["session_id"])}
             case op:
@@ -86,119 +88,113 @@ class ModelledExchange:
         timeout_s: float,
         known_keys: Sequence[bytes] = (),
     ) -> KvFetch:
-        """Lease the missing pages at the peer, sleep for their transfer, stage them for `rid`."""
         keys = page_keys(token_ids, self.page_size, known_keys)
-        missing = keys[self._directory.match(keys) :]
+        start_s = self._clock()
+        held_tokens = self.directory.hold(rid, keys, start_s).tokens
+        missing = keys[held_tokens // self.page_size :]
         if not missing:
             return KvFetch()
-        start_s = self._clock()
         try:
             async with asyncio.timeout(timeout_s):
                 pages = await self._read(missing, source_worker_id, timeout_s)
         except Exception as error:  # Whatever a peer answers, the round goes on and computes the KV itself.
             text = str(error) or f"timed out after {timeout_s:g} s"
             return KvFetch(seconds=self._clock() - start_s, error=text)
-        self._staged[rid] = missing[:pages]
-        return KvFetch(pages * self.page_size, pages * self._page_bytes, self._clock() - start_s)
+        tokens = self.directory.hold(rid, keys, self._clock()).tokens - held_tokens
+        self._report_changes()
+        return KvFetch(tokens, pages * self._page_bytes, self._clock() - start_s)
 
     async def discard(self, rid: str) -> None:
-        """Drop what was staged for a request."""
-        self._staged.pop(rid, None)
+        self.directory.let_go(rid)
 
     async def held_tokens(self, session_id: str) -> int:
-        """Tokens of the session's latest context that are pinned here."""
-        return self._directory.held_tokens(session_id)
+        return self.directory.sessions.held_tokens(session_id)
 
     async def release_session(self, session_id: str) -> int:
-        """Unpin a session's pages; returns how many tokens it held."""
-        held = self._directory.held_tokens(session_id)
-        self._directory.release_session(session_id, self._clock())
+        held = self.directory.sessions.held_tokens(session_id)
+        self.directory.sessions.release_session(session_id)
         self._report_changes()
         return held
+
+    @property
+    def session_tokens(self) -> int:
+        return self.directory.session_tokens
+
+    @property
+    def figures(self) -> StoreFigures:
+        return self.directory.figures
+
+    @property
+    def activity(self) -> int:
+        return self._moved_pages
 
     # -- the engine's side
 
     @property
-    def session_tokens(self) -> int:
-        """Tokens of all pages that are kept."""
-        return self._directory.tokens
+    def capacity_tokens(self) -> int:
+        """How many tokens the store has room for."""
+        return self.figures.capacity_bytes // aligned_bytes(self._page_bytes) * self.page_size
 
-    @property
-    def activity(self) -> int:
-        """Pages that were computed or read so far."""
-        return self._next_page
-
-    def begin(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """A request of the session starts: its pages stay until `end`."""
-        self._directory.begin_request(session_id, keys, self._clock())
+    def begin(self, rid: str, session_id: str, keys: Sequence[bytes]) -> None:
+        """A request starts: what is stored of its context stays until `end`."""
+        if session_id:
+            self.directory.sessions.begin_request(session_id, keys)
+        self.directory.hold(rid, keys, self._clock())
         self._report_changes()
 
-    def end(self, session_id: str, keys: Sequence[bytes]) -> None:
+    def write(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """Store the pages of a context that has been computed, unless the store has no room for them."""
+        reservation = self.directory.reserve(session_id, {_POOL: keys}, self._clock())
+        if reservation is not None:
+            self._moved_pages += len(reservation.offsets[_POOL])
+            self.directory.written(reservation.id)
+        self._report_changes()
+
+    def end(self, rid: str, session_id: str, keys: Sequence[bytes]) -> None:
         """The request is over and left `keys` as the session's context."""
-        self._directory.end_request(session_id, keys, self._clock())
+        if session_id:
+            self.directory.sessions.end_request(session_id, keys)
+        self.directory.let_go(rid)
         self._report_changes()
-
-    def usable_pages(self, rid: str, keys: Sequence[bytes]) -> int:
-        """Length in pages of the prefix of `keys` that is pinned here or staged for the request."""
-        held = self._directory.match(keys)
-        staged = self._staged.get(rid, [])
-        if not staged or held >= len(keys) or keys[held] not in staged:
-            return held
-        start = staged.index(keys[held])
-        return held + sum(1 for ours, theirs in zip(keys[held:], staged[start:], strict=False) if ours == theirs)
-
-    def keep(self, rid: str, session_id: str, keys: Sequence[bytes]) -> None:
-        """Pin the pages of a context that has been computed or read; what was staged for the request is used up."""
-        self._staged.pop(rid, None)
-        new = keys[self._directory.match(keys) :]
-        if new:
-            pages = range(self._next_page, self._next_page + len(new))
-            self._next_page += len(new)
-            self._directory.add(session_id, new, pages)
-        if session_id in self._directory.sessions:
-            self._directory.touch(session_id, keys, self._clock())
-        self._report_changes()
-
-    def make_room(self, reserved_tokens: int) -> bool:
-        """Release sessions, the least recently used first, until `reserved_tokens` fit beside the pins."""
-        self._directory.budget_tokens = self._capacity_tokens - reserved_tokens
-        self._directory.evict(self._clock())
-        self._report_changes()
-        return self._directory.tokens + reserved_tokens <= self._capacity_tokens
 
     # -- inside
 
     async def _read(self, missing: Sequence[bytes], source_worker_id: str, timeout_s: float) -> int:
-        """Pages read from the peer."""
+        """Read pages from a peer into the store; returns how many."""
         if self._peers is None:
             raise ConnectionError("not connected to other workers yet")
         lease: KvRequest = {"op": "lease", "keys": list(missing), "ttl_s": timeout_s + _LEASE_MARGIN_S}
         reply = await self._peers.call(source_worker_id, lease, timeout_s)
         if error := reply.get("error"):
             raise ConnectionError(f"worker {source_worker_id}: {error}")
-        pages = min(len(missing), reply.get("matched", 0))
-        if not pages:
+        offered = min(len(missing), reply.get("matched", 0))
+        if offered <= 0:
             return 0
         try:
             descriptor = json.loads(reply["descriptor"])
             if (theirs := descriptor["fingerprint"]) != self._fingerprint:
                 self._foreign.refuse(source_worker_id, f"fingerprint differs: {self._fingerprint} here, {theirs} there")
-            source = Parallelism(tp=int(descriptor["tp"]))
-            await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
+            return await self._copy(missing[:offered], Parallelism(tp=int(descriptor["tp"])))
         finally:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
             task = asyncio.create_task(self._unlease(source_worker_id, reply.get("lease_id", "")))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
-        return pages
 
-    def _matched(self, keys: Sequence[bytes]) -> int:
-        """Pages of the prefix of `keys` that is here, for whatever request."""
-        held = self._directory.match(keys)
-        if held == len(keys):
-            return held
-        readers = [rid for rid, staged in self._staged.items() if keys[held] in staged]
-        return max((self.usable_pages(rid, keys) for rid in readers), default=held)
+    async def _copy(self, keys: Sequence[bytes], source: Parallelism) -> int:
+        # Of no session yet: the request that needs them holds them, and its session takes them over when it begins.
+        reservation = self.directory.reserve("", {_POOL: keys}, self._clock())
+        if reservation is None:
+            raise MemoryError("the KV store has no room")
+        pages = len(reservation.offsets[_POOL])
+        try:
+            await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
+        except BaseException:
+            self.directory.give_up(reservation.id)
+            raise
+        self.directory.written(reservation.id)
+        self._moved_pages += pages
+        return pages
 
     async def _unlease(self, worker_id: str, lease_id: str) -> None:
         if self._peers is None:
@@ -209,5 +205,5 @@ class ModelledExchange:
             return  # the lease ends by itself
 
     def _report_changes(self) -> None:
-        for session_id, tokens in self._directory.take_changed().items():
+        for session_id, tokens in self.directory.sessions.take_changed().items():
             self._on_held(session_id, tokens)

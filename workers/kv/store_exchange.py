@@ -14,6 +14,7 @@ from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.nixl_transport import NixlTransport
 from workers.kv.peer_reads import PeerReads, Transport
+from workers.kv.store.figures import StoreFigures
 from workers.kv.store.memory import StoreMemory
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,10 @@ class StoreExchange:
     @property
     def session_tokens(self) -> int:
         return self.store.directory.session_tokens
+
+    @property
+    def figures(self) -> StoreFigures:
+        return self.store.directory.figures
 
     @property
     def activity(self) -> int:

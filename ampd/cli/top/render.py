@@ -174,7 +174,8 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("ITL", 7, 94, lambda row: _late(row["itl_s"], itl_s)),
         Column("batch", 5, 80, lambda row: count(row["decode_batch"])),
         Column("ctx", 5, 50, lambda row: count(row["decode_context_tokens"])),
-        Column("KV", _BAR + 5, 90, _used_kv),
+        Column("KV", _BAR + 5, 90, lambda row: _used(row["kv_used_tokens"], row["kv_capacity_tokens"])),
+        Column("store", _BAR + 5, 85, lambda row: _used(row["store_used_tokens"], row["store_capacity_tokens"])),
         Column("KV tokens", 11, 10, lambda row: f"{count(row['kv_used_tokens'])}/{count(row['kv_capacity_tokens'])}"),
         Column("held", 4, 70, lambda row: count(row["sessions_held"])),
         Column("age", 4, 40, lambda row: age(row["age_s"])),
@@ -182,10 +183,10 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     return table(columns, rows, width)
 
 
-def _used_kv(row: Row) -> str:
-    if row["kv_capacity_tokens"] <= 0:
+def _used(used_tokens: int, capacity_tokens: int) -> str:
+    if capacity_tokens <= 0:
         return "-"
-    share = row["kv_used_tokens"] / row["kv_capacity_tokens"]
+    share = used_tokens / capacity_tokens
     return f"{bar(share, _BAR)} {min(share, 9.99):>4.0%}"
 
 

@@ -116,6 +116,8 @@ def _worker(entry: Heard[WorkerView], now_s: float, queue_wait_s: float | None) 
         "decode_context_tokens": view.decode_context_tokens,
         "kv_used_tokens": view.kv_used_tokens,
         "kv_capacity_tokens": view.kv_capacity_tokens,
+        "store_used_tokens": view.store_used_tokens,
+        "store_capacity_tokens": view.store_capacity_tokens,
         "sessions_held": len(view.held_tokens),
         "session_tokens": sum(view.held_tokens.values()),
     }

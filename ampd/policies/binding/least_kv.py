@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import fits
+from ampd.policies.capacity import fits, session_memory
 from ampd.policies.registry import Policy, register
 
 
@@ -11,7 +11,8 @@ from ampd.policies.registry import Policy, register
 class LeastKv(Policy):
     """Bind a session to the decode worker with the least KV memory in use.
 
-    Reads: each decode worker's used and total KV memory, its longest context, and how many sessions it holds.
+    Reads: each decode worker's used and total KV memory (of its KV store, or of its device without one), its
+    longest context, and how many sessions it holds.
 
     Order: workers whose free KV memory and context length take the whole prompt come first; among those the fewest KV
     tokens in use; then the fewest sessions held; then one at random, so that several coordinators with the same view do
@@ -25,7 +26,7 @@ class LeastKv(Policy):
 
     def bind(self, situation: BindingSituation) -> str:
         task, decode = situation.task, situation.decode
-        keys = [(not fits(worker, task), worker.kv_used_tokens, len(worker.held_tokens)) for worker in decode]
+        keys = [(not fits(worker, task), session_memory(worker)[0], len(worker.held_tokens)) for worker in decode]
         best = min(keys)
         equals = [worker for worker, key in zip(decode, keys, strict=True) if key == best]
         return (equals[0] if len(equals) == 1 else situation.rng.choice(equals)).worker_id

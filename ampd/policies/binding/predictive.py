@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import fits
+from ampd.policies.capacity import fits, session_memory
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.registry import Policy, register
 from ampd.types import WorkerView
@@ -20,8 +20,9 @@ class PredictiveBinding(Policy):
 
     Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the least sum of
     three shares: the modelled step of the batch with the session in it, of the ITL target; the queued local prefills,
-    of the TTFT target; `memory_weight` times the KV memory in use with the session in it, of the whole. Of equal ones
-    one at random. Shares make workers of different sizes comparable, where `least-kv` counts tokens.
+    of the TTFT target; `memory_weight` times the KV memory in use with the session in it, of the whole. That memory is
+    the worker's KV store, or the device's without one. Of equal workers one at random. Shares make workers of
+    different sizes comparable, where `least-kv` counts tokens.
 
     Limits: sessions stay where they are bound, and how long they will grow is not known. Between two rounds a session
     counts with its memory and not with its time, because the time of its next round is not known.
@@ -40,6 +41,7 @@ class PredictiveBinding(Policy):
         context_tokens = worker.decode_context_tokens + task.context_tokens
         step_s = model.decode_step_s(worker.decode_batch + 1, context_tokens, worker.parallelism)
         memory = 0.0
-        if worker.kv_capacity_tokens:
-            memory = (worker.kv_used_tokens + task.context_tokens) / worker.kv_capacity_tokens
+        used_tokens, capacity_tokens = session_memory(worker)
+        if capacity_tokens:
+            memory = (used_tokens + task.context_tokens) / capacity_tokens
         return step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + self.memory_weight * memory

@@ -8,7 +8,7 @@ from math import inf
 from pydantic import Field
 
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.policies.capacity import dispensable
+from ampd.policies.capacity import dispensable, session_memory
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Role, WorkerView
@@ -89,8 +89,8 @@ def _step_share(situation: PoolsSituation, decode: Sequence[WorkerView], fewer: 
 
 
 def _kv_share(decode: Sequence[WorkerView], holding: Sequence[WorkerView]) -> float:
-    """KV in use on the decode workers, as a share of the memory of those that remain; 0: unlimited memory."""
-    capacity_tokens = sum(worker.kv_capacity_tokens for worker in holding)
+    """KV of sessions on the decode workers, as a share of the memory of those that remain; 0: unlimited memory."""
+    capacity_tokens = sum(session_memory(worker)[1] for worker in holding)
     if not capacity_tokens:
         return 0.0
-    return sum(worker.kv_used_tokens for worker in decode) / capacity_tokens
+    return sum(session_memory(worker)[0] for worker in decode) / capacity_tokens

@@ -76,6 +76,8 @@ PREFILLS = INITIAL, INCREMENTAL = ("initial", "incremental")
 PARTS = HISTORY, INCREMENT = ("history", "increment")
 """Of a prompt; also the directions of KV: the history goes to a prefill worker, the increment comes back."""
 LOSSES = WORKER_LOST, EVICTED, IDLE = ("worker-lost", "evicted", "idle")
+TIERS = ("device", "store", "peer", "recomputed")
+EVICTION_CAUSES = ("unused", "surplus", "idle")
 ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode")
 
@@ -257,9 +259,42 @@ KV_READ_FAILURES = _counter(
     "Reads of KV that failed or ended short; what is missing is computed again.",
     {"direction": PARTS},
 )
-KV_PINNED = _gauge("ampd_kv_pinned_tokens", _WORKER, "Tokens of sessions whose KV this worker keeps between rounds.")
-KV_USED = _gauge("ampd_kv_used_tokens", _WORKER, "KV memory in use, in tokens.")
-KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this worker, in tokens.")
+KV_HITS = _counter(
+    "ampd_kv_hit_tokens_total",
+    _WORKER,
+    "Prompt tokens whose KV was there, by tier: device, store (of this worker) or peer (read for this round). "
+    "recomputed: tokens of a history whose KV was in none of them.",
+    {"tier": TIERS},
+)
+KV_RELOAD_SECONDS = _histogram(
+    "ampd_kv_reload_seconds",
+    _WORKER,
+    "Time of a copy of KV from the store to the device, one observation a round that needed one. Only modelled "
+    "engines measure it.",
+    buckets=KV_BUCKETS_S,
+)
+KV_PINNED = _gauge(
+    "ampd_kv_pinned_tokens",
+    _WORKER,
+    "Tokens of sessions whose KV this worker keeps between rounds, in its KV store.",
+)
+KV_USED = _gauge("ampd_kv_used_tokens", _WORKER, "KV memory of the device that rounds use, in tokens.")
+KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this worker's device, in tokens.")
+STORE_USED_BYTES = _gauge(
+    "ampd_kv_store_used_bytes",
+    _WORKER,
+    "Bytes of all KV in the store; KV that no session needs stays until its memory is needed.",
+)
+STORE_CAPACITY_BYTES = _gauge("ampd_kv_store_capacity_bytes", _WORKER, "Size of this worker's KV store.")
+STORE_USED = _gauge("ampd_kv_store_used_tokens", _WORKER, "Tokens of all KV in the store.")
+STORE_CAPACITY = _gauge("ampd_kv_store_capacity_tokens", _WORKER, "Size of this worker's KV store, in tokens.")
+STORE_EVICTED = _counter(
+    "ampd_kv_store_evicted_tokens_total",
+    _WORKER,
+    "Tokens whose KV the store dropped to make room, by cause: unused (of no session), surplus (the session's next "
+    "round can compute them again within its target), idle (of a session between two rounds).",
+    {"cause": EVICTION_CAUSES},
+)
 
 # -- decode and the worker itself
 

@@ -21,6 +21,7 @@ from ampd.perf.profile import (
     TransferCurve,
     TransferSegment,
 )
+from ampd.serving.kv_tiers import Found
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.types import Parallelism
 from planner.profiler.fitting import fit_profile
@@ -65,7 +66,9 @@ MODULES = ("ampd.cli.profile.probe", "workers.engines.time_line", "workers.kv.mo
 
 async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:
     """The points of a pair of modelled engines, and the tokens that they still hold afterwards."""
-    engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, capacity_tokens) for _ in range(2)]
+    engines = [
+        ModelledEngine(read_model_folder(folder), TRUTH, TP1, capacity_tokens, capacity_tokens) for _ in range(2)
+    ]
     for engine in engines:
         # The exchange took its clock when its module was loaded.
         clock_of.setattr(engine.kv, "_clock", get_running_loop().time)
@@ -109,12 +112,12 @@ def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeyp
 
 def test_a_history_that_the_engine_lost_is_not_measured_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost() -> tuple[float | None, float | None]:
-        engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096) for _ in range(2)]
+        engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096, 4096) for _ in range(2)]
         for engine in engines:
             monkeypatch.setattr(engine.kv, "_clock", get_running_loop().time)
             await engine.start()
         probe = EngineProbe(engines[0], engines[1], 1)
-        monkeypatch.setattr(engines[0].kv, "usable_pages", lambda _rid, _keys: 1)
+        monkeypatch.setattr(engines[0], "_found", lambda _keys: Found(16))
         try:
             return await probe.prefill_s(16, 64), await probe.prefill_s(512, 64)
         finally:

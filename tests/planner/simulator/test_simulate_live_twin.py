@@ -61,7 +61,9 @@ class LiveWorkers:
         self.peers = LocalPeers()
         self.rounds: dict[str, RoundService] = {}
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
-            engine = self.peers.engines[name] = ModelledEngine(FACTS, MODEL, Parallelism(), CAPACITY_TOKENS)
+            engine = self.peers.engines[name] = ModelledEngine(
+                FACTS, MODEL, Parallelism(), CAPACITY_TOKENS, CAPACITY_TOKENS
+            )
             parts = WorkerParts(
                 name,
                 WorkerSettings(

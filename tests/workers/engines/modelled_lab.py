@@ -25,6 +25,7 @@ class Times:
     per_token_s: float = 0.0
     step_s: float = 0.0
     transfer_s: float = 0.0
+    reload_token_s: float = 0.0
     prefills: list[tuple[int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     transfers: list[int] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Times:
         return self.transfer_s
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
-        return 0.0
+        return self.reload_token_s * tokens
 
 
 class LocalPeers:
@@ -69,8 +70,10 @@ class Lab:
         self.held: dict[str, dict[str, int]] = {}
 
     @asynccontextmanager
-    async def engine(self, name: str, capacity: int = 100_000, eos_every: int = 0) -> AsyncIterator[ModelledEngine]:
-        engine = ModelledEngine(self._facts, self.times, Parallelism(), capacity, eos_every=eos_every)
+    async def engine(
+        self, name: str, capacity: int = 100_000, store: int = 100_000, eos_every: int = 0
+    ) -> AsyncIterator[ModelledEngine]:
+        engine = ModelledEngine(self._facts, self.times, Parallelism(), capacity, store, eos_every=eos_every)
         held = self.held.setdefault(name, {})
         engine.kv.connect(self.peers, held.__setitem__)
         await engine.start()
@@ -79,6 +82,16 @@ class Lab:
             yield engine
         finally:
             await engine.stop()
+
+
+def protects_nothing(engine: ModelledEngine) -> bool:
+    """Whether the store could drop everything, because no request, read or lease needs it any more; it does."""
+    directory, page_size = engine.kv.directory, engine.info.page_size_tokens
+    other = [b"%d" % number for number in range(engine.kv.capacity_tokens // page_size)]
+    reservation = directory.reserve("", {"kv": other}, 0.0)
+    if reservation is not None:
+        directory.give_up(reservation.id)
+    return reservation is not None and engine.load().kv_used_tokens == directory.session_tokens == 0
 
 
 async def fetch(engine: ModelledEngine, rid: str, token_ids: list[int], source: str, timeout_s: float = 5.0) -> KvFetch:

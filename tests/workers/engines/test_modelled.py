@@ -9,11 +9,15 @@ from subprocess import run as run_process
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, run, tokens
+from ampd.page_keys import page_keys
+from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
 from workers.engines.base import EngineError, EngineLostError, EngineRequest
 from workers.engines.modelled import ModelledEngine
+from workers.kv.modelled_device import ModelledDevice
 
 PAGE = 16
 
@@ -219,7 +223,8 @@ async def test_the_increment_alone_is_read_back(lab: Lab) -> None:
         assert outputs[-1].cached_tokens == 400
         # The tail of one token was computed within a decode step, not as a prefill of its own.
         assert lab.times.prefills == [(0, 320), (320, 80)]
-        assert decode.kv._staged == prefill.kv._staged == {}
+        assert protects_nothing(decode)
+        assert protects_nothing(prefill)
         await asyncio.sleep(0)
         assert lab.peers.calls.count(("D", "lease")) == lab.peers.calls.count(("D", "unlease")) == 1
 
@@ -243,17 +248,67 @@ async def test_released_sessions_are_gone(lab: Lab, engine: ModelledEngine) -> N
     reply = await engine.kv.serve({"op": "release_session", "session_id": "s"})
     assert reply == {"released_tokens": 160}
     assert lab.held["D"]["s"] == 0
-    assert engine.load().kv_used_tokens == 0
-    assert (await run(engine, prompt_of(160), 4))[-1].cached_tokens == 0
+    assert engine.kv.session_tokens == engine.load().kv_used_tokens == 0
+    assert protects_nothing(engine)
+    assert engine.kv.directory.match(page_keys(prompt_of(160), PAGE)) == 0
 
 
 async def test_least_recently_used_sessions_make_room(lab: Lab) -> None:
-    async with lab.engine("S", capacity=1000) as engine:
+    async with lab.engine("S", store=1000) as engine:
         for name in "abcd":
             await run(engine, prompt_of(320, seed=ord(name)), 4, session=name)
-            assert engine.load().kv_used_tokens <= 1000
-        assert lab.held["S"]["a"] == 0
+            assert engine.kv.figures.used_tokens <= 1000
+        assert lab.held["S"]["a"] < 320, "its end went first"
         assert lab.held["S"]["d"] == 320
+        assert engine.kv.figures.evicted_tokens == {"idle": 4 * 320 - engine.kv.figures.used_tokens}
+
+
+async def test_a_session_that_left_the_device_is_reloaded(lab: Lab) -> None:
+    lab.times.reload_token_s = 1e-5
+    async with lab.engine("S", capacity=500) as engine:
+        context = prompt_of(320)
+        first = await run(engine, context, 4)
+        await run(engine, prompt_of(400, seed=2), 4, session="other")
+        assert engine.load().kv_used_tokens == 0, "nothing runs"
+        context += tokens(first) + prompt_of(60, seed=3)
+        again = (await run(engine, context, 4))[-1]
+        # 31 pages fit: the 25 of the other session, and the first six of this one.
+        assert (again.cached_tokens, again.reloaded_tokens) == (320, 320 - 6 * PAGE)
+        assert again.reload_s == pytest.approx((320 - 6 * PAGE) * 1e-5)
+        assert lab.times.prefills[-1] == (320, 64)
+        # What ran last is still on the device.
+        third = (await run(engine, context, 4))[-1]
+        assert (third.cached_tokens, third.reloaded_tokens, third.reload_s) == (368, 0, 0.0)
+
+
+async def test_a_session_that_left_device_and_store_is_computed_again(lab: Lab) -> None:
+    async with lab.engine("S", capacity=500, store=500) as engine:
+        await run(engine, prompt_of(320), 4)
+        await run(engine, prompt_of(400, seed=2), 4, session="other")
+        again = (await run(engine, prompt_of(320), 4))[-1]
+        assert (again.cached_tokens, again.reloaded_tokens) == (6 * PAGE, 0), "the end went first"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(0, 2)), max_size=12))
+def test_the_device_never_keeps_more_than_it_has(rounds: list[tuple[int, int, int]]) -> None:
+    """Requests that overlap and share prefixes: what they use is counted once, and the cache gives way."""
+    device, running = ModelledDevice(20 * PAGE, PAGE), list[list[bytes]]()
+    for family, pages, leaving in rounds:
+        keys = [b"%d.%d" % (family, number) for number in range(pages)]
+        there = device.match(keys)
+        if device.admit(keys[:there], (pages - there) * PAGE, anyway=False):
+            device.use(keys[there:])
+            running.append(keys)
+            assert device.match(keys) == pages
+        assert device.used_tokens == PAGE * len({key for keys in running for key in keys}) <= 20 * PAGE
+        for keys in running[:leaving]:
+            device.leave(keys)
+        del running[:leaving]
+        assert len(device._users) + len(device._cached) <= 20
+    for keys in running:
+        device.leave(keys)
+    assert device.used_tokens == 0
 
 
 async def test_requests_wait_for_kv_memory_and_all_run(lab: Lab) -> None:
@@ -309,9 +364,7 @@ async def test_closing_the_iterator_ends_the_work(lab: Lab, engine: ModelledEngi
         await asyncio.wait({blocker})
     async with asyncio.timeout(5):
         assert len(tokens(await run(engine, prompt_of(50, seed=7), 3, session="next"))) == 3
-    assert engine.load().kv_used_tokens == engine.kv.session_tokens
-    assert engine.kv.make_room(engine.info.kv_capacity_tokens), "no session counts as running any more"
-    assert engine.kv.session_tokens == 0
+    assert protects_nothing(engine), "no session counts as running any more"
 
 
 async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: ModelledEngine) -> None:

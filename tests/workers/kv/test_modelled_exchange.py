@@ -72,7 +72,7 @@ def test_a_worker_with_another_fingerprint_is_not_read_and_logged_once(caplog: p
 
     async def reads() -> list[KvFetch]:
         keys = [bytes([number]) * 32 for number in range(4)]
-        theirs.keep("r", "s", keys)
+        theirs.write("s", keys)
         reply = await theirs.serve({"op": "lease", "keys": keys, "ttl_s": 5.0})
         ours.connect(OneAnswer(reply), lambda _session_id, _tokens: None)
         return [await ours.fetch("r", "s", list(range(4 * PAGE)), "P", 5.0) for _ in range(2)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import Generic, Protocol, TypeVar
 
+from workers.kv.store.figures import StoreFigures
 from workers.kv.store.records import RecordAllocator
 from workers.kv.store.restorable import PrefixRecords
 from workers.kv.store.runs import Checksums, Claimant, Run, RunTable, Span, first_pages
@@ -168,6 +169,12 @@ class StoreDirectory:
     @property
     def has_leases(self) -> bool:
         return bool(self._leases)
+
+    @property
+    def figures(self) -> StoreFigures:
+        """Size, use and evictions, for metrics."""
+        capacity_bytes = self.used_bytes + self.free_bytes
+        return StoreFigures(capacity_bytes, self.used_bytes, self.used_tokens, self.evicted_tokens)
 
     def match(self, keys: Sequence[bytes]) -> int:
         """Length in pages of the longest prefix of `keys` that can be restored."""
