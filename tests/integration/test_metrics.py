@@ -75,7 +75,7 @@ class Site:
 
     def worker(self, role: str) -> str:
         """Start a worker; decode workers have little KV memory."""
-        small = ["--kv-capacity-tokens", str(CAPACITY)] if role == "decode" else []
+        small = ["--kv-capacity-tokens", str(CAPACITY), "--kv-store-tokens", str(CAPACITY)] if role == "decode" else []
         return self.with_port(lambda: self.graph.start_worker(role, self.perf, *small))
 
     async def get(self, name: str, path: str) -> httpx.Response:
@@ -177,6 +177,8 @@ async def test_counts_equal_the_decision_records(client: httpx.AsyncClient, site
         short = {"history": "hist", "increment": "incr"}[part]
         assert rise("ampd_prompt_tokens_total", part=part) == sum(one[f"{short}_tokens"] for one in records)
     assert rise("ampd_kv_read_failures_total") == 0
+    assert rise("ampd_kv_reload_seconds_sum") == pytest.approx(sum(one["kv_reload_s"] for one in records)) > 0
+    assert all(one["cached_tokens"] == sum(one["hit_tokens"].values()) for one in records), "nothing is recomputed"
     assert rise("ampd_output_tokens_total") == 16 * 6
     assert rise("ampd_prefill_seconds_count") == 16
     assert rise("ampd_prefill_seconds_sum") == pytest.approx(sum(one["prefill_s"] for one in records))
@@ -206,7 +208,7 @@ async def test_gauges_say_how_it_is(client: httpx.AsyncClient, site: Site) -> No
     assert now.total("ampd_coordinator_info", routing="always-remote", pools="static") == 1
     assert now.total("ampd_worker_info", engine="modelled", tp="1") == 3
     assert now.total("ampd_sessions_held") > 0
-    assert now.total("ampd_kv_used_tokens") >= now.total("ampd_kv_pinned_tokens") > 0
+    assert now.total("ampd_kv_store_used_tokens") >= now.total("ampd_kv_pinned_tokens") > 0
     assert 0 <= now.total("ampd_state_view_age_seconds") < 60
     views = {view.worker_id: view for view in await site.graph.until_workers(3)}
     held = {sample.labels["worker_id"]: sample.value for sample in now.samples("ampd_kv_capacity_tokens")}

@@ -162,6 +162,7 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     lane = Column("lane", 6, 60, lambda row: row["lane"] or "-", is_left=True)
     wait = Column("wait", 6, 96, lambda row: seconds(row["queue_wait_s"]))
     tokens = Column("tokens", 6, 96, lambda row: count(row["queue_tokens"]))
+    store = Column("store", 5, 85, _used_store)
     columns = [
         Column("worker", _widest(short), 99, lambda row: short[row["worker_id"]], is_left=True),
         Column("role", 7, 98, lambda row: row["role"], is_left=True),
@@ -174,8 +175,8 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("ITL", 7, 94, lambda row: _late(row["itl_s"], itl_s)),
         Column("batch", 5, 80, lambda row: count(row["decode_batch"])),
         Column("ctx", 5, 50, lambda row: count(row["decode_context_tokens"])),
-        Column("KV", _BAR + 5, 90, lambda row: _used(row["kv_used_tokens"], row["kv_capacity_tokens"])),
-        Column("store", _BAR + 5, 85, lambda row: _used(row["store_used_tokens"], row["store_capacity_tokens"])),
+        Column("KV", _BAR + 5, 90, _used_kv),
+        *([store] if any(row["store_capacity_tokens"] for row in rows) else []),
         Column("KV tokens", 11, 10, lambda row: f"{count(row['kv_used_tokens'])}/{count(row['kv_capacity_tokens'])}"),
         Column("held", 4, 70, lambda row: count(row["sessions_held"])),
         Column("age", 4, 40, lambda row: age(row["age_s"])),
@@ -183,11 +184,16 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     return table(columns, rows, width)
 
 
-def _used(used_tokens: int, capacity_tokens: int) -> str:
-    if capacity_tokens <= 0:
+def _used_kv(row: Row) -> str:
+    if row["kv_capacity_tokens"] <= 0:
         return "-"
-    share = used_tokens / capacity_tokens
+    share = row["kv_used_tokens"] / row["kv_capacity_tokens"]
     return f"{bar(share, _BAR)} {min(share, 9.99):>4.0%}"
+
+
+def _used_store(row: Row) -> str:
+    capacity_tokens = row["store_capacity_tokens"]
+    return f"{min(row['store_used_tokens'] / capacity_tokens, 9.99):.0%}" if capacity_tokens else "-"
 
 
 def _routes(window: Row, width: int) -> list[Text]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.policies.capacity import able, dispensable, fits
+from ampd.policies.capacity import able, dispensable, fits, session_memory
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 WORKER = WorkerView("w", Role.DECODE, kv_capacity_tokens=100, kv_used_tokens=40, max_context_tokens=80)
@@ -23,6 +23,9 @@ def task(hist: int, incr: int) -> PrefillTask:
         ({"kv_used_tokens": 0}, 80),
         ({"max_context_tokens": 0}, 60),
         ({"kv_capacity_tokens": 0}, 80),
+        ({"store_capacity_tokens": 500, "store_used_tokens": 450}, 50),
+        ({"store_capacity_tokens": 500, "kv_used_tokens": 100}, 80),
+        ({"store_capacity_tokens": 500, "max_context_tokens": 0}, 100),
         ({"kv_capacity_tokens": 0, "max_context_tokens": 0}, None),
     ],
 )
@@ -35,6 +38,11 @@ def test_a_worker_takes_what_fits_into_its_memory_and_its_context(
         return
     assert fits(worker, task(20, most_tokens - 20))
     assert not fits(worker, task(20, most_tokens - 19))
+
+
+def test_sessions_are_kept_in_the_store_where_there_is_one() -> None:
+    assert session_memory(WORKER) == (40, 100)
+    assert session_memory(replace(WORKER, store_capacity_tokens=500, store_used_tokens=7)) == (7, 500)
 
 
 def test_only_the_longest_context_counts_for_a_prefill() -> None:

@@ -52,6 +52,8 @@ views = st.builds(
     st.dictionaries(texts, counts, max_size=4),
     texts,
     texts,
+    counts,
+    counts,
 )
 roles = st.builds(RoleAssigned, texts, st.sampled_from(Role), texts, texts)
 events = st.one_of(
@@ -108,6 +110,14 @@ def test_a_view_survives_and_its_tasks_keep_their_age(view: WorkerView) -> None:
     assert codec.decode_view(codec.to_bytes(record), LATER_S) == codec.decode_view(record, LATER_S)
 
 
+def test_a_view_of_a_worker_without_a_store_is_read() -> None:
+    """Workers of the version before do not write these fields."""
+    view = WorkerView("w", Role.DECODE, store_used_tokens=5, store_capacity_tokens=10)
+    fields = json.loads(codec.encode_view(view, NOW_S))
+    del fields["store_used_tokens"], fields["store_capacity_tokens"]
+    assert codec.decode_view(json.dumps(fields), NOW_S) == WorkerView("w", Role.DECODE)
+
+
 @given(events)
 def test_an_event_survives(event: StateEvent) -> None:
     record = codec.encode_event(event_on_clock(event, written), NOW_S)
@@ -154,6 +164,8 @@ NONSENSE: dict[str, Any] = {
     "max_context_tokens": None,
     "kv_used_tokens": "x",
     "kv_capacity_tokens": -1e9,
+    "store_used_tokens": -1,
+    "store_capacity_tokens": None,
     "decode_batch": True,
     "decode_context_tokens": 1 << 60,
     "ttft": [float("nan"), 1],

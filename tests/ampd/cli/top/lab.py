@@ -97,6 +97,8 @@ workers = st.builds(
     decode_context_tokens=counts,
     kv_used_tokens=counts,
     kv_capacity_tokens=counts,
+    store_used_tokens=counts,
+    store_capacity_tokens=counts,
     held_tokens=st.dictionaries(texts, counts, max_size=4),
     lane=texts,
 )

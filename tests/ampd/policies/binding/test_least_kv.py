@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create
@@ -33,6 +34,12 @@ def test_a_worker_that_the_prompt_fits_comes_before_an_emptier_one() -> None:
     assert bind(worker("small", 100, capacity=1099), worker("large", 5000, capacity=6000)) == "large"
     assert bind(worker("small", 100, capacity=1100), worker("large", 5000, capacity=6000)) == "small"
     assert bind(worker("short", 0, max_context=999), worker("long", 5000, max_context=1000)) == "long"
+
+
+def test_the_store_counts_where_there_is_one() -> None:
+    stored = replace(worker("stored", 900, capacity=1000), store_used_tokens=100, store_capacity_tokens=4000)
+    assert bind(worker("a", 300), stored) == "stored"
+    assert bind(worker("a", 300), replace(stored, store_used_tokens=3500)) == "a"
 
 
 def test_where_it_fits_nowhere_the_least_in_use_still_wins() -> None:

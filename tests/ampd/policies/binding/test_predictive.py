@@ -34,6 +34,12 @@ def test_a_queue_counts_as_time() -> None:
     assert bound(queued, worker("free")) == "free"
 
 
+def test_the_store_counts_where_there_is_one() -> None:
+    stored = replace(worker("stored", used=9500), store_used_tokens=4000, store_capacity_tokens=40_000)
+    assert bound(worker("a", used=4000), stored) == "stored"
+    assert bound(worker("a", used=4000), replace(stored, store_used_tokens=30_000)) == "a"
+
+
 def test_memory_counts_by_share_and_not_by_tokens() -> None:
     assert bound(worker("small", used=4000, capacity=8000), worker("large", used=6000, capacity=80_000)) == "large"
 

@@ -217,6 +217,13 @@ def holding(worker: WorkerView, used: int) -> WorkerView:
     return replace(worker, kv_used_tokens=used, kv_capacity_tokens=1000)
 
 
+def test_the_store_counts_where_there_is_one() -> None:
+    used = [replace(holding(decode(name), 900), store_capacity_tokens=1000) for name in ("d1", "d2")]
+    assert changes(prefill("p"), *used) == []
+    stored = [replace(worker, store_used_tokens=950) for worker in used]
+    assert changes(prefill("p"), *stored) == [RoleChange("p", Role.DECODE, "kv-short")]
+
+
 def test_decode_workers_short_of_memory_get_a_prefill_worker() -> None:
     assert changes(prefill("p"), holding(decode("d1"), 700), holding(decode("d2"), 900)) == []
     assert changes(prefill("p"), holding(decode("d1"), 750), holding(decode("d2"), 900)) == [
