@@ -68,7 +68,7 @@ def test_an_error_of_the_watch_is_logged_and_the_engine_is_watched_again(
 ) -> None:
     async def scenario() -> None:
         runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
-        blind = BlindEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000)
+        blind = BlindEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
         engine = SupervisedEngine(blind, Times())
         engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
         await engine.start()
@@ -112,7 +112,7 @@ def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
 ) -> None:
     async def scenario() -> None:
         runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
-        inner = LostOnceEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000)
+        inner = LostOnceEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
         inner.store = MemoryStore(state)
         engine = SupervisedEngine(inner, Times())
         engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]

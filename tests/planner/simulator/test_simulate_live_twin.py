@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
@@ -40,6 +41,8 @@ FACTS = ModelFacts(
     printable=((5, "word"), (6, "other")), eos_token_ids=(), max_context_tokens=50_000, kv_bytes_per_token=1
 )
 
+# The simulated workers have no store: a read from the other worker ends on the device.
+_FREE_RELOADS = PiecewiseModel(MODEL.profile.model_copy(update={"host_link_bytes_per_s": 1e30}))
 
 WHOLE = create_named("slicing", "whole")
 
@@ -62,7 +65,7 @@ class LiveWorkers:
         self.rounds: dict[str, RoundService] = {}
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
             engine = self.peers.engines[name] = ModelledEngine(
-                FACTS, MODEL, Parallelism(), CAPACITY_TOKENS, CAPACITY_TOKENS
+                FACTS, _FREE_RELOADS, Parallelism(), CAPACITY_TOKENS, CAPACITY_TOKENS
             )
             parts = WorkerParts(
                 name,
