@@ -90,6 +90,7 @@ def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float)
                 "segments": [{"from_tokens": 0, "alpha_s": 0.001, "beta_s_per_token": 0}],
             }
         ],
+        "kv_bytes_per_token": 64,
     }
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from hashlib import sha256
 
+from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_tiers import Found, tiers_of
@@ -75,6 +76,7 @@ class ModelledEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self._time_line = TimeLine()
+        self._has_free_reloads = False
 
     @property
     def info(self) -> EngineInfo:
@@ -223,8 +225,7 @@ class ModelledEngine:
         # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
         is_slice = missing == self._info.page_size_tokens and not active.limits.max_new_tokens
         is_prefill = missing > self._info.page_size_tokens or is_slice
-        if tiers.reloaded_tokens:
-            active.reload_s = self._model.reload_s(tiers.reloaded_tokens, parallelism)
+        active.reload_s = self._reload_s(tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
             computed_s = self._model.prefill_s(tiers.kept_tokens, missing, parallelism) if is_prefill else 0.0
             self._prefilling = active
@@ -248,6 +249,16 @@ class ModelledEngine:
             self._settle(active)
         else:
             self._running.append(active)
+
+    def _reload_s(self, tokens: int) -> float:
+        """Time to copy KV from the store; 0 with a profile that was made before profiles had these times."""
+        try:
+            return self._model.reload_s(tokens, self._info.parallelism)
+        except UserError as error:
+            if not self._has_free_reloads:
+                self._has_free_reloads = True
+                log.warning("KV is reloaded from the store in no time: %s", error)
+            return 0.0
 
     def _prefilled(self, active: ActiveRequest) -> None:
         active.prefilled = True

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from ampd.errors import UserError
 from ampd.page_keys import page_keys
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
 from workers.engines.base import EngineError, EngineLostError, EngineRequest
@@ -279,6 +280,19 @@ async def test_a_session_that_left_the_device_is_reloaded(lab: Lab) -> None:
         # What ran last is still on the device.
         third = (await run(engine, context, 4))[-1]
         assert (third.cached_tokens, third.reloaded_tokens, third.reload_s) == (368, 0, 0.0)
+
+
+async def test_a_profile_without_times_of_reloads_is_said_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    def lacks(*_: object) -> float:
+        raise UserError("old.json: no times of reloads")
+
+    lab.times.reload_s = lacks  # type: ignore[method-assign]
+    async with lab.engine("S", capacity=400) as engine:
+        for _ in range(2):
+            for seed in (1, 2):
+                last = (await run(engine, prompt_of(320, seed), 4, session=f"s{seed}"))[-1]
+        assert (last.reloaded_tokens, last.reload_s) == (240, 0.0)
+    assert caplog.messages == ["KV is reloaded from the store in no time: old.json: no times of reloads"]
 
 
 async def test_a_session_that_left_device_and_store_is_computed_again(lab: Lab) -> None:
