@@ -1,12 +1,14 @@
-"""KV read rate of the exchange's fetch, against raw NIXL on the same bytes in the same run.
+"""KV read rate of the exchange's fetch, against raw NIXL with 1 MB blocks on as many bytes in the same run.
 
-    python benchmarks/kv_read.py [--json] [--pages 375] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
+    python benchmarks/kv_read.py [--json] [--pages 200] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
 
-Two pools in processes of their own, as two engines have them; this process plays both workers. A fetch is everything
-that a worker waits for: page keys, look-up here, lease there, NIXL READ into staging memory, end of the lease,
-hand-over to the engine's process. Raw NIXL is the READ alone: prepared descriptors, posted and polled without a pause.
-Both take turns. Pages lie in one piece (`contiguous`) or in runs of 8 pages in random order (`scattered`). `ratio` is
-the median, over the repeats, of fetch rate over the raw rate right after it.
+Two workers in processes of their own, each with a store and its exchange, and with ranks that write nothing: the
+source's store is full of random bytes. A fetch is everything that a round waits for: page keys, look-up here, lease
+there, memory here, NIXL READ, end of the lease, and the records held for the request. Raw NIXL is the READ alone:
+prepared descriptors, posted and polled without a pause. Both take turns on the same agent. The records of a context lie
+in one piece in the source's store (`contiguous`), or in runs of 8 pages between those of another session
+(`scattered`). `ratio` is the median, over the repeats, of fetch rate over the raw rate right after it; `lowest` is the
+smallest. Records hold all heads, so equal and unequal TP move the same blocks; the degrees are there to show it.
 """
 
 from __future__ import annotations
@@ -14,16 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import mmap
 import multiprocessing
 import os
-import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from ctypes import addressof, c_char
+from multiprocessing.connection import Connection
 from typing import Any
 from uuid import uuid4
 
@@ -31,171 +31,205 @@ import numpy as np
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
-from workers.kv.layout import Descriptor, PoolLayout, decode_descriptor, runs
-from workers.kv.nixl_exchange import NixlExchange
-from workers.kv.pinkeeper import Offload, PinKeeper
-from workers.kv.staging_area import PageReader
-
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
-from workers.kv.nixl_transport import NixlReader
+from workers.kv.descriptor import decode_descriptor
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section
+from workers.kv.nixl_transport import NixlTransport, Remote, _blocks
+from workers.kv.offer_queue import Offered
+from workers.kv.rank_link import RankLink
+from workers.kv.store.memory import StoreMemory
+from workers.kv.store_exchange import StoreExchange
 
 PAGE = 16
-BYTES_A_VALUE = 2
+BYTES_PER_VALUE = 2
 RUN_PAGES = 8
+RAW_BLOCK_BYTES = 1 << 20
 ORDERS = ("contiguous", "scattered")
+DEGREES = ((1, 1), (2, 4))
+"""TP of the source and of the reader."""
+TIMEOUT_S = 60.0
 
 
-def layout_of(arguments: argparse.Namespace, address: int) -> PoolLayout:
-    """A pool with room for the pages of both orders."""
-    width = PAGE * arguments.kv_heads * arguments.head_dim * BYTES_A_VALUE
-    buffers = 2 * arguments.layers
-    pages = 2 * arguments.pages + RUN_PAGES
-    addresses = tuple(address + at * pages * width for at in range(buffers))
-    return PoolLayout("benchmark", PAGE, pages, (width,) * buffers, addresses)
-
-
-def positions(order: str, pages: int) -> list[int]:
-    """Where the pages of a context lie in the pool."""
-    if order == "contiguous":
-        return list(range(pages))
-    blocks = [list(range(at, min(at + RUN_PAGES, 2 * pages))) for at in range(pages, 2 * pages, RUN_PAGES)]
-    random.Random(0).shuffle(blocks)
-    return [page for block in blocks for page in block]
+def geometry_of(arguments: argparse.Namespace) -> KvGeometry:
+    """Plain attention: one record per page."""
+    head_bytes = 2 * PAGE * arguments.head_dim * BYTES_PER_VALUE
+    section = Section("kv", arguments.kv_heads, arguments.layers, head_bytes)
+    return KvGeometry("benchmark", PAGE, (PoolGeometry("kv", (section,)),))
 
 
 def context(order: str, pages: int) -> list[int]:
     """Tokens of a context; the last one is never read."""
-    first = ORDERS.index(order)
+    first = (*ORDERS, "other").index(order)
     return [first, *(token % 1000 for token in range(1, pages * PAGE + 1))]
 
 
-def run_pool(arguments: argparse.Namespace, address: str, orders: Sequence[str], stop: Any) -> None:
-    """An engine's process, without the engine: a pool of random bytes and its keeper."""
-    size = layout_of(arguments, 0).bytes_per_page * layout_of(arguments, 0).pages
-    memory = mmap.mmap(-1, size)
-    values = np.frombuffer(memory, dtype=np.uint64)
-    values[:] = np.arange(len(values), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    base = addressof(c_char.from_buffer(memory))
-    layout = layout_of(arguments, base)
-    keeper = PinKeeper(layout, [(base, size)], address, layout.pages * PAGE, arguments.pages + RUN_PAGES, lambda: None)
-    for number, order in enumerate(orders):
-        keys = page_keys(context(order, arguments.pages), PAGE)
-        where = positions(order, arguments.pages)
-        keeper.offload(Offload(number, order, keys, lambda where=where: where))  # type: ignore[misc]
-    stop.wait()
-    os._exit(0)
+class NoWriter:
+    """A rank's copies, without a device."""
+
+    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        """Leave in the store what lies there."""
 
 
-class Peer:
-    """`KvPeers` with one peer."""
+class RawTransport(NixlTransport):
+    """The real transport, which can also read alone."""
 
-    def __init__(self, exchange: NixlExchange) -> None:
-        self._exchange = exchange
-
-    async def call(self, _worker_id: str, request: KvRequest, _timeout_s: float) -> KvReply:
-        return await self._exchange.serve(request)
-
-
-class RawReader(NixlReader):
-    """NIXL alone, on the reader's own agent and memory."""
-
-    def raw(self, descriptor: Descriptor, sources: list[int], targets: list[int]) -> float:
-        """Seconds of one READ."""
+    def raw(self, remote: Remote, size_bytes: int) -> float:
+        """Seconds of one READ of the first bytes of both stores, in large blocks."""
         done: Future[float] = Future()
-        self._jobs.put(lambda: done.set_result(self._raw(descriptor, sources, targets)))
+        self._jobs.put(lambda: done.set_result(self._raw(remote, size_bytes)))
         return done.result()
 
-    def _raw(self, descriptor: Descriptor, sources: list[int], targets: list[int]) -> float:
-        agent = self._agent
-        first, into, lengths = runs(sources, targets)
-        theirs = agent.get_xfer_descs(descriptor.layout.blocks(first, lengths), "DRAM")
-        ours = agent.get_xfer_descs(self._staging.blocks(into, lengths), "DRAM")
-        handle = agent.initialize_xfer("READ", ours, theirs, self._remote("peer", descriptor))
+    def _raw(self, remote: Remote, size_bytes: int) -> float:
+        blocks = [(at, min(RAW_BLOCK_BYTES, size_bytes - at)) for at in range(0, size_bytes, RAW_BLOCK_BYTES)]
+        theirs = self._agent.get_xfer_descs(_blocks(remote.address, blocks), "DRAM")
+        ours = self._agent.get_xfer_descs(_blocks(self._address, blocks), "DRAM")
+        handle = self._agent.initialize_xfer("READ", ours, theirs, self._remote_agent(remote))
         started_s = time.perf_counter()
-        state = agent.transfer(handle)
+        state = self._agent.transfer(handle)
         while state == "PROC":
-            state = agent.check_xfer_state(handle)
+            state = self._agent.check_xfer_state(handle)
         seconds = time.perf_counter() - started_s
         assert state == "DONE", state
         handle.release()
         return seconds
 
 
-async def measure(arguments: argparse.Namespace, exchanges: list[NixlExchange], readers: list[RawReader]) -> list[Any]:
-    """One result for each order of the pages."""
-    source, reader = exchanges
-    reader.connect(Peer(source), lambda _session, _tokens: None)
+class Worker:
+    """A store, its exchange, and ranks without an engine."""
+
+    def __init__(self, geometry: KvGeometry, pages: int, tp: int) -> None:
+        self.transports: list[RawTransport] = []
+        record_bytes = geometry.pools[0].record_bytes
+        # The allocator hands out whole chunks.
+        self.exchange = StoreExchange(StoreMemory.create((pages + 2 * RUN_PAGES) * record_bytes), tp, self._transport)
+        addresses = self.exchange.store.addresses
+        form = geometry.to_json()
+        self.ranks = [RankLink(address, rank, form, NoWriter()) for rank, address in enumerate(addresses)]
+
+    def _transport(self, address: int, size_bytes: int) -> RawTransport:
+        self.transports.append(RawTransport(address, size_bytes))
+        return self.transports[-1]
+
+    def offer(self, session: str, keys: Sequence[bytes]) -> None:
+        """As an engine that has computed these pages."""
+        names = {"kv": [key.hex() for key in keys]}
+        slots = {"kv": list(range(len(keys)))}
+        for rank in self.ranks:
+            rank.offer(Offered(session, names, lambda: slots))
+
+    async def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        await self.exchange.close()
+
+
+async def serve(arguments: argparse.Namespace, tp: int, requests: Connection) -> None:
+    """The source: fill the store, then answer the reader until it sends None."""
+    worker = Worker(geometry_of(arguments), 3 * arguments.pages, tp)
+    await worker.exchange.open(TIMEOUT_S)
+    values = np.frombuffer(worker.exchange.store.memory.map, dtype=np.uint64)
+    values[:] = np.arange(len(values), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    del values
+    keys = {name: page_keys(context(name, arguments.pages), PAGE) for name in (*ORDERS, "other")}
+    for session, held in keys.items():
+        await worker.exchange.store.begin_request(session, session, held)
+    worker.offer("contiguous", keys["contiguous"])
+    for at in range(0, arguments.pages, RUN_PAGES):
+        for session in ("scattered", "other"):
+            worker.offer(session, keys[session][at : at + RUN_PAGES])
+    await worker.exchange.store.settle(TIMEOUT_S)
+    requests.send("ready")
+    while (request := await asyncio.to_thread(requests.recv)) is not None:
+        requests.send(await worker.exchange.serve(request))
+    await worker.close()
+
+
+def run_source(arguments: argparse.Namespace, tp: int, requests: Connection) -> None:
+    """The source's process."""
+    asyncio.run(serve(arguments, tp, requests))
+    os._exit(0)
+
+
+class Peer:
+    """`KvPeers` with one peer, in another process."""
+
+    def __init__(self, requests: Connection) -> None:
+        self._requests = requests
+        self._lock = asyncio.Lock()
+
+    async def call(self, _worker_id: str, request: KvRequest, _timeout_s: float) -> KvReply:
+        async with self._lock:
+            self._requests.send(request)
+            reply: KvReply = await asyncio.to_thread(self._requests.recv)
+            return reply
+
+
+async def measure(arguments: argparse.Namespace, worker: Worker, peer: Peer, degrees: str) -> list[dict[str, Any]]:
+    """One result per order of the records."""
+    exchange = worker.exchange
+    await exchange.open(TIMEOUT_S)
+    exchange.connect(peer, lambda _session, _tokens: None)
+    size = arguments.pages * geometry_of(arguments).pools[0].record_bytes
     results = []
     for order in ORDERS:
         tokens = context(order, arguments.pages)
-        keys = page_keys(tokens, PAGE)
-        lease = await source.serve(KvRequest(op="lease", keys=keys, ttl_s=600.0))
+        request = KvRequest(op="lease", keys=page_keys(tokens, PAGE), ttl_s=600.0)
+        lease = await peer.call("source", request, TIMEOUT_S)
         assert lease["matched"] == arguments.pages
         descriptor = decode_descriptor(lease["descriptor"])
-        targets = list(range(arguments.pages))
-        size = arguments.pages * source.layout.bytes_per_page
+        remote = Remote("source", descriptor.agent, descriptor.address)
         fetch_s, raw_s = [], []
         for repeat in range(arguments.repeats + 1):
             rid = uuid4().hex
-            fetched = await reader.fetch(rid, order, tokens, "peer", 60.0)
-            assert fetched.error is None, fetched.error
-            assert fetched.bytes == size
-            await reader.discard(rid)
-            raw = await asyncio.to_thread(readers[-1].raw, descriptor, lease["pages"], targets)
-            if repeat:
+            fetched = await exchange.fetch(rid, rid, tokens, "source", TIMEOUT_S)
+            assert (fetched.error, fetched.bytes, fetched.tokens) == (None, size, arguments.pages * PAGE), fetched
+            await exchange.discard(rid)
+            await exchange.release_session(rid)
+            exchange.store.directory.clear()
+            raw = await asyncio.to_thread(worker.transports[0].raw, remote, size)
+            if repeat:  # the first one touches the memory and connects
                 fetch_s.append(fetched.seconds)
                 raw_s.append(raw)
-        rate, limit = size / statistics.median(fetch_s) / 1e9, size / statistics.median(raw_s) / 1e9
-        results.append(
-            {
-                "order": order,
-                "pages": arguments.pages,
-                "bytes": size,
-                "fetch_s": round(statistics.median(fetch_s), 5),
-                "raw_s": round(statistics.median(raw_s), 5),
-                "fetch_gb_per_s": round(rate, 3),
-                "raw_nixl_gb_per_s": round(limit, 3),
-                "ratio": round(statistics.median(raw / fetch for raw, fetch in zip(raw_s, fetch_s, strict=True)), 3),
-            }
-        )
+        ratios = [raw / fetch for raw, fetch in zip(raw_s, fetch_s, strict=True)]
+        result = {
+            "tp": degrees,
+            "order": order,
+            "pages": arguments.pages,
+            "bytes": size,
+            "fetch_gb_per_s": round(size / statistics.median(fetch_s) / 1e9, 3),
+            "raw_nixl_gb_per_s": round(size / statistics.median(raw_s) / 1e9, 3),
+            "ratio": round(statistics.median(ratios), 3),
+            "lowest": round(min(ratios), 3),
+        }
+        results.append(result)
     return results
 
 
-async def run(arguments: argparse.Namespace) -> list[Any]:
-    """Start both pools, measure, end them."""
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    readers: list[RawReader] = []
-
-    def make_reader(staging: PoolLayout) -> PageReader:
-        readers.append(RawReader(staging))
-        return readers[-1]
-
-    make: Callable[[], NixlExchange] = lambda: NixlExchange(make_reader)  # noqa: E731
-    exchanges = [make(), make()]
-    processes = [
-        context.Process(target=run_pool, args=(arguments, exchange.address, orders, stop), daemon=True)
-        for exchange, orders in zip(exchanges, (ORDERS, ()), strict=True)
-    ]
-    try:
-        for process, exchange in zip(processes, exchanges, strict=True):
-            process.start()
-            await exchange.open(60.0)
-        return await measure(arguments, exchanges, readers)
-    finally:
-        stop.set()
-        for exchange in exchanges:
-            await exchange.close()
-        for process in processes:
+async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start both workers per pair of degrees, measure, end them."""
+    spawn = multiprocessing.get_context("spawn")
+    results = []
+    for source_tp, reader_tp in DEGREES:
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=run_source, args=(arguments, source_tp, theirs), daemon=True)
+        process.start()
+        worker = Worker(geometry_of(arguments), arguments.pages, reader_tp)
+        try:
+            assert await asyncio.to_thread(ours.recv) == "ready"
+            results += await measure(arguments, worker, Peer(ours), f"{source_tp} -> {reader_tp}")
+            ours.send(None)
+        finally:
+            await worker.close()
             process.join(10.0)
             process.kill()
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--pages", type=int, default=375, help="pages of 16 tokens in one read")
+    parser.add_argument("--pages", type=int, default=200, help="pages of 16 tokens in one read")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
@@ -205,10 +239,14 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"results": results}))
         return
-    print(f"{'pages':>12} {'bytes':>12} {'fetch GB/s':>11} {'raw GB/s':>9} {'ratio':>6}", file=sys.stdout)
+    print(
+        f"{'TP':>8} {'records':>12} {'bytes':>12} {'fetch GB/s':>11} {'raw GB/s':>9} {'ratio':>6} {'lowest':>6}",
+        file=sys.stdout,
+    )
     for result in results:
-        rates = f"{result['fetch_gb_per_s']:11.2f} {result['raw_nixl_gb_per_s']:9.2f} {result['ratio']:6.2f}"
-        print(f"{result['order']:>12} {result['bytes']:12} {rates}")
+        rates = f"{result['fetch_gb_per_s']:11.2f} {result['raw_nixl_gb_per_s']:9.2f}"
+        ratios = f"{result['ratio']:6.2f} {result['lowest']:6.2f}"
+        print(f"{result['tp']:>8} {result['order']:>12} {result['bytes']:12} {rates} {ratios}")
 
 
 if __name__ == "__main__":
