@@ -9,11 +9,14 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
+from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.perf.presets import analytic_model
 from ampd.settings import Settings
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import ReplicaGroup, parse_groups
+
+_GIB = 1 << 30
 
 
 class PerfSource(StrEnum):
@@ -39,6 +42,12 @@ class CaseSettings(Settings):
     )
     kv_capacity_tokens: int | None = Field(
         None, ge=1, description="KV memory of every replica in tokens; default: the performance model's."
+    )
+    kv_store_gib_per_gpu: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Host memory of the KV stores in GiB per GPU; 0: no stores, and idle sessions stay in KV memory.",
     )
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
     ttft: float = Field(2.0, gt=0, allow_inf_nan=False, description="TTFT target in seconds.")
@@ -72,6 +81,23 @@ class CaseSettings(Settings):
         """KV memory of a replica in tokens; 0: unlimited, because it is unknown."""
         return self.kv_capacity_tokens or model.kv_capacity_tokens(parallelism) or 0
 
+    def kv_store_of(self, model: PiecewiseModel, parallelism: Parallelism) -> int:
+        """Host memory of a replica's KV store in tokens; 0: it has none.
+
+        Raises:
+            UserError: the performance model does not know the size of a token's KV.
+        """
+        if not self.kv_store_gib_per_gpu:
+            return 0
+        token_bytes = model.profile.kv_bytes_per_token
+        if token_bytes is None:
+            raise UserError(f"--kv-store-gib-per-gpu: {model.name} has no kv_bytes_per_token; add it to the file")
+        tokens = int(self.kv_store_gib_per_gpu * parallelism.tp * _GIB) // token_bytes
+        if tokens < PAGE_TOKENS:
+            given = f"{self.kv_store_gib_per_gpu:g} GiB"
+            raise UserError(f"--kv-store-gib-per-gpu: {given} hold no page of {PAGE_TOKENS} tokens; give more")
+        return tokens
+
     def group(self, text: str, flag: str, model: PiecewiseModel) -> tuple[ReplicaGroup, ...]:
         """The replicas that a flag names, with their KV memory.
 
@@ -80,7 +106,10 @@ class CaseSettings(Settings):
         """
         groups = parse_groups(text, flag)
         model.require([theta for _, theta in groups], ())
-        return tuple(ReplicaGroup(count, theta, self.kv_capacity_of(model, theta)) for count, theta in groups)
+        return tuple(
+            ReplicaGroup(count, theta, self.kv_capacity_of(model, theta), self.kv_store_of(model, theta))
+            for count, theta in groups
+        )
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:

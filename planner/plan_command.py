@@ -15,6 +15,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.reports.figures import format_share
 from ampd.settings import parse_settings
+from ampd.types import Parallelism
 from planner.case_settings import provenance_of
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
@@ -79,6 +80,7 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
         settings.ordering,
         settings.slicing,
         SimulationOptions(seed=settings.seed),
+        {degree: tokens for degree in fitting if (tokens := settings.kv_store_of(model, Parallelism(degree)))},
     )
     known = {theta.tp for theta in model.parallelisms}
     left_out = {}
@@ -145,11 +147,16 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
 
 
 def _too_small(case: PlanCase, plan: Plan) -> str:
-    best = max(plan.capacities.kv_tokens[degree] / degree for degree in plan.capacities.degrees)
-    return (
-        f"--gpus: {case.gpus} cannot hold the KV of the sessions at {case.rate:g}/s: "
-        f"{plan.demand.resident_kv_tokens:.0f} tokens are resident, a GPU of a decode replica holds at most {best:.0f}"
-    )
+    needs = plan.capacities.memory_needs(plan.demand)
+    kinds = ["resident, a GPU of a decode replica holds"]
+    if len(needs) > 1:
+        kinds = ["running, a GPU of a decode replica holds", "resident, the KV store of a GPU holds"]
+    best = [max(tokens[degree] / degree for degree in tokens) for tokens, _ in needs]
+    facts = [
+        f"{need:.0f} tokens are {kind} at most {most:.0f}"
+        for (_, need), kind, most in zip(needs, kinds, best, strict=True)
+    ]
+    return f"--gpus: {case.gpus} cannot hold the KV of the sessions at {case.rate:g}/s: {'; '.join(facts)}"
 
 
 def _result(
@@ -169,6 +176,7 @@ def _result(
         "trace": settings.trace,
         "seed": settings.seed,
         "resident_kv_tokens": plan.demand.resident_kv_tokens,
+        **_store_figures(plan),
         "performance_model": provenance_of(model),
         "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
         "manifest_warnings": [],
@@ -176,13 +184,23 @@ def _result(
     }
 
 
+def _store_figures(plan: Plan) -> dict[str, Any]:
+    """The running KV, and the host memory of a replica by degree, where replicas have KV stores."""
+    stores = plan.capacities.store_tokens
+    if not stores:
+        return {}
+    tokens = {str(degree): tokens for degree, tokens in stores.items()}
+    return {"running_kv_tokens": plan.demand.running_kv_tokens, "kv_store_tokens": tokens}
+
+
 def _layout(checked: Checked, plan: Plan, gpus: int) -> dict[str, Any]:
+    slack = slack_of(checked.choice, plan.capacities, plan.demand, gpus)
     return {
         **checked.choice.layout.as_dict(),
         "objective": plan.capacities.levels[checked.choice.level],
         "headroom": checked.choice.headroom,
         "meets_slo": meets(checked.choice, plan.capacities),
-        "slack": asdict(slack_of(checked.choice, plan.capacities, plan.demand, gpus)),
+        "slack": {name: value for name, value in asdict(slack).items() if value is not None},
         "simulated": checked.simulated,
     }
 

@@ -57,7 +57,7 @@ def _row(name: str, layout: dict[str, Any]) -> list[str]:
         f"{layout['headroom']:.2f}",
         f"{slack['prefill']:.2f}x",
         f"{slack['decode']:.2f}x",
-        f"{slack['kv_memory']:.1f}x",
+        " / ".join(f"{slack[name]:.1f}x" for name in ("kv_memory", "host_memory") if name in slack),
         format_share(simulated["attainment"]["rounds"]),
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
         f"{format_ms(simulated['itl_s']['p95'])} ms",

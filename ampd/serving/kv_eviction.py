@@ -7,6 +7,9 @@ from bisect import bisect_right
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 
+TARGET_SHARE = 0.5
+"""The share of the TTFT target that the prefill of a next round may take. The rest is for the wait in queues."""
+
 
 def surplus(
     context_tokens: int,

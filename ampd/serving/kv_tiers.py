@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 
+TIERS = ("device", "store", "peer", "recomputed")
+"""The names of the tiers in metrics and results, the nearest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -46,12 +49,8 @@ class Tiers:
     def of_history(self, history_tokens: int) -> dict[str, int]:
         """The tokens of a history by tier, as metrics name the tiers; `recomputed`: their KV had existed before."""
         left, hits = history_tokens, {}
-        for name, tokens in (
-            ("device", self.device_tokens),
-            ("store", self.store_tokens),
-            ("peer", self.peer_tokens),
-            ("recomputed", self.computed_tokens),
-        ):
+        parts = (self.device_tokens, self.store_tokens, self.peer_tokens, self.computed_tokens)
+        for name, tokens in zip(TIERS, parts, strict=True):
             hits[name] = min(tokens, left)
             left -= hits[name]
         return hits

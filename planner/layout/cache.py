@@ -70,5 +70,6 @@ def key_of(question: Question, sessions_digest: str) -> str:
         question.slo,
         question.options,
         question.kv_capacity_tokens,
+        question.kv_store_tokens,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -8,7 +8,7 @@ level times the target, interpolated linearly between the simulated loads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ class Question:
     slo: Slo
     options: SimulationOptions
     kv_capacity_tokens: int
+    kv_store_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class LoadCurve:
 
 def load_curve(question: Question) -> LoadCurve:
     """Simulate one replica at growing load."""
-    full_rate, lifetime_s = _full_rate(question), mean_lifetime_s(question.sessions, question.model)
+    full_rate, lifetime_s = _full_rate(question), mean_stay(question.sessions, question.model).lifetime_s
     rates, levels = [], []
     worst = 0.0
     for utilisation in _UTILISATIONS:
@@ -105,7 +106,7 @@ def _level(question: Question, rate: float, lifetime_s: float) -> float:
 def _laboratory(question: Question) -> Cluster:
     """One replica of the phase in question, and more than enough replicas of the other phase."""
     best = max(theta.tp for theta in question.model.parallelisms)
-    examined = ReplicaGroup(1, Parallelism(question.degree), question.kv_capacity_tokens)
+    examined = ReplicaGroup(1, Parallelism(question.degree), question.kv_capacity_tokens, question.kv_store_tokens)
     ample = ReplicaGroup(_AMPLE, Parallelism(best), 0)
     prefill, decode = (examined, ample) if question.phase == "prefill" else (ample, examined)
     return Cluster((decode,), (prefill,), question.model.profile.max_context_tokens or 0)
@@ -139,26 +140,41 @@ def _batch_throughput(question: Question, context_tokens: float) -> float:
     return batch / model.decode_step_s(batch, int(batch * context_tokens), theta)
 
 
-def mean_lifetime_s(sessions: Sequence[Session], model: PiecewiseModel) -> float:
-    """Mean time of a session in an idle cluster of the largest degree, tools included."""
-    return sum(_session_times(session, model)[0] for session in sessions) / len(sessions)
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A session in an idle cluster of the largest degree, or the mean of several.
+
+    Attributes:
+        lifetime_s: from its first request to its last token, tools included. running_s: the same without tools.
+        resident_token_s, running_token_s: tokens of KV times seconds, in the two times. Times the session rate, this
+            is the mean KV of all sessions.
+    """
+
+    lifetime_s: float
+    running_s: float
+    resident_token_s: float
+    running_token_s: float
 
 
-def mean_resident_kv_tokens(sessions: Sequence[Session], model: PiecewiseModel) -> float:
-    """Mean KV tokens times seconds of a session. Times the session rate, this is the mean resident KV."""
-    return sum(_session_times(session, model)[1] for session in sessions) / len(sessions)
+def mean_stay(sessions: Sequence[Session], model: PiecewiseModel) -> Stay:
+    """The mean of sessions."""
+    stays = [_stay(session, model) for session in sessions]
+    columns = zip(*(astuple(stay) for stay in stays), strict=True)
+    return Stay(*(sum(column) / len(stays) for column in columns))
 
 
-def _session_times(session: Session, model: PiecewiseModel) -> tuple[float, float]:
-    """(seconds, KV tokens times seconds) of a session in an idle cluster; KV stays until the next round begins."""
+def _stay(session: Session, model: PiecewiseModel) -> Stay:
+    """One session; its KV stays until its next round begins."""
     theta = max(model.parallelisms, key=lambda theta: theta.tp)
-    lifetime_s = token_s = 0.0
+    lifetime_s = running_s = resident_token_s = running_token_s = 0.0
     for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
         context = hist + incr
         seconds = model.prefill_s(hist, incr, theta)
         seconds += item.output_tokens * model.decode_step_s(1, context, theta)
+        running_s += seconds
+        running_token_s += seconds * (context + item.output_tokens)
         if index + 1 < len(session.rounds):
             seconds += session.rounds[index + 1].tool_s
         lifetime_s += seconds
-        token_s += seconds * (context + item.output_tokens)
-    return lifetime_s, token_s
+        resident_token_s += seconds * (context + item.output_tokens)
+    return Stay(lifetime_s, running_s, resident_token_s, running_token_s)

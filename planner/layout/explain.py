@@ -13,10 +13,12 @@ _WORDS = {
     "prefill": "prefill capacity",
     "decode": "decode capacity",
     "kv_memory": "the KV memory of the decode replicas",
+    "host_memory": "the host memory of the decode replicas' KV stores",
     "idle_prefill": "the time of a prefill on an idle replica (only a larger degree or shorter prompts lower it)",
     "idle_decode": "the time of a decode step on an idle replica (only a larger degree lowers it)",
     "grid": "nothing: it is the lowest level that was looked at",
 }
+_MEMORIES = ("kv_memory", "host_memory")
 _TIGHT = 1.05
 """A resource with less than this many times the need limits the layout."""
 
@@ -26,6 +28,8 @@ class Slack:
     """How far a layout is from each limit: its capacity over the demand (1: no reserve).
 
     Attributes:
+        kv_memory, host_memory: with KV stores, KV memory must hold the running rounds, and host memory the resident
+            sessions. Without stores KV memory must hold the sessions, and `host_memory` is None.
         gpus_left: GPUs that the layout does not use.
         binds: the resource that keeps the layout from a lower latency level, as a key of `_WORDS`.
     """
@@ -35,21 +39,30 @@ class Slack:
     kv_memory: float
     gpus_left: int
     binds: str
+    host_memory: float | None = None
 
 
 def slack_of(choice: Choice, capacities: Capacities, demand: Demand, gpus: int) -> Slack:
     """The slack of a layout at the level that it reaches."""
     layout, level = choice.layout, choice.level
-    memory = sum(capacities.kv_tokens[n] * count for n, count in layout.decode)
-    kv_memory = memory / demand.resident_kv_tokens if demand.resident_kv_tokens else float("inf")
+    kv_memory, *host_memory = (
+        sum(tokens[n] * count for n, count in layout.decode) / need if need else float("inf")
+        for tokens, need in capacities.memory_needs(demand)
+    )
     prefill, decode = _carried(layout, capacities, level)
     return Slack(
         prefill / demand.rate,
         decode / demand.rate,
         kv_memory,
         gpus - layout.gpus,
-        "kv_memory" if kv_memory < _TIGHT else _binding(choice, capacities, demand),
+        _tight_memory(kv_memory, *host_memory) or _binding(choice, capacities, demand),
+        *host_memory,
     )
+
+
+def _tight_memory(*reserves: float) -> str | None:
+    """The first kind of memory that limits the layout."""
+    return next((name for name, reserve in zip(_MEMORIES, reserves, strict=False) if reserve < _TIGHT), None)
 
 
 def _carried(layout: Layout, capacities: Capacities, level: int) -> tuple[float, float]:
@@ -91,9 +104,12 @@ def sentences(plan: Plan, gpus: int, left_out: Mapping[int, str]) -> list[str]:
     )
     if level > 1 or best.headroom < 1:
         lines.append(_miss(plan, level, best.headroom))
+    memory = f"{slack.kv_memory:.1f} times the KV memory"
+    if slack.host_memory is not None:
+        memory += f" and {slack.host_memory:.1f} times the host memory"
     lines.append(
         f"What binds is {_WORDS[slack.binds]}. At its level the layout has {slack.prefill:.2f} times the prefill and "
-        f"{slack.decode:.2f} times the decode capacity that is needed, and {slack.kv_memory:.1f} times the KV memory; "
+        f"{slack.decode:.2f} times the decode capacity that is needed, and {memory}; "
         f"{slack.gpus_left} of {gpus} GPUs are not used."
     )
     if refused := plan.layouts[0].simulated["errors"]:

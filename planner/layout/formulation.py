@@ -9,6 +9,7 @@ module solves, for x(n), y(n) replicas of degree n for prefill and decode:
     1. the lowest L of a grid with     sum x(n) c_pre(n, L) >= rate,  sum y(n) c_dec(n, L) >= rate
     2. at that L the largest head-room h:  sum x(n) c_pre(n, L) >= h rate,  sum y(n) c_dec(n, L) >= h rate
     always   sum n (x(n) + y(n)) <= GPUs,  sum y(n) kv(n) >= resident KV,  sum x(n) >= 1,  sum y(n) >= 1
+             with a KV store in host memory:  sum y(n) kv(n) >= running KV,  sum y(n) store(n) >= resident KV
     then     of equal layouts the one with the fewest GPUs
 
 The steps are separate solves, because one weighted objective would trade them against each other by rounding. If no
@@ -19,7 +20,7 @@ solution is excluded, and the programme is solved again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyscipopt import Model, quicksum
@@ -36,10 +37,12 @@ class Demand:
     Attributes:
         rate: sessions per second.
         resident_kv_tokens: KV of all sessions that are in the cluster at the same time.
+        running_kv_tokens: the part of it whose rounds run.
     """
 
     rate: float
     resident_kv_tokens: float = 0.0
+    running_kv_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,24 @@ class Capacities:
         levels: ascending.
         prefill, decode: degree -> sessions per second at each level, not falling from level to level.
         kv_tokens: degree -> KV memory of a replica.
+        store_tokens: degree -> host memory of a replica's KV store; empty: replicas have no stores.
     """
 
     levels: tuple[float, ...]
     prefill: Mapping[int, Sequence[float]]
     decode: Mapping[int, Sequence[float]]
     kv_tokens: Mapping[int, float]
+    store_tokens: Mapping[int, float] = field(default_factory=dict)
+
+    def memory_needs(self, demand: Demand) -> list[tuple[Mapping[int, float], float]]:
+        """(tokens of a replica by degree, tokens that the decode replicas need together), for each kind of memory.
+
+        With a store, KV memory holds the running rounds and host memory the resident sessions. Without one, KV memory
+        holds them all.
+        """
+        if not self.store_tokens:
+            return [(self.kv_tokens, demand.resident_kv_tokens)]
+        return [(self.kv_tokens, demand.running_kv_tokens), (self.store_tokens, demand.resident_kv_tokens)]
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -152,7 +167,7 @@ class _Programme:
         model = Model()
         model.hideOutput()
         model.setParam("parallel/maxnthreads", 1)
-        kv, degrees = self._capacities.kv_tokens, self._capacities.degrees
+        degrees = self._capacities.degrees
         x, y = (
             {n: model.addVar(vtype="I", lb=0, ub=self._gpus // n, name=f"{phase}{n}") for n in degrees}
             for phase in ("prefill", "decode")
@@ -161,9 +176,9 @@ class _Programme:
         model.addCons(quicksum(x.values()) >= 1)
         model.addCons(quicksum(y.values()) >= 1)
         # In units of the demand, because SCIP's tolerances are absolute.
-        need = self._demand.resident_kv_tokens
-        if need:
-            model.addCons(quicksum(kv[n] / need * y[n] for n in degrees) >= 1)
+        for tokens, need in self._capacities.memory_needs(self._demand):
+            if need:
+                model.addCons(quicksum(tokens[n] / need * y[n] for n in degrees) >= 1)
         for layout in self._excluded:
             self._exclude(model, x, y, layout)
         return model, x, y

@@ -24,11 +24,14 @@ class Layout:
     def gpus(self) -> int:
         return sum(degree * replicas for degree, replicas in (*self.prefill, *self.decode))
 
-    def cluster(self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int) -> Cluster:
+    def cluster(
+        self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int, kv_store_tokens: Mapping[int, int]
+    ) -> Cluster:
 
         def groups(replicas: Replicas) -> tuple[ReplicaGroup, ...]:
             return tuple(
-                ReplicaGroup(count, Parallelism(degree), kv_capacity_tokens[degree]) for degree, count in replicas
+                ReplicaGroup(count, Parallelism(degree), kv_capacity_tokens[degree], kv_store_tokens.get(degree, 0))
+                for degree, count in replicas
             )
 
         return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens)

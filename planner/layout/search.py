@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -18,8 +18,7 @@ from planner.layout.capacity import (
     LoadCurve,
     Question,
     load_curve,
-    mean_lifetime_s,
-    mean_resident_kv_tokens,
+    mean_stay,
 )
 from planner.layout.formulation import Capacities, Choice, Demand, best_layouts
 from planner.layout.layout import Layout
@@ -43,7 +42,12 @@ _SPREAD = 1.645
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """What to plan for."""
+    """What to plan for.
+
+    Attributes:
+        kv_capacity_tokens: KV memory of a replica by degree; 0: unlimited.
+        kv_store_tokens: host memory of a replica's KV store by degree; empty: no stores.
+    """
 
     sessions: tuple[Session, ...]
     rate: float
@@ -55,6 +59,7 @@ class PlanCase:
     ordering: str
     slicing: str
     options: SimulationOptions
+    kv_store_tokens: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,18 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
     sessions = _even_choice(case.sessions, _CURVE_SESSIONS)
     digest = digest_sessions(sessions)
     questions = [
-        Question(phase, degree, sessions, case.model, case.ordering, case.slicing, case.slo, case.options, capacity)
+        Question(
+            phase,
+            degree,
+            sessions,
+            case.model,
+            case.ordering,
+            case.slicing,
+            case.slo,
+            case.options,
+            capacity,
+            case.kv_store_tokens.get(degree, 0),
+        )
         for degree, capacity in case.kv_capacity_tokens.items()
         for phase in ("prefill", "decode")
     ]
@@ -120,14 +136,22 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
     for key, question in zip(keys, questions, strict=True):
         tables[question.phase][question.degree] = [curves[key].capacity(level) for level in LEVELS]
     memory = {degree: float(capacity or 1 << 40) for degree, capacity in case.kv_capacity_tokens.items()}
-    return Capacities(LEVELS, tables["prefill"], tables["decode"], memory)
+    return Capacities(LEVELS, tables["prefill"], tables["decode"], memory, case.kv_store_tokens)
 
 
 def demand_of(case: PlanCase) -> Demand:
-    """The rate, and the 95th percentile of the resident KV for sessions of mean size."""
-    mean_sessions = case.rate * mean_lifetime_s(case.sessions, case.model)
-    mean_tokens = case.rate * mean_resident_kv_tokens(case.sessions, case.model)
-    return Demand(case.rate, mean_tokens * (1 + _SPREAD / sqrt(mean_sessions)))
+    """The rate, and the 95th percentiles of the resident and of the running KV for sessions of mean size."""
+    stay = mean_stay(case.sessions, case.model)
+    return Demand(
+        case.rate,
+        _kv_tokens(case.rate, stay.lifetime_s, stay.resident_token_s),
+        _kv_tokens(case.rate, stay.running_s, stay.running_token_s),
+    )
+
+
+def _kv_tokens(rate: float, seconds: float, token_s: float) -> float:
+    """The 95th percentile of the KV of sessions that need it for a mean time."""
+    return rate * token_s * (1 + _SPREAD / sqrt(rate * seconds))
 
 
 def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
@@ -141,7 +165,7 @@ def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
         create_named("ordering", case.ordering),
         create_named("slicing", case.slicing),
     )
-    cluster = layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0)
+    cluster = layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens)
     run = simulate(sessions, cluster, case.model, policies, case.slo, case.options)
     return run.result(case.slo, case.model.profile.kv_bytes_per_token)
 

@@ -19,11 +19,13 @@ class ReplicaGroup:
 
     Attributes:
         kv_capacity_tokens: KV memory of one replica; 0: unlimited.
+        kv_store_tokens: host memory of one replica for sessions between rounds; 0: no store, they stay in KV memory.
     """
 
     replicas: int
     parallelism: Parallelism
     kv_capacity_tokens: int = 0
+    kv_store_tokens: int = 0
 
     @property
     def gpus(self) -> int:
@@ -64,10 +66,13 @@ class Cluster:
 
 def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:
     """Equal replicas joined into one group, the smallest degree first."""
-    replicas = Counter[tuple[int, int]]()
+    replicas = Counter[tuple[int, int, int]]()
     for group in groups:
-        replicas[group.parallelism.tp, group.kv_capacity_tokens] += group.replicas
-    return tuple(ReplicaGroup(count, Parallelism(tp), capacity) for (tp, capacity), count in sorted(replicas.items()))
+        replicas[group.parallelism.tp, group.kv_capacity_tokens, group.kv_store_tokens] += group.replicas
+    return tuple(
+        ReplicaGroup(count, Parallelism(tp), capacity, store)
+        for (tp, capacity, store), count in sorted(replicas.items())
+    )
 
 
 def parse_groups(text: str, flag: str) -> tuple[tuple[int, Parallelism], ...]:

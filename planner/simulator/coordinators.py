@@ -107,7 +107,7 @@ class Coordinators:
 
     def _route(self, round_: ActiveRound, coordinator: int) -> None:
         record, decode = round_.record, round_.decode
-        held_tokens = decode.memory.held.get(record.session_id, 0)
+        held_tokens = decode.resident.held.get(record.session_id, 0)
         task = self._task(round_.session, round_.prompt_tokens, min(record.hist_tokens, held_tokens))
         record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
         prefill = self._views.prefill(coordinator)

@@ -46,7 +46,7 @@ class Decodes:
         round_, first_token_s = handed
         source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
         target.memory.keep(session_id)
-        context_tokens = source.memory.held.get(session_id, 0)
+        context_tokens = source.resident.held.get(session_id, 0)
         tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, context_tokens)
 
         def arrived() -> None:
@@ -63,7 +63,7 @@ class Decodes:
             self._take_over(round_)
             memory.unkeep(session_id)
             return
-        held_tokens = memory.held.get(session_id, 0)
+        held_tokens = memory.held_tokens(session_id)
         request = SimulatedRequest(
             session_id,
             round_.prompt_tokens + 1,
@@ -74,6 +74,7 @@ class Decodes:
             round_.usable_staged_tokens(held_tokens),
             first_token_s,
         )
+        request.history_tokens = round_.prompt_tokens // memory.page_tokens * memory.page_tokens
         worker.engine.submit(request)
         memory.unkeep(session_id)
         worker.changed()

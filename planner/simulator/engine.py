@@ -17,6 +17,7 @@ from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
 from planner.simulator.outcome import GapRun
 from planner.simulator.prefilling import Part, Prefilling
+from planner.simulator.reloads import Reloads
 from planner.simulator.request import SimulatedRequest
 from planner.simulator.steps import EngineTimes, StepRun
 
@@ -34,6 +35,7 @@ class SimulatedEngine:
         options: `chunk_tokens`, `hand_over_pass` and `window_s` concern the engine.
         gaps: takes all gaps between tokens.
         spans: records what is computed when; None: it is not recorded.
+        reloads: of a worker with a KV store.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SimulatedEngine:
         options: SimulationOptions,
         gaps: list[GapRun],
         spans: ComputeSpans | None = None,
+        reloads: Reloads | None = None,
     ) -> None:
         self._times = times
         self._memory = memory
@@ -52,6 +55,7 @@ class SimulatedEngine:
         self._is_chunked = options.chunk_tokens > 0
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
+        self._reloads = reloads
         self.batch = DecodeBatch(options.window_s, gaps)
         self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(options.chunk_tokens)
@@ -114,12 +118,14 @@ class SimulatedEngine:
                 return
             waiting.popleft()
             memory.unkeep(session_id)
-            held = memory.held.get(session_id, 0)
+            held = memory.held_tokens(session_id)
             if held < request.cached_tokens:
                 # Evicted while it waited: the KV that was read to go behind it is of no use either.
                 request.cached_tokens, request.staged_tokens = held, 0
+            if self._reloads is not None:
+                self._reloads.admit(request)
             was_handed_over = request.is_handed_over and request.missing_tokens <= memory.page_tokens + 1
-            if was_handed_over and not self._hand_over_pass:
+            if was_handed_over and not self._hand_over_pass and not request.reload_s:
                 self.batch.join(request, 0)
             else:
                 self._prefilling.add(request)
@@ -129,7 +135,12 @@ class SimulatedEngine:
         parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
-        self._loop.at(now_s + self._times.prefill_pass_s(parts), self._end_prefill_pass, (now_s, parts))
+        seconds = self._with_reloads_s(self._times.prefill_pass_s(parts), parts)
+        self._loop.at(now_s + seconds, self._end_prefill_pass, (now_s, parts))
+
+    def _with_reloads_s(self, computed_s: float, parts: Sequence[Part]) -> float:
+        """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
+        return max(computed_s, self._prefilling.take_reload_s(parts))
 
     def _end_prefill_pass(self, passed: tuple[float, list[Part]]) -> None:
         self._note_prefills(*passed)
@@ -178,7 +189,8 @@ class SimulatedEngine:
         parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
-        seconds = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
+        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
+        seconds = self._with_reloads_s(computed_s, parts)
         self._loop.at(now_s + seconds, self._end_mixed_pass, (now_s, parts))
 
     def _end_mixed_pass(self, passed: tuple[float, list[Part]]) -> None:

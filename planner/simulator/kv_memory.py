@@ -44,6 +44,10 @@ class KvMemory:
         self._keepers: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
 
+    def held_tokens(self, session_id: str) -> int:
+        """Tokens of a session's context with KV at this worker."""
+        return self.held.get(session_id, 0)
+
     def is_running(self, session_id: str) -> bool:
         """Whether a round of the session has a reservation."""
         return session_id in self._reserved

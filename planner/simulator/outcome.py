@@ -88,6 +88,7 @@ class SimulationRun:
         worker_roles: worker id -> `prefill` or `decode`, as at the start, in the order of the cluster.
         lost_sessions: number of times that a session's KV was evicted between its rounds.
         role_flips: number of times that a worker changed its role or its lane.
+        kv_store: figures of workers with a KV store, as in a result; None: there is no store.
         events: number of handled events, as a measure of the work.
         duration_s: virtual time from 0 to the last token.
     """
@@ -100,6 +101,7 @@ class SimulationRun:
     lost_sessions: int = 0
     role_flips: int = 0
     events: int = 0
+    kv_store: Mapping[str, Any] | None = None
     timeline: list[Span] = field(default_factory=list)
 
     def attainment(self, slo: Slo) -> Attainment:
@@ -122,7 +124,8 @@ class SimulationRun:
             kv_bytes=kv_bytes,
         )
         counts = {"lost_sessions": self.lost_sessions, "role_flips": self.role_flips}
-        return result | {"kv_tokens": moved} | counts
+        store = {} if self.kv_store is None else {"kv_store": self.kv_store}
+        return result | {"kv_tokens": moved} | counts | store
 
 
 def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:

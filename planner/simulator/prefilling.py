@@ -48,6 +48,14 @@ class Prefilling:
                 break
         return parts
 
+    def take_reload_s(self, parts: Sequence[Part]) -> float:
+        """Time of the reloads of a pass that begins with these parts. A prefill's KV is reloaded in its first pass."""
+        seconds = 0.0
+        for request, _ in zip(self._requests, parts, strict=False):
+            seconds += request.reload_s
+            request.reload_s = 0.0
+        return seconds
+
     def pop_done(self, parts: Sequence[Part]) -> list[SimulatedRequest]:
         """Count a finished pass, and remove the prefills that are complete with it."""
         done: list[SimulatedRequest] = []

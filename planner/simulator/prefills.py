@@ -108,14 +108,14 @@ class Prefills:
         """Replace the history that the coordinator knew by what is really here."""
         worker, entry = round_.prefill, round_.entry
         assert entry is not None
-        held_tokens = worker.memory.held.get(entry.task.session_id, 0)
+        held_tokens = worker.memory.held_tokens(entry.task.session_id)
         held_tokens += round_.usable_staged_tokens(held_tokens)
         worker.queue.correct(entry, with_held(entry.task, held_tokens, self._page))
         round_.is_exact = True
 
     def _compute_slice(self, round_: ActiveRound, end_tokens: int) -> None:
         worker, session_id = round_.prefill, round_.record.session_id
-        held_tokens = worker.memory.held.get(session_id, 0)
+        held_tokens = worker.memory.held_tokens(session_id)
 
         def done(_: SimulatedRequest, __: float) -> None:
             assert round_.entry is not None
@@ -123,7 +123,14 @@ class Prefills:
 
         cached_tokens = held_tokens // self._page * self._page
         staged_tokens = round_.usable_staged_tokens(held_tokens)
-        worker.engine.submit(SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, staged_tokens))
+        request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, staged_tokens)
+        request.history_tokens = self._uncounted_history(round_)
+        worker.engine.submit(request)
+
+    def _uncounted_history(self, round_: ActiveRound) -> int:
+        """The history in full pages for the first request of a round; 0 for the later ones, which find it computed."""
+        history_tokens, round_.uncounted_tokens = round_.uncounted_tokens, 0
+        return max(history_tokens - 1, 0) // self._page * self._page
 
     def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
@@ -138,8 +145,8 @@ class Prefills:
     def _request(self, round_: ActiveRound) -> SimulatedRequest:
         record, worker = round_.record, round_.prefill
         is_local = worker is round_.decode
-        held_tokens = worker.memory.held.get(record.session_id, 0)
-        return SimulatedRequest(
+        held_tokens = worker.memory.held_tokens(record.session_id)
+        request = SimulatedRequest(
             record.session_id,
             round_.prompt_tokens,
             min(held_tokens, round_.prompt_tokens - 1) // self._page * self._page,
@@ -148,6 +155,8 @@ class Prefills:
             (lambda _, now_s: self._last_token(round_, now_s)) if is_local else (lambda _, __: self._hand_over(round_)),
             round_.usable_staged_tokens(held_tokens),
         )
+        request.history_tokens = self._uncounted_history(round_)
+        return request
 
     def _first_token(self, round_: ActiveRound, now_s: float) -> None:
         record, worker, entry = round_.record, round_.prefill, round_.entry

@@ -15,6 +15,8 @@ class SimulatedRequest:
         first_token_s: time of the round's first token, here or elsewhere; below 0: there is none yet.
         staged_tokens: KV behind the cached tokens that was read from a peer and waits in staging memory.
         on_first, on_done: called with the request and the time after its first token here, and after its last.
+        history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
+        reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
     """
 
@@ -22,11 +24,13 @@ class SimulatedRequest:
         "cached_tokens",
         "end_step",
         "first_token_s",
+        "history_tokens",
         "is_handed_over",
         "on_done",
         "on_first",
         "output_tokens",
         "prompt_tokens",
+        "reload_s",
         "session_id",
         "staged_tokens",
         "token_s",
@@ -52,6 +56,8 @@ class SimulatedRequest:
         self.on_done = on_done
         self.token_s = self.first_token_s = token_s
         self.is_handed_over = token_s >= 0.0
+        self.history_tokens = 0
+        self.reload_s = 0.0
         self.end_step = 0
 
     @property

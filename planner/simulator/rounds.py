@@ -35,6 +35,7 @@ class ActiveRound:
     Attributes:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
         is_exact: the history of its task is what its prefill worker really holds.
+        uncounted_tokens: history whose origin at the prefill worker is not counted yet.
         staged_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
 
@@ -50,6 +51,7 @@ class ActiveRound:
         "record",
         "session",
         "staged_tokens",
+        "uncounted_tokens",
     )
 
     def __init__(self, session: ActiveSession, record: SimulatedRound, decode: SimulatedWorker) -> None:
@@ -60,6 +62,7 @@ class ActiveRound:
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
         self.behind_tokens = 0
         self.staged_tokens = 0
+        self.uncounted_tokens = record.hist_tokens
         self.entry: QueueEntry | None = None
         self.is_exact = False
         self.is_started = False
@@ -74,8 +77,13 @@ class ActiveRound:
     def begin_read(self, source: SimulatedWorker, target: SimulatedWorker, most_tokens: int) -> int:
         """Note a read of what the target lacks of the context's first `most_tokens`; returns the tokens that travel."""
         session_id = self.record.session_id
-        self.behind_tokens = target.memory.held.get(session_id, 0)
-        self.staged_tokens = max(min(most_tokens, source.memory.held.get(session_id, 0)) - self.behind_tokens, 0)
+        self.behind_tokens = target.memory.held_tokens(session_id)
+        readable_tokens = min(most_tokens, source.resident.held.get(session_id, 0))
+        self.staged_tokens = max(readable_tokens - self.behind_tokens, 0)
+        if self.staged_tokens and not target.prefers_read(
+            session_id, self.prompt_tokens, readable_tokens, source.parallelism
+        ):
+            self.staged_tokens = 0
         return self.staged_tokens
 
     def usable_staged_tokens(self, held_tokens: int) -> int:

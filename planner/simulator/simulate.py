@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.serving.kv_tiers import TIERS
 from ampd.types import Role, Slo
 from planner.simulator.cluster import Cluster
 from planner.simulator.coordinators import Coordinators
 from planner.simulator.decodes import Decodes
 from planner.simulator.events import EventLoop
+from planner.simulator.kv_store import KvStore
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.prefills import Prefills
@@ -75,11 +79,33 @@ def simulate(
         duration_s=max(
             (record.sent_s + record.e2e_s for record in runner.finished if record.e2e_s is not None), default=0.0
         ),
-        lost_sessions=sum(worker.memory.evicted for worker in keeper.have_decoded),
+        lost_sessions=sum(worker.resident.evicted for worker in keeper.have_decoded),
         role_flips=keeper.role_flips,
         events=loop.handled,
+        kv_store=_store_figures(workers),
         timeline=world.spans or [],
     )
+
+
+def _store_figures(workers: Sequence[SimulatedWorker]) -> dict[str, Any] | None:
+    """The figures of all workers with a KV store together; None: there are none."""
+    hits, evicted, device_evictions, reload_s = Counter[str](dict.fromkeys(TIERS, 0)), Counter[str](), 0, 0.0
+    with_store = [worker for worker in workers if worker.reloads is not None]
+    for worker in with_store:
+        assert worker.reloads is not None
+        assert isinstance(worker.resident, KvStore)
+        hits.update(worker.reloads.hit_tokens)
+        evicted.update(worker.resident.evicted_tokens)
+        device_evictions += worker.memory.evicted
+        reload_s += worker.reloads.reload_s
+    if not with_store:
+        return None
+    return {
+        "hit_tokens": dict(hits),
+        "evicted_tokens": dict(evicted),
+        "device_evictions": device_evictions,
+        "reload_s": reload_s,
+    }
 
 
 def _connected(

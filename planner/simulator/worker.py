@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ampd.serving.kv_eviction import TARGET_SHARE, surplus
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.serving.slices import Slices
 from ampd.telemetry.sliding_window import SlidingWindow
-from ampd.types import Role, Window, WorkerView
+from ampd.types import Parallelism, Role, Window, WorkerView
+from planner.simulator.cached_memory import CachedKvMemory
 from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.engine import SimulatedEngine
 from planner.simulator.held_back import HeldBack
 from planner.simulator.kv_memory import KvMemory
+from planner.simulator.kv_store import KvStore
+from planner.simulator.reloads import Reloads
 from planner.simulator.steps import EngineTimes
 from planner.simulator.world import World
 
@@ -24,6 +28,8 @@ class SimulatedWorker:
     """One replica. It can prefill and decode, and its role decides which new work it gets.
 
     Attributes:
+        memory: of its device. resident: where its idle sessions live, in the store if it has one.
+        reloads: the choices of a worker with a store.
         role, lane: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
         held_back: the prefills that wait for the decode batch.
@@ -37,6 +43,12 @@ class SimulatedWorker:
         self.lane = ""
         self.parallelism = group.parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens)
+        self.resident: KvMemory | KvStore = self.memory
+        self.reloads: Reloads | None = None
+        if group.kv_store_tokens:
+            self.resident = store = KvStore(group.kv_store_tokens, options.page_size_tokens, self._surplus_of(world))
+            self.memory = cached = CachedKvMemory(group.kv_capacity_tokens, options.page_size_tokens, store)
+            self.reloads = Reloads(cached, world.model, world.belief, group.parallelism)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = _nothing
         self.engine = SimulatedEngine(
@@ -46,6 +58,7 @@ class SimulatedWorker:
             options,
             world.gaps,
             None if world.spans is None else ComputeSpans(worker_id, world.spans),
+            self.reloads,
         )
         self.queue = PrefillQueue(
             world.policies.ordering,
@@ -66,6 +79,19 @@ class SimulatedWorker:
         """Longest context that it takes, prompt and output together; 0: any."""
         return self.memory.capacity_tokens
 
+    def prefers_read(self, session_id: str, prompt_tokens: int, peer_tokens: int, peer: Parallelism) -> bool:
+        """Whether it reads KV from a peer rather than to compute it. A worker without a store always reads."""
+        return self.reloads is None or self.reloads.prefers_read(session_id, prompt_tokens, peer_tokens, peer)
+
+    def _surplus_of(self, world: World) -> Callable[[int, int], int]:
+        """The surplus of a session here; its next increment is expected to be as long as its last growth."""
+        target_s = TARGET_SHARE * world.slo.ttft_s
+
+        def surplus_of(context_tokens: int, growth_tokens: int) -> int:
+            return surplus(context_tokens, growth_tokens, target_s, world.belief, self.parallelism)
+
+        return surplus_of
+
     def changed(self) -> None:
         """The cached view is no longer true."""
         self._view = None
@@ -84,7 +110,7 @@ class SimulatedWorker:
 
     def _made(self, now_s: float) -> tuple[WorkerView, float]:
         """(the view, when it changes by itself)."""
-        memory = self.memory
+        resident = self.resident
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
         until_s = self.ttft.changes_at_s()
@@ -101,10 +127,10 @@ class SimulatedWorker:
             itl,
             batch,
             context_tokens,
-            memory.used_tokens,
-            memory.capacity_tokens,
+            resident.used_tokens,
+            resident.capacity_tokens,
             self.max_context_tokens,
-            memory.held,
+            resident.held,
             self.lane,
         )
         return view, until_s

@@ -92,6 +92,24 @@ def test_a_degree_that_does_not_fit_is_left_out_and_named(curves: Path, capsys: 
     assert re.search(r"prefill \d+xTP[24]", out)
 
 
+@pytest.mark.slow
+def test_with_a_store_running_rounds_need_kv_memory_and_resident_sessions_host_memory(
+    curves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--gpus", "2", "--rate", "3", "--top", "1", "--cache", str(curves)]
+    without, plan = planned(capsys, *flags), planned(capsys, *flags, "--kv-store-gib-per-gpu", "64")
+    assert not {"running_kv_tokens", "kv_store_tokens"} & set(without)
+    assert "host_memory" not in without["layouts"][0]["slack"]
+    assert plan["kv_store_tokens"] == {"1": 64 * 2**30 // 131_072}
+    assert 0 < plan["running_kv_tokens"] <= plan["resident_kv_tokens"] == without["resident_kv_tokens"]
+    slack = plan["layouts"][0]["slack"]
+    assert slack["kv_memory"] >= without["layouts"][0]["slack"]["kv_memory"]
+    assert slack["host_memory"] == pytest.approx(plan["kv_store_tokens"]["1"] / plan["resident_kv_tokens"])
+    assert any("times the KV memory and" in line and "times the host memory" in line for line in plan["explanation"])
+    assert main([*TAU, *flags, "--kv-store-gib-per-gpu", "0.05"]) == 2
+    assert "tokens are resident, the KV store of a GPU holds at most 409" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

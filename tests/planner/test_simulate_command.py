@@ -112,9 +112,35 @@ def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -
     assert sum(line.startswith(("ampd / on-time", "always-local / on-time")) for line in lines) == 2
 
 
+def test_a_store_in_host_memory_is_named_and_saves_what_kv_memory_cannot_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--rate", "6", "--limit", "40", "--kv-capacity-tokens", "12000"]
+    without, stored = simulated(capsys, *flags), simulated(capsys, *flags, "--kv-store-gib-per-gpu", "64")
+    assert "kv_store" not in without
+    assert without["lost_sessions"] > 0
+    assert stored["lost_sessions"] == 0
+    store = stored["kv_store"]
+    assert set(store) == {"hit_tokens", "evicted_tokens", "device_evictions", "reload_s"}
+    assert list(store["hit_tokens"]) == ["device", "store", "peer", "recomputed"]
+    assert store["hit_tokens"]["store"] > 0
+    assert store["reload_s"] > 0
+    assert store["device_evictions"] > 0
+
+
+def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = json.loads((files("ampd.perf") / "profiles" / "qwen3-32b-h20.json").read_text())
+    file = tmp_path / "unknown.json"
+    file.write_text(json.dumps(profile | {"kv_bytes_per_token": None}))
+    assert main(["simulate", "tau-bench-airline", "--perf", str(file), "--kv-store-gib-per-gpu", "1"]) == 2
+    assert "has no kv_bytes_per_token" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--kv-store-gib-per-gpu", "-1"], r"--kv-store-gib-per-gpu"),
+        (["--kv-store-gib-per-gpu", "0.0001"], r"--kv-store-gib-per-gpu: 0.0001 GiB hold no page of 16 tokens"),
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),

@@ -5,7 +5,7 @@ import pytest
 
 from ampd.policies.registry import create
 from ampd.types import Parallelism
-from planner.layout.capacity import LoadCurve, Phase, load_curve, mean_lifetime_s, mean_resident_kv_tokens
+from planner.layout.capacity import LoadCurve, Phase, load_curve, mean_stay
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
@@ -63,5 +63,8 @@ def test_residence_counts_tools_and_grows_with_the_context() -> None:
         for session in SESSIONS
     )
     tools_s = sum(item.tool_s for session in SESSIONS for item in session.rounds) / len(SESSIONS)
-    assert mean_lifetime_s(SESSIONS, MODEL) - mean_lifetime_s(quick, MODEL) == pytest.approx(tools_s)
-    assert mean_resident_kv_tokens(SESSIONS, MODEL) > mean_resident_kv_tokens(quick, MODEL)
+    stay, quick_stay = mean_stay(SESSIONS, MODEL), mean_stay(quick, MODEL)
+    assert stay.lifetime_s - quick_stay.lifetime_s == pytest.approx(tools_s)
+    assert stay.resident_token_s > quick_stay.resident_token_s
+    assert (stay.running_s, stay.running_token_s) == (quick_stay.running_s, quick_stay.running_token_s)
+    assert quick_stay.resident_token_s == pytest.approx(quick_stay.running_token_s)

@@ -1,8 +1,9 @@
 """What the explanation says where the ranking by simulation and the programme disagree."""
 
+from dataclasses import replace
 from typing import Any
 
-from planner.layout.explain import sentences
+from planner.layout.explain import sentences, slack_of
 from planner.layout.formulation import Capacities, Choice, Demand
 from planner.layout.layout import Layout
 from planner.layout.search import Checked, Plan
@@ -37,3 +38,16 @@ def test_every_degree_left_out_has_its_own_reason() -> None:
 def test_rounds_that_nobody_can_serve_are_said() -> None:
     assert "refused" not in explained(LARGE)
     assert "113 rounds were refused, because their context is longer" in explained(LARGE, errors=113)
+
+
+def test_the_memory_that_is_short_is_named() -> None:
+    stores = replace(CAPACITIES, store_tokens={1: 1000.0, 2: 1000.0})
+    for demand, binds, kv_memory, host_memory in (
+        (Demand(1.0, 100.0, 50.0), "grid", 2.0, 10.0),
+        (Demand(1.0, 1000.0, 50.0), "host_memory", 2.0, 1.0),
+        (Demand(1.0, 1000.0, 100.0), "kv_memory", 1.0, 1.0),
+    ):
+        slack = slack_of(LARGE, stores, demand, 4)
+        assert (slack.binds, slack.kv_memory, slack.host_memory) == (binds, kv_memory, host_memory)
+    slack = slack_of(LARGE, CAPACITIES, Demand(1.0, 100.0, 50.0), 4)
+    assert (slack.binds, slack.kv_memory, slack.host_memory) == ("kv_memory", 1.0, None)

@@ -91,6 +91,16 @@ def test_memory_decides_where_the_rate_does_not() -> None:
     assert best_layouts(capacities, Demand(1.0, 2001.0), 4, 1) == []
 
 
+def test_with_a_store_running_rounds_fit_kv_memory_and_resident_sessions_fit_host_memory() -> None:
+    same = {1: [1.0] * 4, 2: [1.0] * 4}
+    capacities = Capacities(LEVELS, same, same, {1: 100.0, 2: 250.0}, {1: 1000.0, 2: 2000.0})
+    decode = [
+        [choice.layout.decode for choice in best_layouts(capacities, Demand(1.0, resident, running), 3, 1)]
+        for resident, running in ((900.0, 90.0), (900.0, 240.0), (2001.0, 90.0), (900.0, 251.0))
+    ]
+    assert decode == [[((1, 1),)], [((2, 1),)], [], []]
+
+
 def test_what_misses_the_demand_comes_as_close_as_it_can() -> None:
     capacities = Capacities(LEVELS, {1: [0, 0, 0.1, 0.2]}, {1: [0, 0, 0.1, 0.3]}, {1: 100.0})
     choice = best_layouts(capacities, Demand(1.0), 4, 1)[0]

@@ -1,0 +1,54 @@
+"""Device memory as a cache of the worker's KV store: running rounds and, as long as nobody needs the room, sessions."""
+
+from __future__ import annotations
+
+from planner.simulator.kv_memory import KvMemory
+from planner.simulator.kv_store import KvStore
+
+
+class CachedKvMemory(KvMemory):
+    """KV memory in front of a store. Nothing but running rounds is protected on the device.
+
+    A round's KV is written through to the store when the round ends here. `keep` protects the store's copy.
+    """
+
+    __slots__ = ("store",)
+
+    def __init__(self, capacity_tokens: int, page_tokens: int, store: KvStore) -> None:
+        super().__init__(capacity_tokens, page_tokens)
+        self.store = store
+
+    def held_tokens(self, session_id: str) -> int:
+        """Tokens of a session on the device or in the store."""
+        return max(self.held.get(session_id, 0), self.store.held.get(session_id, 0))
+
+    def keep(self, session_id: str) -> None:
+        """Protect the KV of a session in the store until `unkeep`; calls nest."""
+        self.store.keep(session_id)
+
+    def unkeep(self, session_id: str) -> None:
+        """End a protection."""
+        self.store.unkeep(session_id)
+
+    def reserve(self, session_id: str, tokens: int) -> bool:
+        """Make room on the device for a round of the session with `tokens` in total. False: it does not fit now."""
+        has_room = super().reserve(session_id, tokens)
+        if has_room:
+            self.store.keep(session_id)
+        return has_room
+
+    def settle(self, session_id: str, context_tokens: int) -> None:
+        """End a reservation; the full pages of the session's context are in the store, and stay on the device."""
+        super().settle(session_id, context_tokens)
+        self.store.write(session_id, context_tokens)
+        self.store.unkeep(session_id)
+
+    def release(self, session_id: str) -> None:
+        """Drop the KV of a session that has ended."""
+        self.store.release(session_id)
+        super().release(session_id)
+
+    def cut(self, session_id: str, tokens: int) -> None:
+        """Drop the pages behind the first `tokens` of a session that does not run: its context was rewritten."""
+        self.store.cut(session_id, tokens)
+        super().cut(session_id, tokens)

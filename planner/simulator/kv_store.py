@@ -1,0 +1,122 @@
+"""The KV store of one worker in host memory: sessions by write-through, and which KV goes when memory is needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class KvStore:
+    """Tokens of KV by session, in whole pages, never more than fit.
+
+    To make room, first the ends of idle sessions go whose loss still lets the next round meet its target (T-LRU, arXiv
+    2510.15152), then idle sessions from their ends, the least recently used first. What remains of a session is always
+    the beginning of its context. Sessions that are kept (they run, wait, or are read by a peer) lose nothing.
+
+    Args:
+        capacity_tokens: above 0.
+        surplus: (tokens of a session's context, tokens that its context grew by) -> tokens that may go from its end.
+
+    Attributes:
+        held: session id -> tokens of its context with KV here.
+        evicted: number of times that a session lost all its KV.
+        evicted_tokens: cause -> tokens.
+    """
+
+    __slots__ = (
+        "_floors",
+        "_idle",
+        "_keepers",
+        "_spare",
+        "_surplus",
+        "capacity_tokens",
+        "evicted",
+        "evicted_tokens",
+        "held",
+        "page_tokens",
+        "used_tokens",
+    )
+
+    def __init__(self, capacity_tokens: int, page_tokens: int, surplus: Callable[[int, int], int]) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.page_tokens = page_tokens
+        self.held: dict[str, int] = {}
+        self.used_tokens = 0
+        self.evicted = 0
+        self.evicted_tokens = {"surplus": 0, "idle": 0}
+        self._surplus = surplus
+        self._floors: dict[str, int] = {}
+        self._keepers: dict[str, int] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._spare: OrderedDict[str, None] = OrderedDict()  # idle sessions with more than their floor
+
+    def keep(self, session_id: str) -> None:
+        """Protect the KV of a session until `unkeep`; calls nest."""
+        self._keepers[session_id] = self._keepers.get(session_id, 0) + 1
+        self._leave_idle(session_id)
+
+    def unkeep(self, session_id: str) -> None:
+        """End a protection; the session is then the most recently used."""
+        left = self._keepers.pop(session_id) - 1
+        if left:
+            self._keepers[session_id] = left
+        elif session_id in self.held:
+            self._idle[session_id] = None
+            if self.held[session_id] > self._floors[session_id]:
+                self._spare[session_id] = None
+
+    def write(self, session_id: str, context_tokens: int) -> None:
+        """Store the full pages of the first `context_tokens` of a kept session, as far as there is room for them."""
+        before = self.held.get(session_id, 0)
+        added = max(context_tokens // self.page_tokens * self.page_tokens - before, 0)
+        self._make_room(added)
+        room = (self.capacity_tokens - self.used_tokens) // self.page_tokens * self.page_tokens
+        added = min(added, room)
+        if not added:
+            return
+        self.used_tokens += added
+        self.held[session_id] = held = before + added
+        floor = held - self._surplus(held, added)
+        self._floors[session_id] = -(-floor // self.page_tokens) * self.page_tokens
+
+    def cut(self, session_id: str, tokens: int) -> None:
+        """Drop the pages behind the first `tokens` of a session, because its context was rewritten."""
+        held = self.held.get(session_id, 0)
+        self._shrink(session_id, min(held, tokens // self.page_tokens * self.page_tokens))
+
+    def release(self, session_id: str) -> None:
+        """Drop the KV of a session that has ended."""
+        self._shrink(session_id, 0)
+
+    def _make_room(self, tokens: int) -> None:
+        excess = self.used_tokens + tokens - self.capacity_tokens
+        while excess > 0 and self._spare:
+            session_id = next(iter(self._spare))
+            excess -= self._evict(session_id, self.held[session_id] - self._floors[session_id], excess, "surplus")
+        while excess > 0 and self._idle:
+            session_id = next(iter(self._idle))
+            excess -= self._evict(session_id, self.held[session_id], excess, "idle")
+
+    def _evict(self, session_id: str, most_tokens: int, wanted_tokens: int, cause: str) -> int:
+        """Drop the end of a session: up to `most_tokens`, and no more pages than are wanted. Returns the tokens."""
+        tokens = min(most_tokens, -(-wanted_tokens // self.page_tokens) * self.page_tokens)
+        self.evicted_tokens[cause] += tokens
+        left = self.held[session_id] - tokens
+        self._shrink(session_id, left)
+        self.evicted += not left
+        return tokens
+
+    def _shrink(self, session_id: str, tokens: int) -> None:
+        self.used_tokens += tokens - self.held.get(session_id, 0)
+        if not tokens:
+            self.held.pop(session_id, None)
+            self._floors.pop(session_id, None)
+            self._leave_idle(session_id)
+            return
+        self.held[session_id] = tokens
+        if tokens <= self._floors[session_id]:
+            self._spare.pop(session_id, None)
+
+    def _leave_idle(self, session_id: str) -> None:
+        self._idle.pop(session_id, None)
+        self._spare.pop(session_id, None)

@@ -1,0 +1,73 @@
+"""What a request reloads, what that takes, and how it is counted."""
+
+import pytest
+
+from ampd.types import Parallelism
+from planner.simulator.cached_memory import CachedKvMemory
+from planner.simulator.kv_memory import KvMemory
+from planner.simulator.kv_store import KvStore
+from planner.simulator.reloads import Reloads
+from planner.simulator.request import SimulatedRequest
+from tests.ampd.policies.routing_lab import PlainModel
+
+TP1 = Parallelism(1)
+PLAIN = PlainModel()
+
+
+class SlowHost(PlainModel):
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
+        return tokens / 100
+
+
+def reloads_of(device_tokens: int, belief: PlainModel = PLAIN) -> Reloads:
+    """A worker with 160 tokens of session s in its store and some on its device."""
+    memory = CachedKvMemory(1000, 16, KvStore(1000, 16, lambda *_: 0))
+    memory.reserve("s", 160)
+    memory.settle("s", 160)
+    KvMemory.cut(memory, "s", device_tokens)
+    return Reloads(memory, PLAIN, belief, TP1)
+
+
+def request(cached_tokens: int = 160, staged_tokens: int = 0, history_tokens: int = 192) -> SimulatedRequest:
+    made = SimulatedRequest("s", 400, cached_tokens, 1, None, lambda *_: None, staged_tokens)
+    made.history_tokens = history_tokens
+    return made
+
+
+def test_what_is_not_on_the_device_is_reloaded_also_what_a_peer_gave() -> None:
+    reloads, made = reloads_of(64), request(staged_tokens=32)
+    reloads.admit(made)
+    assert (made.cached_tokens, made.staged_tokens) == (160, 32)
+    assert made.reload_s == reloads.reload_s == pytest.approx(PLAIN.reload_s(128, TP1))
+    assert reloads.hit_tokens == {"device": 64, "store": 96, "peer": 32, "recomputed": 0}
+
+
+def test_what_is_on_the_device_costs_nothing() -> None:
+    reloads, made = reloads_of(160), request(history_tokens=160)
+    reloads.admit(made)
+    assert made.reload_s == 0
+    assert reloads.hit_tokens == {"device": 160, "store": 0, "peer": 0, "recomputed": 0}
+
+
+def test_a_reload_that_is_believed_to_be_slower_is_computed() -> None:
+    reloads, made = reloads_of(64, SlowHost()), request(staged_tokens=32)
+    reloads.admit(made)
+    assert (made.cached_tokens, made.staged_tokens, made.reload_s) == (64, 0, 0)
+    assert reloads.hit_tokens == {"device": 64, "store": 0, "peer": 0, "recomputed": 128}
+
+
+def test_a_later_request_of_the_round_is_not_counted_again() -> None:
+    reloads = reloads_of(0)
+    reloads.admit(request(history_tokens=0))
+    assert sum(reloads.hit_tokens.values()) == 0
+    assert reloads.reload_s > 0
+
+
+def test_a_read_is_preferred_where_it_is_faster_and_gives_more() -> None:
+    class SlowNetwork(PlainModel):
+        def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:  # noqa: ARG002
+            return tokens / 100
+
+    assert reloads_of(0).prefers_read("s", 400, 320, TP1)
+    assert not reloads_of(0).prefers_read("s", 400, 160, TP1)
+    assert not reloads_of(0, SlowNetwork()).prefers_read("s", 400, 320, TP1)
