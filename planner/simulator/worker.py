@@ -28,7 +28,7 @@ class SimulatedWorker:
     """One replica. It can prefill and decode, and its role decides which new work it gets.
 
     Attributes:
-        memory: of its device. resident: where its idle sessions live, in the store if it has one.
+        memory: of its device.
         reloads: the choices of a worker with a store.
         role, lane: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
@@ -43,10 +43,9 @@ class SimulatedWorker:
         self.lane = ""
         self.parallelism = group.parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens)
-        self.resident: KvMemory | KvStore = self.memory
         self.reloads: Reloads | None = None
         if group.kv_store_tokens:
-            self.resident = store = KvStore(group.kv_store_tokens, options.page_size_tokens, self._surplus_of(world))
+            store = KvStore(group.kv_store_tokens, options.page_size_tokens, self._surplus_of(world))
             self.memory = cached = CachedKvMemory(group.kv_capacity_tokens, options.page_size_tokens, store)
             self.reloads = Reloads(cached, world.model, world.belief, group.parallelism)
         self.ttft = SlidingWindow(options.window_s)
@@ -73,6 +72,11 @@ class SimulatedWorker:
         self.slices = Slices(world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens)
         self.held_back = HeldBack(world.loop)
         self._view: tuple[WorkerView, float] | None = None
+
+    @property
+    def resident(self) -> KvMemory | KvStore:
+        """Where its idle sessions live: in its store if it has one."""
+        return self.memory.store if isinstance(self.memory, CachedKvMemory) else self.memory
 
     @property
     def max_context_tokens(self) -> int:
