@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ampd.perf.profile import PerformanceProfile
 from ampd.types import Slo
 from planner.layout.layout import Layout
+from planner.manifest.replica import STORE_GIB_PER_GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Deployment:
         tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
         profile: the performance model of the plan.
         kv_capacity_tokens: limit of the KV memory of every replica; None: as much as fits.
+        store_gib_per_gpu: size of the KV stores.
         policy_modules: `AMPD_POLICY_MODULES` of the plan; empty: none.
         image: None leaves the base's.
         annotations: the plan's expectations, for the graph object.
@@ -46,6 +48,7 @@ class Deployment:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_capacity_tokens: int | None = None
+    store_gib_per_gpu: float = STORE_GIB_PER_GPU
     policy_modules: str = ""
     image: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)

@@ -136,11 +136,11 @@ def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployme
         {
             "--model": deployment.model_path,
             "--tp": str(tp),
-            "--kv-store-gib": str(replica.store_gib(tp)),
+            "--kv-store-gib": replica.store_gib(tp, deployment.store_gib_per_gpu),
             "--ordering": deployment.policies.ordering,
             "--slicing": deployment.policies.slicing,
             "--max-total-tokens": None if tokens is None else str(tokens),
         },
     )
-    main["resources"] = replica.resources(tp)
+    main["resources"] = replica.resources(tp, deployment.store_gib_per_gpu)
     return component

@@ -21,6 +21,7 @@ from planner.manifest.base import base_objects
 from planner.manifest.deployment import Deployment, Policies
 from planner.manifest.expectations import expectations, miss, with_warnings
 from planner.manifest.objects import deployment_objects
+from planner.manifest.replica import STORE_GIB_PER_GPU
 from planner.manifest.target import check_target, is_single_file, write_manifest
 from planner.plan_settings import PlanSettings
 
@@ -98,6 +99,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,
+        store_gib_per_gpu=settings.kv_store_gib_per_gpu or STORE_GIB_PER_GPU,
         policy_modules=os.environ.get(MODULES_VARIABLE, ""),
         image=settings.manifest_image,
         annotations=expectations(result, settings.manifest_layout - 1, version("ampd"), preset, settings.gpu),

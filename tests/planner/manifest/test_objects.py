@@ -197,6 +197,18 @@ def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
     assert replica.shared_memory(1) == worker["sharedMemorySize"]
 
 
+def test_the_store_of_the_plan_is_flag_and_memory_of_the_workers() -> None:
+    planned, usual = (
+        components(objects)["prefill-tp4"] for objects in (objects_of(store_gib_per_gpu=2.5), objects_of())
+    )
+    assert "--kv-store-gib=10" in main(planned)["args"]
+    assert "--kv-store-gib=256" in main(usual)["args"]
+    planned_gib, usual_gib = (
+        int(main(component)["resources"]["requests"]["memory"].removesuffix("Gi")) for component in (planned, usual)
+    )
+    assert usual_gib - planned_gib == 246
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_the_memory_of_a_pod_holds_its_kv_store(tp: int) -> None:
     (worker,) = (each for name, each in components(objects_of(layout=Layout(((tp, 1),), ()))).items() if "-tp" in name)
