@@ -12,6 +12,7 @@ from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.engines.base import Engine
+from workers.kv_reads import KvReads
 from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
@@ -71,9 +72,8 @@ class WorkerParts:
         steps = StepLog(worker_id, RoundLog(settings.log_rounds))
         events = RoundEvents(steps, self.recorder, windows, self.changes, running, clock)
         slicer = Slicer(slicing, model, engine, running, clock)
-        self.rounds = RoundService(
-            worker_id, engine, self.queue, self.sessions, events, slicer, settings.kv_timeout_s, clock
-        )
+        reads = KvReads(engine, model, settings.kv_timeout_s)
+        self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, slicer, reads, clock)
 
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""

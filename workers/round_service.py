@@ -16,6 +16,7 @@ from ampd.page_keys import page_keys
 from ampd.vocabulary import unknown_token
 from ampd.wire import REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest
+from workers.kv_reads import KvReads
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
 from workers.round_progress import RoundProgress
@@ -34,6 +35,7 @@ class RoundService:
         worker_id: this worker, so that it never reads from itself.
         events: observes the rounds.
         slicer: computes the beginning of a prefill in slices, so that it shares the worker with the decode batch.
+        reads: reads KV from other workers.
 
     Attributes:
         running: rounds in progress here, waiting ones included.
@@ -47,7 +49,7 @@ class RoundService:
         sessions: SessionKeeper,
         events: RoundEvents,
         slicer: Slicer,
-        kv_timeout_s: float,
+        reads: KvReads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_id = worker_id
@@ -56,7 +58,7 @@ class RoundService:
         self._sessions = sessions
         self._events = events
         self._slicer = slicer
-        self._kv_timeout_s = kv_timeout_s
+        self._reads = reads
         self._clock = clock
         self.running = 0
         self._idle = asyncio.Event()
@@ -74,7 +76,8 @@ class RoundService:
             with self._place(progress, source) as place:
                 async with self._sessions.round(progress.task.session_id):
                     await self._picked(place, progress)
-                    await self._fetch(progress, request["token_ids"], source, "history")
+                    expected_tokens = progress.task.hist_tokens or progress.prompt_tokens
+                    await self._fetch(progress, request["token_ids"], source, "history", expected_tokens)
                     await self._run_slices(place, progress, request)
                     chunk = await self._first_token(request, progress)
                     self._events.first_token(progress)
@@ -117,7 +120,7 @@ class RoundService:
 
     async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: str) -> Chunks:
         """A round whose first token came from the prefill worker `source`."""
-        await self._fetch(progress, request["token_ids"], source, "increment")
+        await self._fetch(progress, request["token_ids"], source, "increment", progress.prompt_tokens)
         progress.started_s = self._clock()
         if progress.prompt_tokens >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
@@ -198,12 +201,13 @@ class RoundService:
         await place.picked()
         self._events.picked(progress.task)
 
-    async def _fetch(self, progress: RoundProgress, token_ids: list[int], source: str | None, part: str) -> None:
-        if source:
-            progress.fetched = await self._engine.kv.fetch(
-                progress.rid, progress.task.session_id, token_ids, source, self._kv_timeout_s, progress.page_keys
-            )
-            self._events.kv_read(source, part, progress.fetched)
+    async def _fetch(
+        self, progress: RoundProgress, token_ids: list[int], source: str | None, part: str, expected_tokens: int
+    ) -> None:
+        fetched = await self._reads.read(progress, token_ids, source, expected_tokens) if source else None
+        if source and fetched:
+            progress.fetched = fetched
+            self._events.kv_read(source, part, fetched)
 
     async def _run_slices(
         self, place: QueuePlace, progress: RoundProgress, request: PrefillRequest | GenerateRequest
@@ -241,6 +245,7 @@ class RoundService:
             max_new_tokens=max_new_tokens,
             request=request["request"],
             known_keys=progress.page_keys,
+            ttft_slo_s=progress.task.slo.ttft_s,
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))

@@ -30,7 +30,13 @@ TIMEOUT_S = 10.0
 def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
     """What each engine of the pair runs."""
     return SglangSettings(
-        model=model, dtype="float32", device="cpu", max_total_tokens=POOL_TOKENS, kv_store_gib=STORE_GIB, tp=tp
+        model=model,
+        dtype="float32",
+        device="cpu",
+        max_total_tokens=POOL_TOKENS,
+        kv_store_gib=STORE_GIB,
+        kv_checksums=True,
+        tp=tp,
     )
 
 

@@ -65,7 +65,7 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel) -> Engine:
 
     if not isinstance(settings, SglangSettings):
         raise UserError("the settings are not those of the SGLang engine")
-    return SglangEngine(settings)
+    return SglangEngine(settings, model=model)
 
 
 def _engine_settings(engine: str) -> tuple[Any, ...]:

@@ -18,10 +18,12 @@ from uuid import uuid4
 
 from ampd.errors import one_line_of
 from ampd.page_keys import page_keys
+from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.sglang_plugin import ENGINE_FLAG
 from workers.engines.sglang_settings import Device, SglangSettings, check_sglang, engine_arguments, store_bytes
+from workers.kv.next_rounds import NextRounds
 
 if TYPE_CHECKING:
     from workers.kv.peer_reads import Transport
@@ -50,15 +52,22 @@ class SglangEngine:
     Args:
         settings: what to run.
         make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
+        model: predicts which KV of idle sessions may go; None: the least recently used goes.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
     """
 
-    def __init__(self, settings: SglangSettings, make_transport: Callable[[int, int], Transport] | None = None) -> None:
+    def __init__(
+        self,
+        settings: SglangSettings,
+        make_transport: Callable[[int, int], Transport] | None = None,
+        model: PerformanceModel | None = None,
+    ) -> None:
         check_sglang(settings, "sglang engine")
         self._settings = settings
         self._make_transport = make_transport
+        self._next_rounds = NextRounds(model, Parallelism(tp=settings.tp)) if model else None
         self._running: dict[str, _Running] = {}
         self._processes: list[BaseProcess] = []
         self._lost: asyncio.Future[str] | None = None
@@ -97,7 +106,14 @@ class SglangEngine:
             raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
         self._lost = asyncio.get_running_loop().create_future()
         memory = StoreMemory.create(store_bytes(self._settings))
-        self._kv = StoreExchange(memory, self._settings.tp, self._make_transport or NixlTransport)
+        surplus = self._next_rounds.surplus if self._next_rounds else None
+        self._kv = StoreExchange(
+            memory,
+            self._settings.tp,
+            self._make_transport or NixlTransport,
+            surplus,
+            has_checksums=self._settings.kv_checksums,
+        )
         await self._run_processes(self._kv)
 
     async def restart(self) -> None:
@@ -372,6 +388,8 @@ class _RequestAccount:
         request, engine = self._request, self._engine
         self._keys = page_keys(request.token_ids, engine.info.page_size_tokens, request.known_keys)
         engine._running[request.rid] = _Running(len(request.token_ids))
+        if engine._next_rounds and request.session_id and request.ttft_slo_s is not None:
+            engine._next_rounds.begun(request.session_id, len(request.token_ids), request.ttft_slo_s)
         try:
             await engine.kv.store.begin_request(request.rid, request.session_id, self._keys)
         except (ConnectionError, TimeoutError) as error:

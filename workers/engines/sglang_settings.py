@@ -54,6 +54,9 @@ class SglangSettings(Settings):
     kv_store_gib: float | None = Field(
         None, gt=0, description="Host memory for the KV of sessions; default: half of what the machine has free."
     )
+    kv_checksums: bool = Field(
+        False, description="Verify a checksum of each page that is read from another worker. Slow: to find errors."
+    )
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
     @field_validator("engine_args")

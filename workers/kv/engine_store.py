@@ -7,12 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from workers.kv.geometry import KvGeometry, mismatch
+from workers.kv.geometry import KvGeometry, PoolGeometry, mismatch
 from workers.kv.offers import Offers
 from workers.kv.rank_links import RankLinks
 from workers.kv.rank_messages import Records, ToWorker, joined
-from workers.kv.store.directory import Held, StoreDirectory
+from workers.kv.store.directory import Held, Reservation, StoreDirectory
 from workers.kv.store.memory import StoreMemory
+from workers.kv.store.sessions import Surplus
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +25,28 @@ class EngineStore:
 
     Args:
         ranks: of the engine.
+        surplus: as the directory's.
         changed: called when sessions may hold more or less than before.
         clock: any monotonic clock.
+        has_checksums: each record gets a checksum per head when it is written, which is verified when it is read from
+            another worker. It costs about a second per gigabyte on the event loop, so it is meant for tests.
     """
 
     def __init__(
-        self, memory: StoreMemory, ranks: int, changed: Callable[[], None], clock: Callable[[], float]
+        self,
+        memory: StoreMemory,
+        ranks: int,
+        changed: Callable[[], None],
+        surplus: Surplus | None,
+        clock: Callable[[], float],
+        *,
+        has_checksums: bool = False,
     ) -> None:
         self.memory = memory
         self._ranks = ranks
         self._changed = changed
+        self._surplus = surplus
+        self._has_checksums = has_checksums
         self._clock = clock
         self._directory: StoreDirectory | None = None
         self._geometry: KvGeometry | None = None
@@ -91,10 +104,12 @@ class EngineStore:
             geometry = KvGeometry.from_json(hello.geometry)
             if self._geometry is None:
                 self._geometry = geometry
-                self._directory = StoreDirectory(self.memory.size_bytes, geometry.page_size, geometry.pools)
+                self._directory = StoreDirectory(
+                    self.memory.size_bytes, geometry.page_size, geometry.pools, self._surplus
+                )
             elif different := mismatch(self._geometry, geometry):
                 raise ValueError(f"rank {hello.rank} of the engine has another kind of KV: {different}")
-        self._offers = Offers(self.directory, self._ranks, self._links.send, self._changed, self._clock)
+        self._offers = Offers(self.directory, self._ranks, self._links.send, self._changed, self.checksums, self._clock)
         for rank, message in self._early:
             self._offers.receive(rank, message)
         self._early.clear()
@@ -113,6 +128,16 @@ class EngineStore:
         self._forget_engine()
         await self._links.close()
         self.memory.close()
+
+    def checksums(self, reservation: Reservation) -> dict[str, list[list[int]]] | None:
+        """The checksums of the records of a reservation, as they are in memory now; None: there are none here."""
+        if not self._has_checksums:
+            return None
+        with memoryview(self.memory.map) as memory:
+            return {
+                name: [_checksums(self.geometry.pool(name), memory, offset) for offset in places.offsets]
+                for name, places in reservation.offsets.items()
+            }
 
     # -- requests
 
@@ -203,6 +228,11 @@ class EngineStore:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _checksums(pool: PoolGeometry, memory: memoryview, offset: int) -> list[int]:
+    with memory[offset : offset + pool.record_bytes] as record:
+        return pool.checksums(record)
 
 
 def _records(held: Held) -> dict[str, Records]:

@@ -29,6 +29,7 @@ class Offers:
         ranks: of the engine. Pages are readable when every rank has copied its part.
         send: to all ranks.
         changed: called when the directory has changed.
+        checksums: of the records that were written.
         clock: as the directory's.
 
     Attributes:
@@ -41,12 +42,14 @@ class Offers:
         ranks: int,
         send: Callable[[Write], None],
         changed: Callable[[], None],
+        checksums: Callable[[Reservation], dict[str, list[list[int]]] | None],
         clock: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._ranks = frozenset(range(ranks))
         self._send = send
         self._changed = changed
+        self._checksums = checksums
         self._clock = clock
         self._copies: dict[int, _Copy] = {}
         self.decided = 0
@@ -112,7 +115,7 @@ class Offers:
             return
         del self._copies[number]
         if len(copy.digests) == 1 and digest:
-            self._directory.written(copy.reservation.id)
+            self._directory.written(copy.reservation.id, self._checksums(copy.reservation))
         else:
             if b"" not in copy.digests:
                 log.error("the ranks of the engine offered different pages (offer %d): they are not kept", number)

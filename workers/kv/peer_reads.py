@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ampd.wire import KvRequest, LeasedRecords
@@ -74,11 +75,12 @@ class PeerReads:
             return 0
         lease = _Lease(source, reply["lease_id"])
         try:
-            descriptor = decode_descriptor(reply["descriptor"])
-            if different := mismatch(self._store.geometry, descriptor.geometry):
+            lease.descriptor = decode_descriptor(reply["descriptor"])
+            if different := mismatch(self._store.geometry, lease.descriptor.geometry):
                 self._foreign.refuse(source, different)
-            offered = _checked(reply["records"], len(keys), descriptor)
-            return await self._read_leased(session_id, keys, offered, descriptor, lease, deadline_s)
+            lease.offsets = _checked(reply["records"], len(keys), lease.descriptor)
+            lease.checksums = reply.get("checksums") or {}
+            return await self._read_leased(session_id, keys, lease, deadline_s)
         finally:
             if not lease.is_returned:
                 self._later(self._unlease(lease, self._clock() + _CLEAN_UP_S))
@@ -89,32 +91,28 @@ class PeerReads:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read_leased(
-        self,
-        session_id: str,
-        keys: Sequence[bytes],
-        offered: Mapping[str, Mapping[int, int]],
-        descriptor: Descriptor,
-        lease: _Lease,
-        deadline_s: float,
-    ) -> int:
-        wanted = {pool: [keys[index] for index in found] for pool, found in offered.items()}
+    async def _read_leased(self, session_id: str, keys: Sequence[bytes], lease: _Lease, deadline_s: float) -> int:
+        wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
         reservation = self._store.directory.reserve(session_id, wanted, self._clock())
         if reservation is None:
             raise RuntimeError("the store has no room")
         done: Future[int] | None = None
         is_kept = False
         try:
-            pairs = self._pairs(offered, reservation)
+            pairs = self._pairs(lease, reservation)
             if not pairs:
                 return 0
-            remote = Remote(lease.source, descriptor.agent, descriptor.address)
+            assert lease.descriptor is not None
+            remote = Remote(lease.source, lease.descriptor.agent, lease.descriptor.address)
             done, abandon = self._transport.read(remote, *joined_blocks(pairs))
             size = await self._finished(done, abandon, deadline_s)
             # The records may be used only if the lease still holds now. Otherwise their owner may have reused them.
             if not await self._unlease(lease, deadline_s):
                 raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
-            self._store.directory.written(reservation.id)
+            checksums = self._store.checksums(reservation)
+            if checksums and not _agree(checksums, lease, reservation):
+                raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
+            self._store.directory.written(reservation.id, checksums)
             is_kept = True
             return size
         finally:
@@ -138,11 +136,11 @@ class PeerReads:
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(give_up, reservation.id))
 
-    def _pairs(self, offered: Mapping[str, Mapping[int, int]], reservation: Reservation) -> list[tuple[int, int, int]]:
+    def _pairs(self, lease: _Lease, reservation: Reservation) -> list[tuple[int, int, int]]:
         """(Offset there, offset here, bytes) of each record that is missing here."""
         pairs = []
         for pool in self._store.geometry.pools:
-            theirs = list(offered.get(pool.name, {}).values())
+            theirs = list(lease.offsets.get(pool.name, {}).values())
             ours = reservation.offsets.get(pool.name)
             if ours is not None:
                 pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
@@ -165,13 +163,32 @@ class PeerReads:
         task.add_done_callback(self._tasks.discard)
 
 
+@dataclass(slots=True)
 class _Lease:
-    __slots__ = ("id", "is_returned", "source")
+    """A lease on records of another worker.
 
-    def __init__(self, source: str, lease_id: str) -> None:
-        self.source = source
-        self.id = lease_id
-        self.is_returned = False
+    Attributes:
+        offsets: by pool, where each record lies there, by the position of its key among those that were asked for.
+        checksums: by pool and in the order of `offsets`, of each record; empty where the owner has none.
+        is_returned: whether it was given back.
+    """
+
+    source: str
+    id: str
+    descriptor: Descriptor | None = None
+    offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    checksums: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    is_returned: bool = False
+
+
+def _agree(ours: Mapping[str, Sequence[Sequence[int]]], lease: _Lease, reservation: Reservation) -> bool:
+    """Whether the records that were read have the checksums that their owner made when it wrote them."""
+    for pool, of_records in ours.items():
+        theirs = lease.checksums.get(pool)
+        for index, checksums in zip(reservation.offsets[pool].names, of_records, strict=True):
+            if theirs and theirs[index] and list(theirs[index]) != list(checksums):
+                return False
+    return True
 
 
 def _checked(records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor) -> dict[str, dict[int, int]]:

@@ -16,6 +16,7 @@ from workers.kv.nixl_transport import NixlTransport
 from workers.kv.peer_reads import PeerReads, Transport
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.memory import StoreMemory
+from workers.kv.store.sessions import Surplus
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class StoreExchange:
     Args:
         ranks: of the engine (its tensor-parallel degree).
         make_transport: given the store's address in this process and its bytes.
+        surplus: which KV of idle sessions may go first; None: none, the least recently used goes.
+        has_checksums: see `EngineStore`.
     """
 
     def __init__(
@@ -39,9 +42,12 @@ class StoreExchange:
         memory: StoreMemory,
         ranks: int,
         make_transport: Callable[[int, int], Transport] = NixlTransport,
+        surplus: Surplus | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_checksums: bool = False,
     ) -> None:
-        self.store = EngineStore(memory, ranks, self._report, clock)
+        self.store = EngineStore(memory, ranks, self._report, surplus, clock, has_checksums=has_checksums)
         self._make_transport = make_transport
         self._clock = clock
         self._transport: Transport | None = None
@@ -104,7 +110,10 @@ class StoreExchange:
         if lease.id and self._transport is not None:
             self._transport.let_read(time.monotonic() + ttl_s)
         records = {pool: (list(places.names), list(places.offsets)) for pool, places in lease.records.items()}
-        return KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=self._descriptor)
+        reply = KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=self._descriptor)
+        if any(of for found in lease.checksums.values() for of in found):
+            reply["checksums"] = {pool: [list(of or ()) for of in found] for pool, found in lease.checksums.items()}
+        return reply
 
     # -- sessions
 

@@ -245,9 +245,9 @@ async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngin
     assert len((await ask(engine, 2)).token_ids) == 2
 
 
-def test_several_gpus_are_refused(model: Path) -> None:
+def test_a_degree_that_does_not_divide_the_heads_is_refused(model: Path) -> None:
     with pytest.raises(UserError, match="--tp"):
-        SglangEngine(settings_of(model, tp=2))
+        SglangEngine(settings_of(model, tp=3))
 
 
 WORKER = """

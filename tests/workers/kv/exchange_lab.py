@@ -60,8 +60,10 @@ class Rank:
 class Worker:
     """A store exchange with the ranks of its engine."""
 
-    def __init__(self, ranks: int = 2, fingerprint: str = "f", pages: int = PAGES) -> None:
-        self.exchange = StoreExchange(StoreMemory.create(pages * RECORD), ranks)
+    def __init__(
+        self, ranks: int = 2, fingerprint: str = "f", pages: int = PAGES, *, has_checksums: bool = True
+    ) -> None:
+        self.exchange = StoreExchange(StoreMemory.create(pages * RECORD), ranks, has_checksums=has_checksums)
         self.fingerprint = fingerprint
         self.held: dict[str, int] = {}
         self.ranks: list[Rank] = []

@@ -166,3 +166,20 @@ async def test_sessions_report_what_they_hold() -> None:
         assert a.held["s"] == 5 * PAGE
         assert await a.exchange.release_session("s") == 5 * PAGE
         assert a.held["s"] == 0
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+async def test_a_record_that_changed_after_it_was_written_is_not_taken(has_checksums: bool) -> None:
+    a, b = Worker(has_checksums=has_checksums), Worker(has_checksums=has_checksums)
+    async with workers(a=a, b=b):
+        tokens = text(1, 4)
+        keys = await a.compute("s", tokens)
+        held = a.exchange.store.hold("look", keys)
+        a.exchange.store.memory.map[held.records["kv"].offsets[2]] ^= 1
+        fetched = await b.exchange.fetch("r", "s", tokens, "a", 10.0)
+        if has_checksums:
+            assert fetched.tokens == 0
+            assert "other checksums" in str(fetched.error)
+            assert not b.exchange.store.directory.used_bytes
+        else:
+            assert b.stored(keys) != [record_of(key) for key in keys]

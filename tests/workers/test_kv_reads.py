@@ -1,0 +1,69 @@
+"""KV is read from another worker where that is predicted to be faster than computing it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ampd.page_keys import page_keys
+from ampd.perf.presets import analytic_model
+from ampd.types import Parallelism
+from ampd.wire import KvReply, KvRequest
+from workers.kv.exchange import KvFetch
+from workers.kv_reads import KvReads
+from workers.round_progress import RoundProgress
+
+FETCHED = KvFetch(tokens=1)
+
+
+class Kv:
+    """What a worker holds already, and which reads it is asked for."""
+
+    def __init__(self, held_pages: int) -> None:
+        self.held_pages = held_pages
+        self.reads: list[str] = []
+
+    async def serve(self, request: KvRequest) -> KvReply:
+        assert request["op"] == "match"
+        return KvReply(matched=min(self.held_pages, len(request["keys"])))
+
+    async def fetch(self, *arguments: Any) -> KvFetch:
+        self.reads.append(arguments[3])
+        return FETCHED
+
+
+class SlowLinks:
+    """A model whose transfers take long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._model = analytic_model("qwen3-32b", "h100")
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def kv_transfer_s(self, tokens: int, _source: Parallelism, _target: Parallelism) -> float:
+        return self._seconds if tokens else 0.0
+
+
+@pytest.mark.parametrize(
+    ("held_pages", "expected_tokens", "transfer_s", "is_read"),
+    [
+        (0, 8000, 0.01, True),
+        (0, 8000, 1e3, False),
+        (500, 8000, 0.01, False),
+        (400, 8000, 0.01, True),
+        (0, 0, 0.01, False),
+    ],
+)
+async def test_reading_pays(held_pages: int, expected_tokens: int, transfer_s: float, is_read: bool) -> None:
+    kv = Kv(held_pages)
+    info = SimpleNamespace(page_size_tokens=16, parallelism=Parallelism(tp=2))
+    engine = cast(Any, SimpleNamespace(kv=kv, info=info))
+    tokens = list(range(8500))
+    progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), len(tokens), 0.0, page_keys(tokens, 16))
+    fetched = await KvReads(engine, cast(Any, SlowLinks(transfer_s)), 5.0).read(progress, tokens, "P", expected_tokens)
+    assert fetched is (FETCHED if is_read else None)
+    assert kv.reads == (["P"] if is_read else [])
