@@ -84,7 +84,7 @@ async def remote_round(
 
 
 async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
-    async with stations(model_folder, reload_token_s=1e-6) as (_, prefill, decode):
+    async with stations(model_folder, per_token_s=1e-5, reload_token_s=1e-6) as (_, prefill, decode):
         context = prompt_of(500)
         out, reported = await remote_round(prefill, decode, context, None)
         # A round in between makes some history that the prefill worker lacks.
