@@ -33,7 +33,7 @@ async def live(graph: Graph) -> AsyncIterator[Driver]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(live: Driver) -> tuple[str, str]:
     """A prefill and a decode worker that serve all the tests that leave them whole."""
-    limit = ("--max-context-tokens", "4096")
+    limit = ("--max-context-tokens", "4096", "--kv-capacity-tokens", "8192", "--kv-store-tokens", "8192")
     return await live.start(Role.PREFILL, *limit), await live.start(Role.DECODE, *limit)
 
 
@@ -57,7 +57,7 @@ async def remote_round(
 async def test_all_routes_give_the_same_tokens_and_move_what_is_missing(
     live: Driver, pair: tuple[str, str], mixed: str
 ) -> None:
-    """Six rounds; the pages are released between the sessions, so that none lives on what another left."""
+    """Six rounds. Others need all memory between the sessions, so that none lives on what another left."""
     outs = {}
     for routes in ("l" * 6, "r" * 6, (mixed * 6)[:6]):
         context, held, outs[routes] = [*PROMPT], 0, []
@@ -80,6 +80,10 @@ async def test_all_routes_give_the_same_tokens_and_move_what_is_missing(
             context += out + [(number + 11 * position) % 400 + 7 for position in range(40)]
         for worker in pair:
             await live.kv(worker, op="release_session", session_id=routes)
+            for seed in range(12):
+                other = [(seed + 13 * position) % 400 + 7 for position in range(800)]
+                await local_round(live, worker, other, f"other-{seed}")
+                await live.kv(worker, op="release_session", session_id=f"other-{seed}")
     first_outs, *others = outs.values()
     assert all(other == first_outs for other in others)
     assert all(len(out) == 8 for out in first_outs)
