@@ -58,7 +58,7 @@ class PeerReads:
         self._foreign = ForeignPeers()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    async def read(self, session_id: str, keys: Sequence[bytes], source: str, deadline_s: float) -> int:
+    async def read(self, keys: Sequence[bytes], source: str, deadline_s: float) -> int:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
 
         Raises:
@@ -80,7 +80,7 @@ class PeerReads:
                 self._foreign.refuse(source, different)
             lease.offsets = _checked(reply["records"], len(keys), lease.descriptor)
             lease.checksums = reply.get("checksums") or {}
-            return await self._read_leased(session_id, keys, lease, deadline_s)
+            return await self._read_leased(keys, lease, deadline_s)
         finally:
             if not lease.is_returned:
                 self._later(self._unlease(lease, self._clock() + _CLEAN_UP_S))
@@ -91,9 +91,10 @@ class PeerReads:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read_leased(self, session_id: str, keys: Sequence[bytes], lease: _Lease, deadline_s: float) -> int:
+    async def _read_leased(self, keys: Sequence[bytes], lease: _Lease, deadline_s: float) -> int:
         wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
-        reservation = self._store.directory.reserve(session_id, wanted, self._clock())
+        # Of no session yet: the request holds them, and its session takes them over when it begins.
+        reservation = self._store.directory.reserve("", wanted, self._clock())
         if reservation is None:
             raise RuntimeError("the store has no room")
         done: Future[int] | None = None

@@ -141,7 +141,7 @@ class StoreExchange:
     async def fetch(
         self,
         rid: str,
-        session_id: str,
+        session_id: str,  # noqa: ARG002
         token_ids: Sequence[int],
         source_worker_id: str,
         timeout_s: float,
@@ -160,7 +160,7 @@ class StoreExchange:
                 if self._reads is None:
                     raise RuntimeError("the exchange is not connected")
                 async with asyncio.timeout(timeout_s):
-                    size = await self._reads.read(session_id, missing, source_worker_id, started_s + timeout_s)
+                    size = await self._reads.read(missing, source_worker_id, started_s + timeout_s)
         except TimeoutError:
             error = f"no KV from {source_worker_id} within {timeout_s:g} s"
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.

@@ -135,6 +135,16 @@ async def test_a_store_that_is_full_of_running_sessions_refuses_and_frees() -> N
         assert again.tokens == 4 * PAGE
 
 
+async def test_a_session_that_was_released_is_read_again() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())):
+        tokens = text(1, 4)
+        await a.compute("s", tokens)
+        await b.exchange.release_session("s")
+        assert (await b.exchange.fetch("r", "s", tokens, "a", 10.0)).tokens == 4 * PAGE
+        await b.exchange.store.begin_request("r", "s", page_keys(tokens, PAGE))
+        assert b.held["s"] == 4 * PAGE
+
+
 async def test_the_store_outlives_its_engine() -> None:
     async with workers(a=(a := Worker()), b=(b := Worker())):
         tokens = text(1, 6)
