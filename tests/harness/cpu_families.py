@@ -5,11 +5,9 @@ Only arithmetic is replaced. Pools, allocators, the radix tree and the linker ar
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.cpu_gated_delta import install_gated_delta
+from tests.harness.engine_hooks import in_engine_processes
 
 ENGINE_ARGUMENTS: dict[str, dict[str, Any]] = {
     # By default SGLang takes gigabytes for states.
@@ -31,22 +30,13 @@ def cpu_family(family: str) -> Iterator[None]:
 
     It goes inside `tests.harness.forked_engines.forked_engines`.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, in_engine_processes(_install_for_good, family):
         install(family, patch)
-        start = multiprocessing.Process._Popen  # type: ignore[attr-defined]
-
-        def start_with_hooks(process: BaseProcess) -> Any:
-            started: Any = process
-            started._target, started._args = _with_hooks, (family, started._target, *started._args)
-            return start(process)
-
-        patch.setattr(multiprocessing.Process, "_Popen", staticmethod(start_with_hooks))
         yield
 
 
-def _with_hooks(family: str, target: Callable[..., Any], *args: Any, **options: Any) -> None:
+def _install_for_good(family: str) -> None:
     install(family, pytest.MonkeyPatch())
-    target(*args, **options)
 
 
 _installed: str | None = None

@@ -1,0 +1,160 @@
+"""Models of each family of KV pools exchange KV between real engines: equal tokens, and nothing is computed twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ampd.page_keys import page_keys
+from tests.harness.tiny_families import make_family
+
+pytest.importorskip("sglang", exc_type=ImportError)
+pytest.importorskip("nixl")
+
+from tests.harness.cpu_families import ENGINE_ARGUMENTS, cpu_family
+from tests.harness.sglang_pair import (
+    GREEDY,
+    PAGE,
+    LocalPeers,
+    Pair,
+    SwitchedTransport,
+    empty,
+    idle,
+    local_round,
+    pair_settings,
+    remote_round,
+    run,
+    text,
+)
+from tests.harness.waiting import eventually
+from workers.engines.sglang import SglangEngine
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("forked"),
+]
+
+INCREMENTS = (203, 70, 33, 100, 17, 60)
+NEW = 8
+LONG = 24
+ROUTES = {"remote": (True,), "local": (False,), "alternating": (True, False)}
+STATE_TOKENS = 64
+"""SGLang keeps the state of a gated delta net at multiples of this, and decoding 8 tokens keeps none."""
+
+CELLS = [
+    ("qwen3_moe", 1, 1, ("kv",)),
+    ("deepseek_v3", 1, 1, ("kv",)),
+    ("deepseek_v3", 2, 1, ("kv",)),
+    ("gpt_oss", 1, 1, ("kv", "swa")),
+    ("gpt_oss", 1, 2, ("kv", "swa")),
+    ("gemma_4", 1, 1, ("kv", "swa")),
+    ("qwen3_next", 1, 1, ("kv", "mamba")),
+]
+"""Family, TP of the prefill worker, TP of the decode worker, pools."""
+
+
+@asynccontextmanager
+async def pair_of(folder: Path, family: str, degrees: Sequence[int]) -> AsyncIterator[Pair]:
+    made = make_family(folder / family, family)
+    more = {"engine_args": json.dumps(ENGINE_ARGUMENTS.get(family, {}))}
+    engines = [SglangEngine(pair_settings(made, tp).model_copy(update=more), SwitchedTransport) for tp in degrees]
+    async with AsyncExitStack() as stack:
+        stack.enter_context(cpu_family(family))
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+            await engine.start()
+        pair = Pair(engines[0], engines[1], LocalPeers())
+        pair.connect()
+        yield pair
+
+
+async def forget_device(pair: Pair) -> None:
+    """Only the stores know the past from here on."""
+    for engine in (pair.prefill, pair.decode):
+        await engine.kv.store.settle(10.0)
+        await eventually(lambda engine=engine: idle(engine))
+
+
+async def alone(engine: SglangEngine) -> list[tuple[list[int], list[int]]]:
+    """Prompts and tokens of six rounds on one engine that computes each of them whole."""
+    rounds: list[tuple[list[int], list[int]]] = []
+    context: list[int] = []
+    for number, increment in enumerate(INCREMENTS):
+        prompt = context + text(number, increment)
+        output = await run(engine, "", prompt, NEW)
+        assert not output.cached_tokens
+        rounds.append((prompt, output.token_ids))
+        context = prompt + output.token_ids
+        await eventually(lambda: idle(engine))
+    return rounds
+
+
+async def check_route(
+    pair: Pair, session: str, rounds: list[tuple[list[int], list[int]]], routes: Sequence[bool], slack: int
+) -> None:
+    """Rounds from the stores alone give the tokens, and recompute at most `slack` tokens of what was computed."""
+    history = 0
+    for number, (prompt, expected) in enumerate(rounds):
+        is_remote = routes[number % len(routes)]
+        played = await (remote_round if is_remote else local_round)(pair, session, prompt, NEW)
+        first = played.prefill or played.decode
+        assert played.tokens == expected, (session, number)
+        assert len(prompt) - first.cached_tokens <= len(prompt) - history + slack, (session, number)
+        if is_remote:
+            assert played.decode.prompt_tokens - played.decode.cached_tokens <= slack + 1, (session, number)
+        history = len(prompt) + NEW
+        await forget_device(pair)
+
+
+def zero_records(engine: SglangEngine, pool: str, context: list[int]) -> None:
+    """Set all records of a pool that the store has of a context to zero."""
+    store = engine.kv.store
+    size = next(each.record_bytes for each in store.geometry.pools if each.name == pool)
+    held = store.hold("zeroing", page_keys(context, PAGE))
+    assert held.records[pool].offsets
+    for offset in held.records[pool].offsets:
+        store.memory.map[offset : offset + size] = bytes(size)
+    store.directory.let_go("zeroing")
+
+
+@pytest.mark.parametrize(("family", "prefill_tp", "decode_tp", "pools"), CELLS)
+async def test_a_family_exchanges_all_its_pools(
+    tmp_path: Path, family: str, prefill_tp: int, decode_tp: int, pools: tuple[str, ...]
+) -> None:
+    slack = STATE_TOKENS + NEW if "mamba" in pools else PAGE
+    async with pair_of(tmp_path, family, (prefill_tp, decode_tp)) as pair:
+        assert tuple(pool.name for pool in pair.decode.kv.store.geometry.pools) == pools
+        rounds = await alone(pair.decode)
+        for name, routes in ROUTES.items():
+            await empty(pair.prefill, pair.decode)
+            await check_route(pair, name, rounds, routes, slack)
+        for pool in pools:
+            await empty(pair.prefill, pair.decode)
+            (first, tokens), (second, expected) = rounds[:2]
+            assert (await remote_round(pair, pool, first, NEW)).tokens == tokens
+            await forget_device(pair)
+            intact = await restored_output(pair, second)
+            assert intact[0][:NEW] == expected
+            zero_records(pair.decode, pool, second)
+            changed = await restored_output(pair, second)
+            assert changed[0] != intact[0] or abs(changed[1] - intact[1]) > 0.01, pool
+
+
+async def restored_output(pair: Pair, prompt: list[int]) -> tuple[list[int], float]:
+    """Tokens, and the log-probability of the last one, of a request that loads from the store and leaves nothing.
+
+    Some random weights change the log-probabilities with a pool's KV, but no greedy token.
+    """
+    request = {**GREEDY, "output_options": {"logprobs": 0}}
+    output = await run(pair.decode, "", prompt, LONG, **request)
+    assert output.cached_tokens >= len(prompt) // 2
+    assert output.log_probs
+    await forget_device(pair)
+    return output.token_ids, output.log_probs[-1]
