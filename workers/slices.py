@@ -24,7 +24,7 @@ class Sliced:
     """The slices that were computed before the call that brings the first token.
 
     Attributes:
-        rid: the request id for that call. The first call of the engine takes the id under which KV was staged.
+        rid: the request id for that call. The first call of the engine takes the id under which KV was read.
         slices: calls of the engine for slices; 0: the prefill runs whole.
         first: the last output of the first call, with its counts.
     """

@@ -375,7 +375,7 @@ class SglangEngine:
 
 
 class _RequestAccount:
-    """Accounts for one request while it runs: its load, its session's KV, its staged pages."""
+    """Accounts for one request while it runs: its load, its session's KV, the pages that it loads."""
 
     def __init__(self, engine: SglangEngine, request: EngineRequest) -> None:
         self._engine = engine

@@ -1,1 +1,1 @@
-"""KV exchange between workers: the directory of pinned pages, and its transports."""
+"""The KV store of a worker, the copies between it and the engine, and reads between stores."""
