@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import cache
 from hashlib import sha256
 
 from ampd.errors import UserError
@@ -76,7 +77,6 @@ class ModelledEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self._time_line = TimeLine()
-        self._has_free_reloads = False
 
     @property
     def info(self) -> EngineInfo:
@@ -255,9 +255,7 @@ class ModelledEngine:
         try:
             return self._model.reload_s(tokens, self._info.parallelism)
         except UserError as error:
-            if not self._has_free_reloads:
-                self._has_free_reloads = True
-                log.warning("KV is reloaded from the store in no time: %s", error)
+            _warn_of_free_reloads(str(error))
             return 0.0
 
     def _prefilled(self, active: ActiveRequest) -> None:
@@ -294,3 +292,8 @@ class ModelledEngine:
     def _fail(self, error: EngineLostError) -> None:
         for active in self._alive:
             active.outputs.put_nowait(error)
+
+
+@cache  # once per reason
+def _warn_of_free_reloads(reason: str) -> None:
+    log.warning("KV is reloaded from the store in no time: %s", reason)
