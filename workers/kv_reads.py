@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.perf.model import PerformanceModel
-from ampd.serving.kv_tiers import Found, fastest_tiers
+from ampd.serving.kv_tiers import Found, reading_pays
 from workers.engines.base import Engine
 from workers.kv.exchange import KvFetch
 from workers.round_progress import RoundProgress
@@ -40,5 +40,4 @@ class KvReads:
         reply = await self._engine.kv.serve({"op": "match", "keys": list(progress.page_keys)})
         info = self._engine.info
         found = Found(store_tokens=reply.get("matched", 0) * info.page_size_tokens, peer_tokens=expected_tokens)
-        tiers = fastest_tiers(progress.prompt_tokens, found, self._model, info.parallelism)
-        return tiers.peer_tokens > 0
+        return reading_pays(progress.prompt_tokens, found, self._model, info.parallelism)

@@ -76,6 +76,17 @@ def tiers_of(prompt_tokens: int, found: Found, kept_tokens: int) -> Tiers:
     return Tiers(device, store, kept_tokens - device - store, prompt_tokens - kept_tokens)
 
 
+def reading_pays(
+    prompt_tokens: int,
+    found: Found,
+    model: PerformanceModel,
+    parallelism: Parallelism,
+    peer: Parallelism | None = None,
+) -> bool:
+    """Whether reading a peer's KV is predicted to be faster than computing it; the arguments are `fastest_tiers`'."""
+    return fastest_tiers(prompt_tokens, found, model, parallelism, peer).peer_tokens > 0
+
+
 def fastest_tiers(
     prompt_tokens: int,
     found: Found,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ampd.perf.model import PerformanceModel
-from ampd.serving.kv_tiers import Found, fastest_tiers, tiers_of
+from ampd.serving.kv_tiers import Found, fastest_tiers, reading_pays, tiers_of
 from ampd.types import Parallelism
 from planner.simulator.cached_memory import CachedKvMemory
 from planner.simulator.request import SimulatedRequest
@@ -39,7 +39,7 @@ class Reloads:
         """Whether a read of a peer's `peer_tokens` of the context is predicted to be faster than to compute them."""
         device_tokens = self._memory.held.get(session_id, 0)
         found = Found(device_tokens, self._memory.store.held.get(session_id, 0), peer_tokens)
-        return fastest_tiers(prompt_tokens, found, self._belief, self._parallelism, peer).peer_tokens > 0
+        return reading_pays(prompt_tokens, found, self._belief, self._parallelism, peer)
 
     def admit(self, request: SimulatedRequest) -> None:
         """Decide what an admitted request reloads. KV that was read from a peer is in the store by now."""

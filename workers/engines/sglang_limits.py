@@ -31,6 +31,8 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_hierarchical_cache": ((False,), "the KV store of the worker takes its place"),
     "enable_hisparse": ((False,), "sparse KV is not exchanged"),
     "enable_unified_memory": ((False,), "KV in unified memory is not exchanged"),
+    "enable_int8_mamba_checkpoint": ((False,), "quantised states are not exchanged"),
+    "enable_linear_replayssm": ((False,), "states that are replayed are not exchanged"),
     "disaggregation_mode": (("null",), "AMPD moves the KV itself"),
 }
 """SGLang's arguments that `--engine-args` may not set to any but these values, and why."""

@@ -6,13 +6,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
-from ampd.serving.kv_eviction import surplus
+from ampd.serving.kv_eviction import TARGET_SHARE, surplus
 from ampd.types import Parallelism
 
 _SESSIONS_KEPT = 4096
-
-TARGET_SHARE = 0.5
-"""Part of the TTFT target that the prefill may take; the rest is for queues and reads."""
 
 
 @dataclass(slots=True)

@@ -83,6 +83,8 @@ def test_a_broken_model_configuration_is_one_line(tmp_path: Path, text: str) -> 
         {"speculative_algorithm": "EAGLE"},
         {"kv_cache_dtype": "nvfp4"},
         {"enable_hierarchical_cache": True},
+        {"enable_int8_mamba_checkpoint": True},
+        {"enable_linear_replayssm": True},
         {"disaggregation_mode": "prefill"},
     ],
 )

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.presets import analytic_model
-from ampd.serving.kv_eviction import surplus
+from ampd.serving.kv_eviction import TARGET_SHARE, surplus
 from ampd.types import Parallelism
-from workers.kv.next_rounds import TARGET_SHARE, NextRounds
+from workers.kv.next_rounds import NextRounds
 
 MODEL = analytic_model("qwen3-32b", "h100")
 TP = Parallelism(tp=2)
