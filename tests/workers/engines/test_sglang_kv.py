@@ -93,11 +93,25 @@ def check_nothing_computed_twice(script: Script, rounds: list[Round]) -> None:
 async def test_pages_that_were_not_moved_change_the_tokens(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(seed=2)
     alone = await one_engine(pair, script)
+    for engine in (pair.prefill, pair.decode):
+        monkeypatch.setattr(engine.kv.store, "_has_checksums", False)
     monkeypatch.setattr(SwitchedTransport, "moves", False)
     tokens, rounds = await play(script, lambda number: route(pair, "remote", "unmoved", number))
     assert tokens != alone
     # The engines did take those pages for the history: what failed is the content, not the books.
     assert rounds[1].decode.prompt_tokens - rounds[1].decode.cached_tokens <= PAGE + 1
+    await empty(pair.prefill, pair.decode)
+
+
+async def test_checksums_show_pages_that_were_not_moved(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = text(25, 300)
+    alone = await run(pair.decode, "s", prompt, 12)
+    monkeypatch.setattr(SwitchedTransport, "moves", False)
+    request_id = rid()
+    fetched = await pair.prefill.kv.fetch(request_id, "s", prompt, "D", 5.0)
+    assert fetched.tokens == 0
+    assert "other checksums" in str(fetched.error)
+    assert (await run(pair.prefill, "s", prompt, 12, request_id)).token_ids == alone.token_ids
     await empty(pair.prefill, pair.decode)
 
 
