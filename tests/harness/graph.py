@@ -51,7 +51,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float) -> dict[str, Any]:
-    """A performance model: prompts of 1000 tokens and more take `long_prefill_s`, shorter ones `prefill_s`."""
+    """A performance model: prompts of 1000 tokens and more take `long_prefill_s`, shorter ones `prefill_s`.
+
+    Each token adds a little, and reads take no time, so that reading KV always pays.
+    """
     return {
         "format": "ampd-performance-model/1",
         "provenance": {
@@ -71,7 +74,7 @@ def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float)
                         {
                             "from_incr_tokens": start,
                             "alpha_s": alpha_s,
-                            "beta_s_per_token": 0.0,
+                            "beta_s_per_token": 2e-6,
                             "gamma_s_per_token2": 0,
                         }
                         for start, alpha_s in ((0, prefill_s), (1000, long_prefill_s))
@@ -87,7 +90,7 @@ def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float)
             {
                 "tp_source": 1,
                 "tp_target": 1,
-                "segments": [{"from_tokens": 0, "alpha_s": 0.001, "beta_s_per_token": 0}],
+                "segments": [{"from_tokens": 0, "alpha_s": 0, "beta_s_per_token": 0}],
             }
         ],
         "kv_bytes_per_token": 64,
