@@ -32,7 +32,9 @@ def without_gpus(objects: list[Object]) -> list[Object]:
         pod["volumes"] = [models if volume["name"] == "models" else volume for volume in pod["volumes"]]
         pod["initContainers"] = donor["initContainers"]
         container = pod["containers"][0]
-        container["args"] = ["--engine=modelled" if arg == "--engine=sglang" else arg for arg in container["args"]]
+        # The modelled engine has no memory of its own to give to a store.
+        arguments = [arg for arg in container["args"] if not arg.startswith("--kv-store-gib=")]
+        container["args"] = ["--engine=modelled" if arg == "--engine=sglang" else arg for arg in arguments]
     return objects
 
 
