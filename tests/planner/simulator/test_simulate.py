@@ -116,8 +116,6 @@ def no_effect_comes_before_its_cause(case: Case, done: SimulationRun) -> None:
 def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
     case: Case, done: SimulationRun, evicted: set[str]
 ) -> None:
-    with watched_memories() as memories:
-        evicted = {session_id for memory in memories for session_id in memory.evicted_sessions}
     prefills = [span for span in done.timeline if span.kind == "prefill"]
     passes = Counter((span.worker_id, span.start_s) for span in prefills)
     for record in done.rounds:
