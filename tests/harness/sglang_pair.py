@@ -14,7 +14,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ampd.wire import KvReply, KvRequest
-from tests.harness.waiting import eventually
+from tests.waiting import until
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.kv.exchange import KvFetch
@@ -97,17 +97,17 @@ class Round:
 async def empty(*engines: SglangEngine) -> None:
     """Leave the engines without cache, and their stores without records."""
     for engine in engines:
-        await eventually(lambda engine=engine: idle(engine))
+        await until(lambda engine=engine: idle(engine))
         await engine.kv.store.settle(TIMEOUT_S)
         directory = engine.kv.store.directory
         for session in directory.sessions.ids:
             await engine.kv.release_session(session)
         directory.clear()
-        await eventually(lambda directory=directory: is_empty(directory))
+        await until(lambda directory=directory: is_empty(directory))
 
 
 def is_empty(directory: StoreDirectory) -> bool:
-    """Nothing is stored, and nobody reads, once the leases that were not given back have ended."""
+    """Whether the store is empty. Leases that were not given back end by time, so it is asked again."""
     directory.collect(time.monotonic())
     return not directory.used_bytes
 

@@ -142,7 +142,7 @@ class EngineStore:
     # -- requests
 
     def hold(self, rid: str, keys: Sequence[bytes]) -> Held:
-        """Protect what is stored of a context, for a request that may load it, until `let_go`."""
+        """Protect the stored part of a context until `let_go`, because a request may load it."""
         return self.directory.hold(rid, keys, self._clock())
 
     async def begin_request(self, rid: str, session_id: str, keys: Sequence[bytes]) -> int:
@@ -187,12 +187,13 @@ class EngineStore:
         if rid in self._running:
             return
         if rid in self._known:
-            self._known.discard(rid)
             try:
                 await self._links.drop(rid, _DROP_S)
             except (TimeoutError, ConnectionError) as error:
+                # They stay known, so that they are let go with the engine.
                 log.error("KV store: records of a request stay protected: %s", error or "the engine does not answer")
                 return
+            self._known.discard(rid)
         if self._directory is not None:
             self._directory.let_go(rid)
 

@@ -73,7 +73,7 @@ class Offers:
         self._wake()
 
     async def settled(self, offers: int) -> None:
-        """Wait until the first `offers` offers are readable, or were refused."""
+        """Wait until the first `offers` offers are readable, or were refused. Raises `ConnectionError`: it has gone."""
         if self._is_settled(offers):
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +86,8 @@ class Offers:
             self._directory.give_up(copy.reservation.id)
         self._copies.clear()
         for _, done in self._waiting:
-            done.cancel()
+            if not done.done():
+                done.set_exception(ConnectionError("the engine has gone"))
         self._waiting.clear()
 
     def _decide(self, offer: Offer) -> None:

@@ -96,6 +96,9 @@ class RankLinks:
             await reader.stop()
         for hello in self._hellos:
             hello.cancel()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ConnectionError("the engine's process has gone"))
         for socket in self._sockets:
             socket.close(0)
         self._context.term()

@@ -26,7 +26,8 @@ from workers.engines.base import EngineError, EngineOutput, EngineRequest
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.sglang_pair import eventually, rid, run, text
+from tests.harness.sglang_pair import rid, run, text
+from tests.waiting import until
 from workers.engines.sglang import SglangEngine, SglangSettings
 
 pytestmark = [
@@ -212,7 +213,7 @@ async def test_closing_several_choices_aborts_them_all(engine: SglangEngine) -> 
     await anext(stream)
     await stream.aclose()
     manager: Any = engine._engine.tokenizer_manager
-    await eventually(lambda: not manager.rid_to_state)
+    await until(lambda: not manager.rid_to_state)
     assert engine.load().running_requests == 0
 
 
@@ -283,7 +284,7 @@ async def test_engine_processes_end_with_a_killed_worker(model: Path, tmp_path: 
         await asyncio.to_thread(worker.wait)
         if worker.stdout:
             worker.stdout.close()
-    await eventually(lambda: not any(alive(child) for child in children), 20.0)
+    await until(lambda: not any(alive(child) for child in children), 20.0)
     assert not any(name.startswith("ampd-") for name in os.listdir(tmp_path))  # noqa: PTH208
 
 

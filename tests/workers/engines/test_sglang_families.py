@@ -30,7 +30,7 @@ from tests.harness.sglang_pair import (
     run,
     text,
 )
-from tests.harness.waiting import eventually
+from tests.waiting import until
 from workers.engines.sglang import SglangEngine
 
 pytestmark = [
@@ -79,7 +79,7 @@ async def forget_device(pair: Pair) -> None:
     """Only the stores know the past from here on."""
     for engine in (pair.prefill, pair.decode):
         await engine.kv.store.settle(10.0)
-        await eventually(lambda engine=engine: idle(engine))
+        await until(lambda engine=engine: idle(engine))
 
 
 async def alone(engine: SglangEngine) -> list[tuple[list[int], list[int]]]:
@@ -92,7 +92,7 @@ async def alone(engine: SglangEngine) -> list[tuple[list[int], list[int]]]:
         assert not output.cached_tokens
         rounds.append((prompt, output.token_ids))
         context = prompt + output.token_ids
-        await eventually(lambda: idle(engine))
+        await until(lambda: idle(engine))
     return rounds
 
 

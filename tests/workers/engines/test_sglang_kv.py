@@ -27,7 +27,6 @@ from tests.harness.sglang_pair import (
     Script,
     SwitchedTransport,
     empty,
-    eventually,
     idle,
     local_round,
     play,
@@ -36,6 +35,7 @@ from tests.harness.sglang_pair import (
     run,
     text,
 )
+from tests.waiting import until
 from workers.engines.sglang import SglangEngine
 
 pytestmark = [
@@ -174,7 +174,7 @@ async def test_a_session_comes_back_from_the_store(pair: Pair) -> None:
     alone = await one_engine(pair, script)
 
     async def after_a_flush(prompt: list[int], new: int) -> Round:
-        await eventually(lambda: idle(pair.decode))
+        await until(lambda: idle(pair.decode))
         return await local_round(pair, "s", prompt, new)
 
     tokens, rounds = await play(script, lambda _: after_a_flush)
@@ -198,7 +198,7 @@ async def test_ended_sessions_leave_no_trace(pair: Pair) -> None:
     prompts = {f"s{number}": text(80 + number, 250) for number in range(4)}
     for session, prompt in prompts.items():
         await remote_round(pair, session, prompt, 4)
-    await eventually(lambda: pair.held["D"].get("s3") == 253 // PAGE * PAGE)
+    await until(lambda: pair.held["D"].get("s3") == 253 // PAGE * PAGE)
     assert pair.held["P"]["s3"] == 250 // PAGE * PAGE
     for session in ("s2", "s0", "s3", "s1"):
         assert await pair.decode.kv.release_session(session) == 253 // PAGE * PAGE
@@ -238,9 +238,9 @@ async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
     await stream.aclose()
     assert pair.decode.load().running_requests == 0
     manager: Any = pair.decode._engine.tokenizer_manager
-    await eventually(lambda: not manager.rid_to_state)
+    await until(lambda: not manager.rid_to_state)
     await pair.decode.kv.release_session("s")
-    await eventually(lambda: emptied(pair.decode))
+    await until(lambda: emptied(pair.decode))
     assert time.monotonic() - started_s < 10.0
     await empty(pair.prefill, pair.decode)
 

@@ -17,7 +17,8 @@ from ampd.policies.registry import create
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.sglang_pair import GREEDY, LocalPeers, Pair, empty, eventually, idle, text
+from tests.harness.sglang_pair import GREEDY, LocalPeers, Pair, empty, idle, text
+from tests.waiting import until
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Recorded, Script, message, out, script
 from workers.engines.sglang import SglangEngine
@@ -93,7 +94,7 @@ async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(eng
     policy = TokenBetween(iter(()))
     worker = Worker(engine, policy)
     decoding = asyncio.create_task(worker.decode_beside(text(6, 64), 300))
-    await eventually(lambda: len(worker.other) > 5)
+    await until(lambda: len(worker.other) > 5)
     worker.engine.calls.clear()
     policy.answers = iter([Compute(250), Compute(250), Compute(250)])
     chunks = await worker.round(PROMPT, OUTPUT_TOKENS, "sliced")
@@ -115,10 +116,10 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(engine: SglangEn
     policy = script()
     worker = Worker(engine, policy)
     decoding = asyncio.create_task(worker.decode_beside(text(7, 64), 2000))
-    await eventually(lambda: len(worker.other) > 5)
+    await until(lambda: len(worker.other) > 5)
     policy.answers = iter([Compute(250), Compute(250), Wait(100.0)])
     leaver = asyncio.create_task(worker.round(PROMPT, OUTPUT_TOKENS, "leaver"))
-    await eventually(lambda: worker.held.get("leaver") == 240 and len(policy.asked) == 4)
+    await until(lambda: worker.held.get("leaver") == 240 and len(policy.asked) == 4)
     leaver.cancel()
     await asyncio.wait({leaver})
     assert worker.queue.tasks() == ()
@@ -128,5 +129,5 @@ async def test_a_client_that_goes_between_slices_leaves_nothing(engine: SglangEn
     assert worker.rounds.running == 0
     assert engine.load().running_requests == 0
     assert await engine.kv.release_session("leaver") == 240
-    await eventually(lambda: idle(engine))
+    await until(lambda: idle(engine))
     await empty(engine)

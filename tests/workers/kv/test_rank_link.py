@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.harness.waiting import eventually
+from tests.waiting import until
 from workers.kv.offer_queue import Offered
 from workers.kv.rank_link import RankLink
 from workers.kv.rank_links import RankLinks
@@ -73,13 +73,13 @@ async def connected() -> AsyncIterator[Side]:
 async def test_offers_are_copied_and_completed_in_their_order() -> None:
     async with connected() as side:
         side.offer(0, 1, 2)
-        await eventually(lambda: len(side.of(Offer)) == 3)
+        await until(lambda: len(side.of(Offer)) == 3)
         assert [rank for rank, _ in side.of(Offer)] == [0, 0, 0]
         side.links.send(Write(2, {"kv": ([0], [200])}))
         side.links.send(Write(1, None))
         assert not side.of(Written)
         side.links.send(Write(0, {"kv": ([0], [100])}))
-        await eventually(lambda: len(side.of(Written)) == 4)
+        await until(lambda: len(side.of(Written)) == 4)
         for rank, writer in zip(side.ranks, side.writers, strict=True):
             assert writer.copied == [("kv", [10], [100]), ("kv", [12], [200])]
             assert list(rank.completed) == [True, False, True]
@@ -93,10 +93,10 @@ async def test_a_rank_that_has_not_been_offered_yet_waits_for_its_own_offer() ->
     async with connected() as side:
         side.ranks[0].offer(Offered("s", {"kv": [KEYS[0].hex()]}, lambda: {"kv": [10]}))
         side.links.send(Write(0, {"kv": ([0], [100])}))
-        await eventually(lambda: side.of(Written))
+        await until(lambda: side.of(Written))
         assert [rank for rank, _ in side.of(Written)] == [0]
         side.ranks[1].offer(Offered("s", {"kv": [KEYS[0].hex()]}, lambda: {"kv": [10]}))
-        await eventually(lambda: len(side.of(Written)) == 2)
+        await until(lambda: len(side.of(Written)) == 2)
 
 
 async def test_a_copy_that_fails_is_reported_and_completes_as_on_the_other_rank() -> None:
@@ -104,7 +104,7 @@ async def test_a_copy_that_fails_is_reported_and_completes_as_on_the_other_rank(
         side.writers[1].fails = True
         side.offer(0)
         side.links.send(Write(0, {"kv": ([0], [100])}))
-        await eventually(lambda: len(side.of(Written)) == 2)
+        await until(lambda: len(side.of(Written)) == 2)
         assert {message.digest == b"" for rank, message in side.of(Written) if rank == 1} == {True}  # type: ignore[union-attr]
         assert [list(rank.completed) for rank in side.ranks] == [[True], [True]]
 
@@ -123,13 +123,11 @@ async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None
             writer.gate.set()
         await asyncio.gather(*resets)
         copied = [list(writer.copied) for writer in side.writers]
-        await eventually(lambda: len(side.of(Forgotten)) == 2)
+        await until(lambda: len(side.of(Forgotten)) == 2)
         assert {message.below for _, message in side.of(Forgotten)} == {2}  # type: ignore[union-attr]
         side.offer(2)
         side.links.send(Write(2, {"kv": ([0], [300])}))
-        await eventually(
-            lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True))
-        )
+        await until(lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True)))
         for rank, writer in zip(side.ranks, side.writers, strict=True):
             assert writer.copied[-1] == ("kv", [12], [300])
             assert list(rank.completed) == [True]
@@ -142,7 +140,7 @@ async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() ->
             assert rank.held("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
         side.ranks[1].begin_load("r")
         drop = asyncio.create_task(side.links.drop("r", 10.0))
-        await eventually(lambda: not side.ranks[1].held("r"))
+        await until(lambda: not side.ranks[1].held("r"))
         await asyncio.sleep(0.05)
         assert not drop.done()
         side.ranks[1].end_load("r")

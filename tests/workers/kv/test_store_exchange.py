@@ -13,7 +13,7 @@ from ampd.wire import KvRequest
 pytest.importorskip("nixl")
 pytest.importorskip("msgspec")
 
-from tests.harness.waiting import eventually
+from tests.waiting import until
 from tests.workers.kv.exchange_lab import PAGE, PAGES, RECORD, Worker, record_of, workers
 
 
@@ -115,7 +115,7 @@ async def test_an_answer_without_sense_is_an_error(answer: dict[str, Any]) -> No
         assert fetched.tokens == 0
         assert fetched.error is not None
         assert not b.exchange.store.directory.used_bytes
-        await eventually(lambda: not a.exchange.store.directory.has_leases)
+        await until(lambda: not a.exchange.store.directory.has_leases)
 
 
 async def test_a_store_that_is_full_of_running_sessions_refuses_and_frees() -> None:
@@ -193,3 +193,34 @@ async def test_a_record_that_changed_after_it_was_written_is_not_taken(has_check
             assert not b.exchange.store.directory.used_bytes
         else:
             assert b.stored(keys) != [record_of(key) for key in keys]
+
+
+async def test_a_wait_for_pages_ends_with_the_engine() -> None:
+    async with workers(a=(a := Worker())):
+        keys = page_keys(text(1, 4), PAGE)
+        await a.exchange.store.begin_request("r", "s", keys)
+        # Rank 1 is never offered them, so they never become readable.
+        a.ranks[0].offer("s", keys)
+        waiting = asyncio.create_task(a.exchange.store.settle(60.0))
+        await until(lambda: a.exchange.store.directory.used_bytes)
+        while a.ranks:
+            a.ranks.pop().close()
+        await a.exchange.store.replace_engine()
+        with pytest.raises(ConnectionError, match="gone"):
+            await waiting
+        assert not a.exchange.store.directory.used_bytes
+
+
+async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
+    async with workers(a=(a := Worker())):
+        keys = await a.compute("s", text(1, 4))
+        await a.exchange.store.begin_request("r", "s", keys)
+        a.ranks[1].link.begin_load("r")
+        a.exchange.store.loaded("r")
+        await until(lambda: not a.ranks[1].link.held("r"))
+        while a.ranks:
+            a.ranks.pop().close()
+        await a.exchange.store.replace_engine()
+        await a.exchange.release_session("s")
+        a.exchange.store.directory.clear()
+        assert not a.exchange.store.directory.used_bytes
