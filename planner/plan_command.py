@@ -93,7 +93,7 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
 
 
 def _capacities(settings: PlanSettings, model: PiecewiseModel, wanted: Sequence[int]) -> dict[int, int]:
-    """KV memory by degree, for the wanted degrees that the model has and that leave room for a second replica."""
+    """KV memory by degree. A degree counts if the GPUs also take a second replica, of the smallest degree."""
     known = {theta.tp: theta for theta in model.parallelisms}
     usable = [known[degree] for degree in wanted if degree in known]
     if not usable:

@@ -1,4 +1,4 @@
-"""Device memory as a cache of the worker's KV store: running rounds and, as long as nobody needs the room, sessions."""
+"""Device memory as a cache of the worker's KV store: running rounds, and sessions while there is room."""
 
 from __future__ import annotations
 

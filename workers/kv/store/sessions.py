@@ -70,7 +70,7 @@ class SessionTable:
         return changed
 
     def note_changed(self, runs: Iterable[Run]) -> None:
-        """The records of these runs have come or gone."""
+        """Records of these runs were added or removed."""
         for run in runs:
             self._changed.update((claimant.id, None) for claimant in run.claims if isinstance(claimant, _Session))
 
