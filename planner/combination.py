@@ -15,7 +15,10 @@ from ampd.policies.slicing.whole import WholeSlicing
 
 
 class Mode(StrEnum):
-    """How the replicas are used. All modes but `disaggregated` are whole systems: they fix the policies."""
+    """How the replicas are used. All modes but `disaggregated` are whole systems with policies of their own.
+
+    `colocated` takes an ordering and a slicing where they are named. The other systems fix theirs.
+    """
 
     DISAGGREGATED = "disaggregated"
     ALWAYS_REMOTE = "always-remote"
@@ -48,23 +51,37 @@ class Combination:
     pools: str = defaults.POOLS
 
     @classmethod
-    def of(cls, mode: Mode, routing: str, ordering: str, slicing: str, pools: str, rate: float | None) -> Combination:
-        """The combination of a mode with the named policies, or with its own where the mode fixes them."""
+    def of(
+        cls, mode: Mode, routing: str, ordering: str | None, slicing: str | None, pools: str, rate: float | None
+    ) -> Combination:
+        """The combination of a mode with the named policies, or with its own where the mode fixes them.
+
+        Args:
+            ordering, slicing: None: not named. The mode then has its own.
+        """
         if mode is Mode.DISAGGREGATED:
-            return cls(mode, routing, ordering, rate, slicing, pools)
-        return cls(mode, *_SYSTEMS[mode], rate, slicing=WholeSlicing.policy_name, pools=StaticPools.policy_name)
+            return cls(mode, routing, ordering or defaults.ORDERING, rate, slicing or defaults.SLICING, pools)
+        own_routing, own_ordering = _SYSTEMS[mode]
+        if mode is not Mode.COLOCATED:
+            ordering = slicing = None
+        slicing = slicing or WholeSlicing.policy_name
+        return cls(mode, own_routing, ordering or own_ordering, rate, slicing, StaticPools.policy_name)
 
     @property
     def label(self) -> str:
         """A name for tables and plots, without the rate."""
-        if self.mode is Mode.DISAGGREGATED:
-            return " / ".join([self.routing, self.ordering, *(f"{k} {v}" for k, v in self.named.items())])
-        return str(self.mode)
+        parts = [self.routing, self.ordering]
+        if self.mode is not Mode.DISAGGREGATED:
+            parts = [str(self.mode), *([] if self.ordering == _SYSTEMS[self.mode][1] else [self.ordering])]
+        return " / ".join([*parts, *(f"{kind} {name}" for kind, name in self.named.items())])
 
     @property
     def named(self) -> dict[str, str]:
-        """The slicing and the pools policy, where they are not the default. Empty for modes that fix them."""
-        if self.mode is not Mode.DISAGGREGATED:
-            return {}
-        given = {"slicing": (self.slicing, defaults.SLICING), "pools": (self.pools, defaults.POOLS)}
-        return {kind: name for kind, (name, default) in given.items() if name != default}
+        """The slicing and the pools policy, where they are not those that the mode has by itself."""
+        is_split = self.mode is Mode.DISAGGREGATED
+        own = {
+            "slicing": defaults.SLICING if is_split else WholeSlicing.policy_name,
+            "pools": defaults.POOLS if is_split else StaticPools.policy_name,
+        }
+        given = {"slicing": self.slicing, "pools": self.pools}
+        return {kind: name for kind, name in given.items() if name != own[kind]}

@@ -48,7 +48,8 @@ class SimulateSettings(CaseSettings):
     mode: str = Field(
         "disaggregated",
         description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
-        "colocated (every replica does both phases), continuum (co-located, running sessions first).",
+        "colocated (every replica does both phases; fcfs and whole prefills, or the --ordering and --slicing that "
+        "are named), continuum (co-located, running sessions first).",
     )
     routing: str = Field(
         defaults.ROUTING, description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters."
@@ -182,13 +183,18 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
         modes = [Mode(name) for name in split_names(settings.mode)]
     except ValueError:
         raise UserError(f"--mode: known are {', '.join(Mode)} (given: {settings.mode!r})") from None
-    routings, orderings = split_names(settings.routing), split_names(settings.ordering)
-    slicings, pools = split_names(settings.slicing), split_names(settings.pools)
+    routings, pools = split_names(settings.routing), split_names(settings.pools)
+    orderings, slicings = _named_or_own(settings, "ordering"), _named_or_own(settings, "slicing")
     choices = product(modes, routings, orderings, slicings, pools, parse_rates(settings.rate))
     found = [Combination.of(*choice) for choice in choices]
     if not found:
         raise UserError("--mode, --routing, --ordering, --slicing, --pools: name at least one each")
     return list(dict.fromkeys(found))
+
+
+def _named_or_own(settings: SimulateSettings, kind: str) -> Sequence[str | None]:
+    """The policies that a flag or a variable names; (None,) without one: each mode then has its own."""
+    return split_names(getattr(settings, kind)) if kind in settings.model_fields_set else (None,)
 
 
 def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:

@@ -10,6 +10,11 @@ from benchmarks.policies.contest import Contestant
 
 OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive")
 OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
+COLOCATED_OURS = Contestant(
+    "co-located ours", "always-local", "on-time", "slack", binding="predictive", is_colocated=True
+)
+"""Our parts on machines that all do both phases: the strongest rival that is known."""
+OUR_PARTS = (OURS, OURS_STATIC, COLOCATED_OURS)
 
 _WIDE = "ampd(window=32)"
 AMPD = Contestant("ampd", "ampd", "ampd")
@@ -46,7 +51,7 @@ REFERENCES = (
 )
 """Every machine does both phases."""
 
-ALL = (OURS, OURS_STATIC, *RIVALS, *REFERENCES)
+ALL = (*OUR_PARTS, *RIVALS, *REFERENCES)
 
 ABLATION = (
     OURS_STATIC,

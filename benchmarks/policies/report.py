@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
-from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, OURS
+from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
 from benchmarks.policies.intervals import Interval, geometric_mean
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
@@ -19,7 +19,7 @@ TITLES = {
     "sustained_rounds": "sustained goodput of rounds",
     "sustained_sessions": "sustained goodput of sessions",
 }
-AGAINST = ("best rival", "ampd", "always-remote", "best co-located")
+AGAINST = ("best rival", "ampd", "always-remote", "best co-located", COLOCATED_OURS.label)
 
 Opponent = Callable[[Setting], Contestant | None]
 
@@ -32,6 +32,7 @@ def opponents(standings: Standings, criterion: str) -> dict[str, Opponent]:
         "ampd": lambda _: AMPD if AMPD in present else None,
         "always-remote": lambda _: ALWAYS_REMOTE if ALWAYS_REMOTE in present else None,
         "best co-located": lambda setting: standings.best(setting, standings.references, criterion),
+        COLOCATED_OURS.label: lambda _: COLOCATED_OURS if COLOCATED_OURS in present else None,
     }
 
 

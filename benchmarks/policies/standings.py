@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import USUAL, Condition, Contestant, Found, Point
-from benchmarks.policies.contestants import OURS, OURS_STATIC, REFERENCES
+from benchmarks.policies.contestants import OUR_PARTS, OURS, REFERENCES
 from benchmarks.policies.intervals import Interval, geometric_interval, mean_interval
 from benchmarks.policies.settings import Setting
 
@@ -27,8 +27,8 @@ class Standings:
 
     @property
     def rivals(self) -> list[Contestant]:
-        """On the same split as ours."""
-        return [contestant for contestant in self.contestants if contestant not in (OURS, OURS_STATIC, *REFERENCES)]
+        """On the same split as ours, and not made of our parts."""
+        return [contestant for contestant in self.contestants if contestant not in (*OUR_PARTS, *REFERENCES)]
 
     @property
     def references(self) -> list[Contestant]:

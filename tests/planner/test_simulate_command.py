@@ -62,6 +62,14 @@ def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pyte
     assert rows[0]["role_flips"] == 0
 
 
+def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--mode", "colocated", "--rate", "40", "--limit", "100", "--prefill", "0"]
+    plain, ours = (simulated(capsys, *flags, *named) for named in ([], ["--ordering", "on-time", "--slicing", "slack"]))
+    assert (plain["ordering"], plain.get("slicing")) == ("fcfs", None)
+    assert (ours["routing"], ours["ordering"], ours["slicing"]) == ("always-local", "on-time", "slack")
+    assert ours["itl_s"]["p99"] < plain["itl_s"]["p99"]
+
+
 def test_a_pools_policy_may_make_prefill_workers_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--prefill", "0", "--decode", "3xTP1", "--routing", "always-remote", "--pools", "arrow"]
     whole = simulated(capsys, *flags, "--rate", "60", "--limit", "100")
