@@ -129,6 +129,27 @@ class QueueRest:
 
 
 @dataclass(frozen=True, slots=True)
+class KvWindow:
+    """The KV of the calls that ended on a worker in the last minute, for viewers. No decision reads it.
+
+    Attributes:
+        device_tokens, store_tokens, peer_tokens: prompt tokens whose KV was on the device, in the worker's store, or
+            was read from a peer.
+        recomputed_tokens: tokens of histories whose KV was in none of them.
+        evicted_tokens: tokens whose KV the store dropped, for any cause.
+        reloads: calls that copied KV from the store to the device; `reload_s` is the sum of their times.
+    """
+
+    device_tokens: int = 0
+    store_tokens: int = 0
+    peer_tokens: int = 0
+    recomputed_tokens: int = 0
+    evicted_tokens: int = 0
+    reloads: int = 0
+    reload_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """The knowledge about a worker that decisions may use, as of its last event.
 
@@ -144,6 +165,7 @@ class WorkerView:
         store_used_tokens, store_capacity_tokens: of the KV store, which keeps sessions between their rounds. Records
             that no session needs are not counted as used. Capacity 0: there is no store, and the device keeps sessions.
         queue_rest: the prefills behind those of `queue`.
+        kv_window: where the KV of the last minute came from.
         held_tokens: session id -> tokens of the session's context whose KV this worker holds.
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
     """
@@ -165,6 +187,7 @@ class WorkerView:
     store_used_tokens: int = 0
     store_capacity_tokens: int = 0
     queue_rest: QueueRest = QueueRest()
+    kv_window: KvWindow = KvWindow()
 
     @property
     def queued_prefills(self) -> int:

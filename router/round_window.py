@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +11,8 @@ from ampd.telemetry.latencies import Latencies, bucket_of
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.values import LabelValues
 from ampd.telemetry.served_window import ServedWindow
+from ampd.telemetry.window_counts import LENGTH_S, WindowCounts
 from router.served import ServedRound
-
-LENGTH_S = 60
 
 _MET_TTFT = (names.MET, names.MISSED_ITL)
 _MET_ITL = (names.MET, names.MISSED_TTFT)
@@ -25,23 +24,15 @@ _TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "it
 
 _Key = tuple[Any, ...]
 """A count: (`outcome`, value), (`route`, route, reason), (`itl`, bucket), or (`itl`,) for the sum of the latencies in
-integer nanoseconds, so that subtracting old samples leaves no rounding error."""
+integer nanoseconds."""
 
 
 class RoundWindow:
-    """Counts rounds: an `Observer`. Its memory is bounded by its length, however many rounds end.
-
-    The window is whole seconds: the one that runs and the `length_s` - 1 before it. Totals are kept as rounds come and
-    seconds go, so that reading them costs the same however many rounds there were.
-    """
+    """Counts rounds: an `Observer`. Its memory is bounded by its length, however many rounds end."""
 
     def __init__(self, length_s: int = LENGTH_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._length_s = length_s
-        self._clock = clock
-        self._start_s = clock()
+        self._counts = WindowCounts(length_s, clock)
         self._reasons = LabelValues()
-        self._seconds: deque[tuple[int, Counter[_Key]]] = deque()
-        self._total: Counter[_Key] = Counter()
 
     def __call__(self, served: ServedRound) -> None:
         """Count one round."""
@@ -55,25 +46,23 @@ class RoundWindow:
             counts |= _latency(_TTFT_INITIAL if served.is_initial else _TTFT_INCREMENTAL, served.ttft_s)
         if served.itl_s is not None:
             counts |= _latency(_ITL, served.itl_s)
-        self._add(counts)
+        self._counts.add(counts)
 
     def add_sessions(self, bound: int, moved: int) -> None:
         """Count sessions that have just been bound, or moved to another decode worker."""
-        self._add({(_BOUND,): bound, (_MOVED,): moved})
+        self._counts.add({(_BOUND,): bound, (_MOVED,): moved})
 
     def add_refused(self) -> None:
         """Count a round that was refused because of load."""
-        self._add({(_REFUSED,): 1})
+        self._counts.add({(_REFUSED,): 1})
 
     def read(self) -> ServedWindow:
         """The rounds that ended within the window."""
-        number = self._advance()
-        total = self._total
-        now_s = self._clock()
+        total = self._counts.read()
         outcomes = {outcome: total[_OUTCOME, outcome] for outcome in names.OUTCOMES}
         return ServedWindow(
-            length_s=self._length_s,
-            span_s=min(now_s - self._start_s, now_s - number + self._length_s - 1),
+            length_s=self._counts.length_s,
+            span_s=self._counts.span_s(),
             rounds=sum(outcomes.values()),
             abandoned=outcomes[names.ABANDONED],
             failed=outcomes[names.FAILED],
@@ -85,33 +74,15 @@ class RoundWindow:
             sessions_bound=total[_BOUND,],
             sessions_repinned=total[_MOVED,],
             routes={(key[1], key[2]): count for key, count in total.items() if key[0] == _ROUTE},
-            ttft_initial=self._latencies(_TTFT_INITIAL),
-            ttft_incremental=self._latencies(_TTFT_INCREMENTAL),
-            itl=self._latencies(_ITL),
+            ttft_initial=_latencies(total, _TTFT_INITIAL),
+            ttft_incremental=_latencies(total, _TTFT_INCREMENTAL),
+            itl=_latencies(total, _ITL),
         )
 
-    def _latencies(self, kind: str) -> Latencies:
-        buckets = {key[1]: count for key, count in self._total.items() if key[0] == kind and len(key) > 1}
-        return Latencies(self._total[kind,] / _NS, buckets)
 
-    def _add(self, counts: dict[_Key, int]) -> None:
-        number = self._advance()
-        if not self._seconds or self._seconds[-1][0] != number:
-            self._seconds.append((number, Counter()))
-        for counter in (self._seconds[-1][1], self._total):
-            for key, count in counts.items():
-                counter[key] += count
-
-    def _advance(self) -> int:
-        """The running second, after subtracting the seconds that have left the window."""
-        # a clock that steps back must not reorder the seconds
-        number = max(int(self._clock()), self._seconds[-1][0] if self._seconds else 0)
-        while self._seconds and self._seconds[0][0] <= number - self._length_s:
-            for key, count in self._seconds.popleft()[1].items():
-                self._total[key] -= count
-                if not self._total[key]:
-                    del self._total[key]
-        return number
+def _latencies(total: Counter[_Key], kind: str) -> Latencies:
+    buckets = {key[1]: count for key, count in total.items() if key[0] == kind and len(key) > 1}
+    return Latencies(total[kind,] / _NS, buckets)
 
 
 def _latency(kind: str, value_s: float) -> dict[_Key, int]:

@@ -13,6 +13,7 @@ from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.engines.base import Engine
+from workers.kv_counts import KvCounts
 from workers.kv_reads import KvReads
 from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
@@ -26,7 +27,7 @@ from workers.session_keeper import SessionKeeper
 from workers.settings import WorkerSettings
 from workers.slices import Slicer
 from workers.worker_recorder import WorkerRecorder
-from workers.worker_view import LatencyWindows, WorkerViewReader
+from workers.worker_view import WorkerViewReader, WorkerWindows
 
 
 class WorkerParts:
@@ -63,7 +64,8 @@ class WorkerParts:
             patience_s=lambda task: patience_s(task.slo, settings.slo, settings.max_wait),
         )
         self.sessions = SessionKeeper(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
-        windows = LatencyWindows(SlidingWindow(settings.window_s), SlidingWindow(settings.window_s))
+        ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
+        windows = WorkerWindows(ttft, itl, KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
             worker_id, self.role, engine, self.queue, windows, clock
         )

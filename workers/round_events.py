@@ -13,7 +13,7 @@ from workers.round_log import StepLog
 from workers.round_progress import RoundProgress
 from workers.running_rounds import RunningRounds
 from workers.worker_recorder import WorkerRecorder
-from workers.worker_view import LatencyWindows
+from workers.worker_view import WorkerWindows
 
 
 class RoundEvents:
@@ -27,7 +27,7 @@ class RoundEvents:
         self,
         steps: StepLog,
         recorder: WorkerRecorder,
-        windows: LatencyWindows,
+        windows: WorkerWindows,
         changes: PendingChanges,
         running: RunningRounds,
         clock: Callable[[], float],
@@ -55,6 +55,7 @@ class RoundEvents:
     def found(self, progress: RoundProgress, hit_tokens: Mapping[str, int]) -> None:
         """It is known where the KV of a round's prompt was."""
         self._recorder.found(hit_tokens, progress.reload_s)
+        self._windows.kv.add(hit_tokens, progress.reload_s)
 
     def first_token(self, progress: RoundProgress) -> None:
         """The prefill has ended with its first token."""

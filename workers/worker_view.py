@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import PrefillTask, QueueRest, WorkerView
 from workers.engines.base import Engine
+from workers.kv_counts import KvCounts
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.role import WorkerRole
 
@@ -17,11 +18,12 @@ the ordering `on-time`, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyWindows:
-    """TTFT and ITL of the rounds that ran here lately."""
+class WorkerWindows:
+    """TTFT and ITL of the rounds that ran here lately, and where their KV came from."""
 
     ttft: SlidingWindow
     itl: SlidingWindow
+    kv: KvCounts
 
 
 def listed(tasks: tuple[PrefillTask, ...]) -> tuple[tuple[PrefillTask, ...], QueueRest]:
@@ -40,7 +42,7 @@ class WorkerViewReader:
         role: WorkerRole,
         engine: Engine,
         queue: AsyncPrefillQueue,
-        windows: LatencyWindows,
+        windows: WorkerWindows,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
@@ -68,6 +70,7 @@ class WorkerViewReader:
             kv_capacity_tokens=info.kv_capacity_tokens,
             store_used_tokens=self._engine.kv.session_tokens,
             store_capacity_tokens=info.store_capacity_tokens,
+            kv_window=self._windows.kv.read(self._engine.kv.figures.evicted_tokens),
             max_context_tokens=info.max_context_tokens,
             lane=self._role.lane,
             fingerprint=info.fingerprint,

@@ -105,6 +105,7 @@ _BY_ANNOTATION: Mapping[str, Check] = {
     "Window": checked,
     "Parallelism": checked,
     "QueueRest": checked,
+    "KvWindow": checked,
     "Role": lambda _: None,
 }
 

@@ -25,11 +25,13 @@ from ampd.state.store import (
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import LATENCIES, ServedWindow
-from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
+from ampd.types import KvWindow, Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
 
 T = TypeVar("T")
 
 _dump = json.JSONEncoder(separators=(",", ":")).encode
+
+_NO_KV = KvWindow()
 
 _POLICIES = ("routing", "binding", "pools")
 
@@ -141,7 +143,9 @@ def _role(fields: list[Any]) -> RoleAssigned:
 
 def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
     fields, rest = wire.fields_of(view), view.queue_rest
-    del fields["parallelism"], fields["queue_rest"]
+    del fields["parallelism"], fields["queue_rest"], fields["kv_window"]
+    if view.kv_window != _NO_KV:
+        fields["kv_window"] = list(wire.fields_of(view.kv_window).values())
     if rest.tasks:
         fields["queue_rest"] = [rest.tasks, rest.hist_tokens, rest.incr_tokens]
     return fields | {
@@ -165,6 +169,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
                 ttft=Window(*fields["ttft"]),
                 itl=Window(*fields["itl"]),
                 queue_rest=QueueRest(*fields.get("queue_rest", ())),
+                kv_window=KvWindow(*fields.get("kv_window", ())),
             )
         )
     except _MALFORMED as error:

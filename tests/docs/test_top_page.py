@@ -25,7 +25,7 @@ def names(part: Any) -> set[str]:
     return set(part) | {name for value in part.values() for name in names(value)} if isinstance(part, dict) else set()
 
 
-@pytest.mark.parametrize("key", ["slo", "window", "coordinators", "workers", "sessions"])
+@pytest.mark.parametrize("key", ["slo", "window", "coordinators", "workers", "kv", "sessions"])
 def test_each_part_of_the_json_has_its_keys_there(key: str) -> None:
     (row,) = re.findall(rf"^\| `{key}` \| (.*) \|$", KEYS, re.MULTILINE)
     assert words(row) == names(healthy()[key])
@@ -41,6 +41,13 @@ def test_every_flag_is_there() -> None:
     assert {f"--{flag.replace('_', '-')}" for flag in flags} == set(
         re.findall(r"^\| `(--[a-z-]+)`", PAGE, re.MULTILINE)
     )
+
+
+def test_every_column_of_the_kv_is_there() -> None:
+    (heading,) = [line for line in as_text(healthy(), 120).splitlines() if line.startswith("KV hits")]
+    section = PAGE[PAGE.index("### KV") : PAGE.index("### Routes")]
+    for column in heading.replace("KV hits", "").split():
+        assert re.search(rf"\b{column}\b", section), column
 
 
 def test_every_column_of_a_worker_is_there() -> None:

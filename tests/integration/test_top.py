@@ -63,6 +63,7 @@ def test_top_shows_what_clients_were_told(tmp_path_factory: pytest.TempPathFacto
         assert sum(whole["window"]["routes"].values()) == len(records)
         _check_window(whole, records)
         _check_who_is_there(whole, records)
+        _check_kv(whole, records)
         text = top(environment)
         assert all(len(line) <= 80 for line in text.splitlines())
         for row in whole["workers"]:
@@ -113,6 +114,17 @@ def _check_who_is_there(whole: dict[str, Any], records: list[dict[str, Any]]) ->
     homes = {record["session_key"]: record["decode_worker"] for record in records}
     assert whole["sessions"]["held"] == len(homes) == 3
     assert {(one["session_id"], one["worker_id"]) for one in whole["sessions"]["largest"]} == set(homes.items())
+
+
+def _check_kv(whole: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """A prefill worker runs nothing but prefills, and their records name the tiers."""
+    (row,) = [row for row in whole["workers"] if row["role"] == "prefill"]
+    of_it = [record["hit_tokens"] for record in records if record["prefill_worker"] == row["worker_id"]]
+    assert row["hit_tokens"] == {tier: sum(hits[tier] for hits in of_it) for tier in row["hit_tokens"]}
+    assert sum(row["hit_tokens"].values()) > 0
+    for tier, tokens in whole["kv"]["hit_tokens"].items():
+        assert tokens == sum(row["hit_tokens"][tier] for row in whole["workers"])
+    assert whole["kv"]["store_capacity_tokens"] > whole["kv"]["store_used_tokens"] > 0
 
 
 def test_without_a_graph_it_is_one_line(tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
             reloads = [call["reload_s"] for call in calls if "reload_s" in call]
             assert station.total("ampd_kv_reload_seconds_count") == len(reloads) > 0
             assert station.total("ampd_kv_reload_seconds_sum") == pytest.approx(sum(reloads))
+            lately = station.parts.read_view().kv_window
+            assert (lately.store_tokens, lately.peer_tokens) == tuple(
+                station.total("ampd_kv_hit_tokens_total", tier=tier) for tier in ("store", "peer")
+            )
+            assert (lately.reloads, lately.reload_s) == (len(reloads), pytest.approx(sum(reloads)))
         assert decode.total("ampd_kv_used_tokens") == 0, "nothing runs"
         assert decode.total("ampd_kv_pinned_tokens") == decode.total("ampd_kv_store_used_tokens") > 500
         token_bytes = decode.parts.engine.info.kv_bytes_per_token
@@ -241,6 +246,7 @@ async def test_kv_that_leaves_the_store(model_folder: Path) -> None:
         # 31 pages fit. The second session needs 25 of them, and the first one's are computed again in no time.
         assert station.total("ampd_kv_store_evicted_tokens_total", cause="surplus") == 400 - 6 * 16
         assert station.total("ampd_kv_store_evicted_tokens_total") == 400 - 6 * 16
+        assert station.parts.read_view().kv_window.evicted_tokens == 400 - 6 * 16
         assert station.total("ampd_kv_store_capacity_tokens") == station.total("ampd_kv_pinned_tokens") == 31 * 16
         await station.sessions.release("b")
         assert station.total("ampd_kv_pinned_tokens") == 6 * 16

@@ -14,6 +14,7 @@ from rich.text import Text
 from ampd.cli.top.snapshot import Row
 from ampd.cli.top.table import MISSED, QUIET, Cell, Column, clipped, table
 from ampd.cli.top.units import age, bar, count, percent, printable, rate, seconds
+from ampd.serving.kv_tiers import TIERS
 
 ATTAINMENT_TARGET = 0.9
 """Attainment below this share is marked. Goodput is usually stated for this share."""
@@ -48,6 +49,7 @@ def lines(snapshot: Row, width: int, height: int | None = None) -> list[Text]:
     tables = [
         _coordinators(snapshot["coordinators"], width),
         _workers(snapshot, short, width),
+        _kv(snapshot, short, width),
         _routes(snapshot["window"], width),
         _sessions(snapshot, short, width),
     ]
@@ -166,7 +168,6 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     lane = Column("lane", 6, 60, lambda row: row["lane"] or "-", is_left=True)
     wait = Column("wait", 6, 96, lambda row: seconds(row["queue_wait_s"]))
     tokens = Column("tokens", 6, 96, lambda row: count(row["queue_tokens"]))
-    store = Column("store", 5, 85, _used_store)
     columns = [
         Column("worker", _widest(short), 99, lambda row: short[row["worker_id"]], is_left=True),
         Column("role", 7, 98, lambda row: row["role"], is_left=True),
@@ -180,7 +181,6 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("batch", 5, 80, lambda row: count(row["decode_batch"])),
         Column("ctx", 5, 50, lambda row: count(row["decode_context_tokens"])),
         Column("KV", _BAR + 5, 90, _used_kv),
-        *([store] if any(row["store_capacity_tokens"] for row in rows) else []),
         Column("KV tokens", 11, 10, lambda row: f"{count(row['kv_used_tokens'])}/{count(row['kv_capacity_tokens'])}"),
         Column("held", 4, 70, lambda row: count(row["sessions_held"])),
         Column("age", 4, 40, lambda row: age(row["age_s"])),
@@ -193,6 +193,27 @@ def _used_kv(row: Row) -> str:
         return "-"
     share = row["kv_used_tokens"] / row["kv_capacity_tokens"]
     return f"{bar(share, _BAR)} {min(share, 9.99):>4.0%}"
+
+
+def _kv(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
+    """Where the KV of the last minute came from: of all workers, and of each."""
+    rows = [{"name": short[row["worker_id"]], **row} for row in snapshot["workers"]]
+    if not any(row["store_capacity_tokens"] or any(row["hit_tokens"].values()) for row in rows):
+        return []
+    columns = [
+        Column("KV hits", max(_widest(short), 7), 99, lambda row: row["name"], is_left=True),
+        *(_tier(name, keep) for name, keep in zip(TIERS, (95, 98, 97, 96), strict=True)),
+        Column("reloads", 7, 60, lambda row: count(row["reload_s"]["count"])),
+        Column("reload", 6, 94, lambda row: seconds(row["reload_s"]["mean"])),
+        Column("evicted", 7, 93, lambda row: count(row["evicted_tokens"])),
+        Column("in use", 6, 80, _used_store),
+        Column("store size", 10, 70, lambda row: count(row["store_capacity_tokens"] or None)),
+    ]
+    return table(columns, [{"name": "all", **snapshot["kv"]}, *rows], width)
+
+
+def _tier(name: str, keep: int) -> Column:
+    return Column(name, max(len(name), 6), keep, lambda row: count(row["hit_tokens"][name]))
 
 
 def _used_store(row: Row) -> str:

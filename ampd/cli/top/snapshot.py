@@ -8,11 +8,13 @@ from typing import Any
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_s
+from ampd.serving.kv_tiers import TIERS
 from ampd.state.store import Heard, Overview
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow, merged
-from ampd.types import Role, Route, WorkerView
+from ampd.types import KvWindow, Role, Route, WorkerView
+from ampd.wire import fields_of
 
 LARGEST_SESSIONS = 3
 
@@ -39,6 +41,7 @@ def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None
         "window": _window(merged(entry.view.window for entry in coordinators)),
         "coordinators": [_coordinator(entry) for entry in coordinators],
         "workers": [_worker(entry, now_s, _queue_wait_s(entry.view, model, notes)) for entry in workers],
+        "kv": _kv_of_all([entry.view for entry in workers]),
         "sessions": _sessions([entry.view for entry in workers]),
         "notes": notes,
     }
@@ -121,6 +124,25 @@ def _worker(entry: Heard[WorkerView], now_s: float, queue_wait_s: float | None) 
         "store_capacity_tokens": view.store_capacity_tokens,
         "sessions_held": len(view.held_tokens),
         "session_tokens": sum(view.held_tokens.values()),
+        **_kv(view.kv_window),
+    }
+
+
+def _kv(window: KvWindow) -> Row:
+    tiers = (window.device_tokens, window.store_tokens, window.peer_tokens, window.recomputed_tokens)
+    return {
+        "hit_tokens": dict(zip(TIERS, tiers, strict=True)),
+        "evicted_tokens": window.evicted_tokens,
+        "reload_s": {"count": window.reloads, "mean": _share(window.reload_s, window.reloads)},
+    }
+
+
+def _kv_of_all(workers: Sequence[WorkerView]) -> Row:
+    windows = [fields_of(view.kv_window).values() for view in workers]
+    return {
+        "store_used_tokens": sum(view.store_used_tokens for view in workers),
+        "store_capacity_tokens": sum(view.store_capacity_tokens for view in workers),
+        **_kv(KvWindow(*map(sum, zip(*windows, strict=True)))),
     }
 
 

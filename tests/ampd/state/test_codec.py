@@ -22,7 +22,7 @@ from ampd.state.store import (
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
+from ampd.types import KvWindow, Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
 
 NOW_S = 1000.0
 LATER_S = 5000.0
@@ -55,6 +55,7 @@ views = st.builds(
     counts,
     counts,
     st.just(QueueRest()) | st.builds(QueueRest, st.integers(1, 1 << 40), counts, counts),
+    st.just(KvWindow()) | st.builds(KvWindow, counts, counts, counts, counts, counts, counts, seconds),
 )
 roles = st.builds(RoleAssigned, texts, st.sampled_from(Role), texts, texts)
 events = st.one_of(
@@ -176,6 +177,7 @@ NONSENSE: dict[str, Any] = {
     "lane": "x" * 10_000,
     "queue": [{}],
     "queue_rest": [1, -1, 0],
+    "kv_window": [1, 2, 3, 4, 5, 6, -0.5],
     "role": "boss",
 }
 

@@ -12,7 +12,7 @@ from ampd.state.store import Heard, Overview
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from ampd.types import KvWindow, Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 NOW_S = 1000.0
 TAKEN_AT = "2026-01-02T03:04:05.678+00:00"
@@ -102,5 +102,6 @@ workers = st.builds(
     store_capacity_tokens=counts,
     held_tokens=st.dictionaries(texts, counts, max_size=4),
     lane=texts,
+    kv_window=st.builds(KvWindow, counts, counts, counts, counts, counts, counts, times_s),
 )
 snapshots = st.builds(snapshot, st.lists(workers, max_size=5), st.lists(coordinators, max_size=3), times_s, texts)

@@ -13,7 +13,7 @@ from ampd.cli.top.render import as_text, lines, screen
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Role, Window, WorkerView
+from ampd.types import KvWindow, Role, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,7 +53,16 @@ def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str
         itl=Latencies.of([0.02]),
     )
     workers = [
-        WorkerView("d" * 16, Role.DECODE, itl=Window(itl_s, 9), held_tokens={"s1": 90}, kv_capacity_tokens=100),
+        WorkerView(
+            "d" * 16,
+            Role.DECODE,
+            itl=Window(itl_s, 9),
+            held_tokens={"s1": 90},
+            kv_capacity_tokens=100,
+            store_used_tokens=250,
+            store_capacity_tokens=1000,
+            kv_window=KvWindow(11, 3200, 46, 7, 810, 5, 0.4),
+        ),
         WorkerView("p" * 16, Role.PREFILL, queue=(task(1234),), ttft=Window(ttft_s, 3)),
     ]
     return snapshot(workers, [CoordinatorView("c" * 16, SLO, "ampd", "least-kv", "static", window=window)])
@@ -95,6 +104,16 @@ def test_what_misses_its_target_is_marked_and_nothing_else(seen: dict[str, Any],
     assert re.findall(r"\S+!", re.sub(r"59\dms|60[0-6]ms", "600ms", as_text(seen, 100))) == marks
     # in red too, and nothing else is
     assert as_text(seen, 100, colours=True).count("\x1b[1;31m") == len(marks)
+
+
+def test_the_kv_of_all_workers_and_of_each_fits_into_eighty_columns() -> None:
+    heading, of_all, decode, prefill = as_text(healthy(), 80).split("\n\n")[4].splitlines()
+    titles = "device store peer recomputed reload evicted in use store size"
+    assert heading.split() == ["KV", "hits", *titles.split()]
+    assert of_all.split() == ["all", "11", "3200", "46", "7", "80ms", "810", "25%", "1000"]
+    assert decode.split() == ["d" * 8, *of_all.split()[1:]]
+    assert prefill.split() == ["p" * 8, *["0"] * 4, "-", "0", "-", "-"]
+    assert "KV hits" not in as_text(snapshot([WorkerView("d" * 16, Role.DECODE)], []), 80)
 
 
 def test_without_a_coordinator_nothing_is_measured_against_anything() -> None:

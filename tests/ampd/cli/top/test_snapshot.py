@@ -11,7 +11,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Parallelism, Role, Slo, Window, WorkerView
+from ampd.types import KvWindow, Parallelism, Role, Slo, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task
 
 WINDOW = ServedWindow(
@@ -92,6 +92,25 @@ def test_a_window_without_samples_has_no_mean() -> None:
     views = [WorkerView("d", Role.DECODE, ttft=Window(0.0, 0), itl=Window(0.02, 5))]
     (row,) = snapshot(views, [])["workers"]
     assert (row["ttft_s"], row["itl_s"]) == (None, 0.02)
+
+
+def test_the_kv_of_the_workers_adds_up() -> None:
+    views = [
+        WorkerView("a", Role.DECODE, store_capacity_tokens=100, kv_window=KvWindow(1, 20, 300, 4000, 5, 2, 0.5)),
+        WorkerView("b", Role.DECODE, store_capacity_tokens=50, store_used_tokens=9, kv_window=KvWindow(2, reloads=3)),
+    ]
+    seen = snapshot(views, [])
+    assert seen["kv"] == {
+        "store_used_tokens": 9,
+        "store_capacity_tokens": 150,
+        "hit_tokens": {"device": 3, "store": 20, "peer": 300, "recomputed": 4000},
+        "evicted_tokens": 5,
+        "reload_s": {"count": 5, "mean": 0.1},
+    }
+    first, second = seen["workers"]
+    assert (first["hit_tokens"]["store"], first["reload_s"]) == (20, {"count": 2, "mean": 0.25})
+    assert (second["hit_tokens"]["device"], second["reload_s"]) == (2, {"count": 3, "mean": 0.0})
+    assert snapshot([], [])["kv"]["reload_s"] == {"count": 0, "mean": None}
 
 
 def test_sessions_are_counted_once_and_by_decode_workers() -> None:
