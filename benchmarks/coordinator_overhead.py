@@ -82,7 +82,11 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[s
     shared = ["--dyn-namespace", "with", "--state-url", redis_url, "--perf", str(profile), "--model", model]
     ports = {name: claim_port("127.0.0.1", 0) for name in ("with", "without")}
     specs = [
-        ProcessSpec("worker", python_module("workers", ["--role", "decode", "--engine", "modelled", *shared]), env),
+        ProcessSpec(
+            "worker",
+            python_module("workers", ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", *shared]),
+            env,
+        ),
         ProcessSpec("coordinator", python_module("router", ["--model-name", _MODEL, *shared]), env),
         ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without"), env),
     ]

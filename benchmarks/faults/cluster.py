@@ -214,7 +214,8 @@ class LiveGraph:
         if kind == "coordinator":
             return [*shared, "--model-name", MODEL, "--routing", "always-remote"]
         # Slices would end each prefill at many places. Here a prefill is one span of time.
-        return [*shared, "--role", kind, "--engine", "modelled", "--slicing", "whole", "--kv-timeout-s", "1.0"]
+        engine = ["--engine", "modelled", "--eos-every-tokens", "0"]
+        return [*shared, "--role", kind, *engine, "--slicing", "whole", "--kv-timeout-s", "1.0"]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind and member.is_running]

@@ -164,7 +164,7 @@ class Graph:
             "--perf",
             str(perf),
         ]
-        engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path())]
+        engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path()), "--eos-every-tokens", "0"]
         # Whole: a slice of a prompt that hangs would be too short to hang.
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
         return self._start(role, module, *engine, *shared, *whole, *flags)

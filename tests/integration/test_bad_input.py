@@ -89,6 +89,13 @@ def test_state_url_of_another_kind_is_refused() -> None:
     assert "redis://" in _refusal(_ampd("serve", "--engine", "modelled", "--state-url", "etcd://127.0.0.1"))
 
 
+def test_scripted_replies_that_cannot_be_played(tmp_path: Path) -> None:
+    replies = tmp_path / "replies.jsonl"
+    replies.write_text('{"content": "a"}\n{"contents": "b"}\n')
+    assert "replies.jsonl:2" in _refusal(_ampd("serve", "--engine", "modelled", "--replies", str(replies)))
+    assert "--engine modelled" in _refusal(_ampd("serve", "--engine", "sglang", "--replies", str(replies)))
+
+
 def test_model_folder_that_does_not_exist(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in _refusal(_ampd("serve", "--engine", "modelled", "--model", str(tmp_path / "none")))
 

@@ -18,6 +18,7 @@ from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, Limits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
+from workers.engines.planned_output import OutputPlanner
 from workers.engines.time_line import TimeLine
 from workers.kv.modelled.modelled_device import ModelledDevice
 from workers.kv.modelled.modelled_exchange import ModelledExchange
@@ -40,6 +41,7 @@ class ModelledEngine:
         facts: vocabulary, limits and sizes of the model.
         kv_store_tokens: size of the store.
         eos_every: mean number of tokens between two ends of sequence; 0: none.
+        planner: of outputs that are not made up; None: all are, and grammars are ignored.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ModelledEngine:
         kv_store_tokens: int,
         page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
+        planner: OutputPlanner | None = None,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
         self._next_rounds = NextRounds(model, parallelism)
@@ -75,6 +78,7 @@ class ModelledEngine:
         )
         self._model = model
         self._source = TokenSource(facts, eos_every)
+        self._planner = planner
         self._device = ModelledDevice(kv_capacity_tokens, page_size)
         self._alive: set[ActiveRequest] = set()
         self._waiting: deque[ActiveRequest] = deque()
@@ -144,7 +148,8 @@ class ModelledEngine:
         if len(request.token_ids) > capacity:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)
         keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys, tenant=request.tenant)
-        active = ActiveRequest(request, limits, keys)
+        plan = self._planner.plan(request) if self._planner else None
+        active = ActiveRequest(request, limits, keys, plan)
         self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s)
         self._kv.begin(request.rid, request.session_id, active.keys)
         self._alive.add(active)

@@ -10,6 +10,8 @@ from ampd.types import Parallelism
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_settings import ModelledSettings
 from workers.engines.modelled_tokens import read_model_folder
+from workers.engines.planned_output import OutputPlanner
+from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 
 
@@ -17,12 +19,13 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> Modell
     """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
 
     Raises:
-        UserError: the model folder cannot be used.
+        UserError: the model folder or the scripted replies cannot be used.
     """
     if not isinstance(settings, ModelledSettings):
         raise UserError("the settings are not those of the modelled engine")
     facts = read_model_folder(settings.model)
     facts = replace(facts, max_context_tokens=settings.max_context_tokens or facts.max_context_tokens)
+    replies = Replies.read(settings.replies) if settings.replies else None
     return ModelledEngine(
         facts,
         model,
@@ -31,4 +34,5 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> Modell
         settings.store_tokens,
         settings.page_size,
         settings.eos_every_tokens,
+        OutputPlanner(settings.model, facts.eos_token_ids, replies),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from ampd.serving.kv_tiers import Tiers
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, output_room
 from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
+from workers.engines.planned_output import PlannedOutput
 
 _MAX_RESERVED_TOKENS = 4096
 """New tokens that admission counts on at most; longer outputs take room as they come."""
@@ -34,8 +35,6 @@ class Limits:
             EngineError: 400 because the request cannot be served.
         """
         sampling, stop = _part(request, "sampling_options"), _part(request, "stop_conditions")
-        if sampling.get("guided_decoding"):
-            raise EngineError("the modelled engine cannot follow a grammar (guided decoding)", 400)
         eos = tuple(request.request.get("eos_token_ids") or eos_token_ids)
         ignore = bool(stop.get("ignore_eos"))
         stops = frozenset(stop.get("stop_token_ids") or ())
@@ -66,14 +65,18 @@ class ActiveRequest:
 
     Attributes:
         keys: names of the prompt's full pages.
+        plan: the output that is not made up; None: all of it is.
         tiers: where the KV of the prompt was at admission. reload_s: how long the part from the store took.
         device_pages: pages of its context that it uses on the device.
         prefilled: its prompt's KV is there. settled: its pages were handed to its session.
         aborted: its caller has gone.
     """
 
-    def __init__(self, request: EngineRequest, limits: Limits, keys: list[bytes]) -> None:
+    def __init__(
+        self, request: EngineRequest, limits: Limits, keys: list[bytes], plan: PlannedOutput | None = None
+    ) -> None:
         self.request = request
+        self.plan = plan
         self.limits = limits
         self.keys = keys
         self.tiers = Tiers(0, 0, 0, self.prompt_tokens)
@@ -124,8 +127,9 @@ class ActiveRequest:
         """Give a choice its next token and output it."""
         limits = self.limits
         may_end = len(choice.tokens) + 1 > limits.min_tokens
+        eos_token_id = limits.eos_token_id if may_end else None
         token = source.choose(
-            choice.state, choice.index, limits.eos_token_id if may_end else None, limits.logprobs or 0
+            choice.state, choice.index, eos_token_id, limits.logprobs or 0, self._planned(choice, eos_token_id)
         )
         choice.state.push(token.token_id)
         choice.tokens.append(token.token_id)
@@ -133,11 +137,22 @@ class ActiveRequest:
         self._report(output, token)
         if may_end and token.token_id in limits.stops:
             output.finish_reason, output.stop_reason = "stop", token.token_id
-        elif may_end and token.token_id in limits.ends:
+        elif (may_end and token.token_id in limits.ends) or self._is_all(choice):
             output.finish_reason = "stop"
         elif len(choice.tokens) >= limits.max_new_tokens:
             output.finish_reason = "length"
         self._close(choice, output)
+
+    def _planned(self, choice: Choice, eos_token_id: int | None) -> int | None:
+        """A choice's next token by the plan, which is followed by an end of sequence; None: it is made up."""
+        if self.plan is None:
+            return None
+        at, token_ids = len(choice.tokens), self.plan.token_ids
+        return token_ids[at] if at < len(token_ids) else eos_token_id if at == len(token_ids) else None
+
+    def _is_all(self, choice: Choice) -> bool:
+        """Whether a choice has reached the end of a plan after which nothing may follow."""
+        return self.plan is not None and self.plan.is_all and len(choice.tokens) >= len(self.plan.token_ids)
 
     def close_empty(self) -> None:
         """End a request that asked for no tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -37,7 +38,13 @@ class ModelledSettings(Settings):
     )
     page_size: int = Field(PAGE_TOKENS, ge=1, description="Tokens per KV page.")
     eos_every_tokens: int = Field(
-        0, ge=0, description="Mean number of output tokens after which a round ends by itself (EOS); 0: never."
+        128,
+        ge=0,
+        description="Mean number of output tokens after which a round without `ignore_eos` ends by itself; 0: never.",
+    )
+    replies: Path | None = Field(
+        None,
+        description="Scripted replies (JSON lines, one reply per turn), to rehearse an agent; default: made-up words.",
     )
 
     @property

@@ -91,12 +91,21 @@ class TokenSource:
         self._printable = facts.printable
         self._eos_every = eos_every
 
-    def choose(self, state: ContextHash, index: int, eos_token_id: int | None, top_logprobs: int) -> Token:
-        """The token that follows a context in choice `index`; `eos_token_id` None: never an end of sequence."""
+    def choose(
+        self, state: ContextHash, index: int, eos_token_id: int | None, top_logprobs: int, planned: int | None = None
+    ) -> Token:
+        """The token that follows a context in choice `index`.
+
+        Args:
+            eos_token_id: None: it is never an end of sequence.
+            planned: the token that it must be; None: it is made up.
+        """
         value = state.value(index)
         size = len(self._printable)
         token_id = self._printable[value % size][0]
-        if eos_token_id is not None and self._eos_every and (value >> 24) % self._eos_every == 0:
+        if planned is not None:
+            token_id = planned
+        elif eos_token_id is not None and self._eos_every and (value >> 24) % self._eos_every == 0:
             token_id = eos_token_id
         log_prob = -(1 + (value >> 40) % 1000) / 1000
         return Token(token_id, log_prob, self._top(value, token_id, log_prob, top_logprobs))

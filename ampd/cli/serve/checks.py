@@ -12,6 +12,8 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.types import Parallelism, Role
+from workers.engines.planned_output import OutputPlanner
+from workers.engines.replies import Replies
 
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY = "anon_inode:inotify"
@@ -41,6 +43,15 @@ def check_engine(engine: EngineName) -> None:
                     f"ampd serve: --engine sglang needs the package {module}; install it with "
                     "pip install 'ampd[sglang]', or use --engine modelled"
                 )
+
+
+def check_replies(settings: ServeSettings, model: Path) -> None:
+    """Refuse scripted replies that the engine cannot play, with the line of the file that is wrong."""
+    if settings.replies is None:
+        return
+    if settings.engine is not EngineName.MODELLED:
+        raise UserError("ampd serve: --replies is for --engine modelled; a real engine makes its own replies")
+    OutputPlanner(model, (), Replies.read(settings.replies))
 
 
 def check_watches(processes: int) -> None:

@@ -51,6 +51,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_watches(settings.prefill + settings.decode + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
+    checks.check_replies(settings, model_path)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings)
     with _state_url(settings) as state_url, tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch:

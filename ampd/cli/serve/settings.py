@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 
 from pydantic import Field
 
@@ -59,6 +60,10 @@ class ServeSettings(GraphSettings):
     )
     dyn_reasoning_parser: str | None = Field(
         None, validation_alias="dyn_reasoning_parser", description="Reasoning parser of the model (as in Dynamo)."
+    )
+    replies: Path | None = Field(
+        None,
+        description="Scripted replies for the modelled engine (JSON lines, one reply per turn), to rehearse an agent.",
     )
     worker_args: str = Field(
         "", description="Further flags for every worker, as one string (python -m workers --help)."

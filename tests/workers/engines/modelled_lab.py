@@ -16,6 +16,7 @@ from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
+from workers.engines.planned_output import OutputPlanner
 from workers.kv.exchange import KvFetch
 
 
@@ -72,9 +73,17 @@ class Lab:
 
     @asynccontextmanager
     async def engine(
-        self, name: str, capacity: int = 100_000, store: int = 100_000, eos_every: int = 0
+        self,
+        name: str,
+        capacity: int = 100_000,
+        store: int = 100_000,
+        eos_every: int = 0,
+        planner: OutputPlanner | None = None,
     ) -> AsyncIterator[ModelledEngine]:
-        engine = ModelledEngine(self._facts, self.times, Parallelism(), capacity, store, eos_every=eos_every)
+        parallelism = Parallelism()
+        engine = ModelledEngine(
+            self._facts, self.times, parallelism, capacity, store, eos_every=eos_every, planner=planner
+        )
         held = self.held.setdefault(name, {})
         engine.kv.connect(self.peers, held.__setitem__)
         await engine.start()

@@ -150,7 +150,6 @@ async def test_rounds_end_by_themselves_when_asked(lab: Lab) -> None:
     [
         (0, {}, "empty"),
         (4096, {}, "context takes 4096"),
-        (50, {"sampling_options": {"guided_decoding": {"json": {}}}}, "grammar"),
     ],
 )
 async def test_refusals(engine: ModelledEngine, length: int, request_: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from ampd.cli.serve.processes import ProcessSpec
 from ampd.cli.serve.settings import ServeSettings
 from ampd.settings import parse_settings
 from router.settings import CoordinatorSettings
+from workers.engines import settings_model
 from workers.settings import WorkerSettings
 
 SITE = GraphSite(
@@ -52,6 +54,14 @@ def test_workers_accept_their_command_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.slicing == "sliced"
     assert settings.state_url == SITE.state_url
     assert str(settings.role) == "prefill"
+
+
+def test_workers_get_the_scripted_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = _specs("--engine", "modelled", "--replies", "replies.jsonl")[0]
+    monkeypatch.setenv("AMPD_STATE_URL", spec.env["AMPD_STATE_URL"])
+    settings: Any = parse_settings(settings_model("modelled"), _flags(spec), "python -m workers")
+    assert settings.replies == tmp_path / "replies.jsonl"
 
 
 @pytest.mark.parametrize(

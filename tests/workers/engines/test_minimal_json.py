@@ -1,0 +1,77 @@
+"""Small values that fit a JSON Schema."""
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field
+
+from workers.engines.minimal_json import UnservedSchemaError, minimal_json
+
+
+class Step(BaseModel):
+    """As agents' libraries describe structured outputs."""
+
+    thought: str = Field(min_length=3)
+    score: float = Field(gt=0, lt=1)
+    kind: str | None
+    next: "Step | None"
+
+
+TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+REQUIRED_CALL = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"name": {"enum": ["weather"]}, "parameters": TOOL}, "required": ["name", "parameters"]},
+            {"properties": {"name": {"enum": ["s"]}, "parameters": TOOL}, "required": ["name", "parameters"]},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object"}, {}),
+        (True, {}),
+        (TOOL, {"city": ""}),
+        (REQUIRED_CALL, [{"name": "s", "parameters": {"city": ""}}]),
+        ({"enum": ["long", "x"]}, "x"),
+        ({"const": {"a": 1}}, {"a": 1}),
+        ({"type": ["string", "null"]}, ""),
+        ({"type": "integer", "minimum": 3}, 3),
+        ({"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}, 5),
+        ({"type": "integer", "maximum": -2}, -2),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, 0.5),
+        ({"type": "string", "minLength": 2}, "aa"),
+        ({"type": "string", "format": "date"}, "2000-01-01"),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [False, False]),
+        ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2}, [1, 2]),
+        ({"allOf": [TOOL, {"properties": {"n": {"type": "null"}}, "required": ["n"]}]}, {"city": "", "n": None}),
+        ({"type": "object", "properties": {"a": {"const": 1}, "b": {}}, "minProperties": 1}, {"a": 1}),
+        (Step.model_json_schema(), {"thought": "aaa", "score": 0.5, "kind": "", "next": None}),
+    ],
+)
+def test_values_fit_their_schema(schema: Any, value: Any) -> None:
+    assert minimal_json(schema) == value
+    Draft202012Validator(schema).validate(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "pattern": "a+"}, "pattern"),
+        ({"$ref": "#"}, "without an end"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "without an end"),
+        ({"$ref": "#/$defs/none"}, "nowhere"),
+        ({"$ref": "http://example.com/schema"}, "out of it"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "no whole number"),
+        ({"type": "decimal"}, "decimal"),
+    ],
+)
+def test_a_schema_without_a_known_value_is_refused(schema: Any, words: str) -> None:
+    with pytest.raises(UnservedSchemaError, match=words):
+        minimal_json(schema)

@@ -1,0 +1,71 @@
+"""Files of scripted replies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampd.errors import UserError
+from ampd.session_key import session_key
+from workers.engines.replies import Replies
+
+
+def _read(folder: Path, *lines: Any) -> Replies:
+    path = folder / "replies.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return Replies.read(path)
+
+
+def test_a_session_with_lines_of_its_own_has_only_those(tmp_path: Path) -> None:
+    replies = _read(tmp_path, {"content": "a"}, {"session": "s", "text": "b"}, "", {"content": "c"})
+
+    def found(session: str, turn: int, tenant: str = "") -> str | None:
+        reply = replies.find(tenant, session, turn)
+        return reply and (reply.text or reply.message["content"])
+
+    assert [found("single-1", turn) for turn in range(3)] == ["a", "c", None]
+    assert [found(session_key("", "s"), turn) for turn in range(2)] == ["b", None]
+    assert found(session_key("t", "s"), 0, "t") == "b"
+    assert found(session_key("", "s"), 0, "t") == "a"
+
+
+def test_both_forms_of_a_tool_call_are_read(tmp_path: Path) -> None:
+    short = {"tool_calls": [{"name": "f", "arguments": {"a": 1}}]}
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    openai = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+    first, second = _read(tmp_path, short, openai).all
+    assert first == second
+    assert first.calls[0].arguments == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "replies.jsonl:2: not JSON"),
+        ("[]", "must be an object"),
+        ({"contents": "x"}, "unknown key 'contents'"),
+        ({"text": "x", "content": "y"}, "either text, or content"),
+        ({"session": "x"}, "either text, or content"),
+        ({"content": ["x"]}, "must be text"),
+        ({"session": 1, "text": "x"}, "must be text"),
+        ({"tool_calls": [{"arguments": {}}]}, "a name and arguments"),
+        ({"tool_calls": ["f"]}, "a name and arguments"),
+        ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "a name and arguments"),
+        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "an object"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        _read(tmp_path, {"content": "a"}, line)
+
+
+def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no reply"):
+        _read(tmp_path, "")
+    with pytest.raises(UserError, match="cannot be read"):
+        Replies.read(tmp_path)
