@@ -23,6 +23,7 @@ from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
 from router.session_memory import pack_tokens
+from router.worker_reports import report_of
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class RoundRun:
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
         """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
         request, emitted_tokens = self._request, len(self._stream.emitted)
-        report: RoundReport | None = chunk.get(REPORT_KEY)
+        report = report_of(chunk, placement.decision.worker_id)
         if report is not None:
             self._record.prefilled(report)
             self._record.read_history(report)
@@ -201,7 +202,7 @@ class RoundRun:
             with access.guard.watch(worker_id, context) as watched:
                 request = take_over_request(self._generate_request(placement))
                 async for chunk in await access.calls.generate(worker_id, request, context):
-                    if report := chunk.get(REPORT_KEY):
+                    if report := report_of(chunk, worker_id):
                         self._take_report(worker_id, report)
                     watched.waits()
         except Exception as error:
@@ -224,7 +225,8 @@ class RoundRun:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
                     self._unreached = None
-                    report: RoundReport | None = chunk.pop(REPORT_KEY, None)
+                    report = report_of(chunk, worker_id)
+                    chunk.pop(REPORT_KEY, None)
                     self._stream.count(chunk)
                     if chunk.get("finish_reason") is not None:
                         if report is not None:

@@ -48,12 +48,14 @@ def check_finite(value: Any) -> None:
         raise ValueError("is no finite number")
 
 
-def _check_count(value: Any) -> None:
+def check_count(value: Any) -> None:
+    """A whole number of at least 0."""
     if type(value) is not int or not 0 <= value <= _LARGEST_COUNT:
         raise ValueError("is no whole number of at least 0")
 
 
-def _check_text(value: Any) -> None:
+def check_text(value: Any) -> None:
+    """A text of bounded length."""
     if type(value) is not str or len(value) > _LONGEST_TEXT:
         raise ValueError(f"is no text of at most {_LONGEST_TEXT} characters")
 
@@ -63,11 +65,12 @@ def _check_bool(value: Any) -> None:
         raise ValueError("is neither true nor false")
 
 
-def _check_counts(value: Any) -> None:
+def check_counts(value: Any) -> None:
+    """A table of counts."""
     # JSON has only texts as keys. Views hold thousands of sessions, hence no loop in Python.
     if not isinstance(value, Mapping) or len(value) > _MOST_ENTRIES or not set(map(type, value.values())) <= {int}:
         raise ValueError("is no table of whole numbers")
-    _check_count(min(value.values(), default=0))
+    check_count(min(value.values(), default=0))
 
 
 def _check_all(values: Any) -> None:
@@ -78,24 +81,24 @@ def _check_all(values: Any) -> None:
 
 
 def _check_buckets(value: Any) -> None:
-    _check_counts(value)
+    check_counts(value)
     if any(type(bucket) is not int or abs(bucket) > _FARTHEST_BUCKET for bucket in value):
         raise ValueError("is no table of buckets")
 
 
 def _check_routes(value: Any) -> None:
-    _check_counts(value)
+    check_counts(value)
     for route, reason in value:
-        _check_text(route)
-        _check_text(reason)
+        check_text(route)
+        check_text(reason)
 
 
 _BY_ANNOTATION: Mapping[str, Check] = {
-    "int": _check_count,
+    "int": check_count,
     "float": check_duration,
-    "str": _check_text,
+    "str": check_text,
     "bool": _check_bool,
-    "Mapping[str, int]": _check_counts,
+    "Mapping[str, int]": check_counts,
     "tuple[PrefillTask, ...]": _check_all,
     "Mapping[int, int]": _check_buckets,
     "Mapping[tuple[str, str], int]": _check_routes,

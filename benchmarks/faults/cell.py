@@ -18,6 +18,7 @@ from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.invariants import check_endings, check_idle, check_owners
 from benchmarks.faults.load import BackgroundLoad, Client, Ending, RoundResult
 from benchmarks.faults.moments import MissedMomentError, Moment, Stage
+from benchmarks.faults.strike import strike
 from benchmarks.faults.tokens import expected_tokens
 from tests.waiting import until
 
@@ -140,34 +141,19 @@ class CellRunner:
         lag = LoopLag()
         load = BackgroundLoad(client, self._expected, name, AGENTS, Stage.rng(name))
         try:
-            missed: MissedMomentError | None = None
-            struck_s = healed_s = time.monotonic()
-            try:
-                await stage.reach(moment)
-                scene.processes = stage.processes()
-                struck_s, clock_s = time.monotonic(), time.time()
-                await fault.strike(scene)
-                stage.resume()
-                stage.check(moment, clock_s)
-                await asyncio.sleep(fault.holds_s)
-            except MissedMomentError as error:
-                missed = error
-            finally:
-                if scene.processes:
-                    await fault.heal(scene)
-                healed_s = time.monotonic()
-                await graph.replace_ended()
+            struck = await strike(fault, scene)
             await graph.until_whole()
             bindings = await stage.finish()
             await load.stop()
-            if missed is not None:
-                await self._violations_of_rest()
-                raise missed
-            result = self._judge(fault, moment, client.results, struck_s, healed_s)
+            await fault.check(scene)
+            if struck.missed is not None:
+                await self.violations_of_rest()
+                raise struck.missed
+            result = self._judge(fault, moment, client.results, struck.struck_s, struck.healed_s)
             result.lag_s = lag.stop()
             result.violations += scene.complaints
             result.violations += check_owners(client.results, bindings)
-            result.violations += await self._violations_of_rest()
+            result.violations += await self.violations_of_rest()
             return result
         except BaseException:
             for requests in (stage, load):
@@ -198,7 +184,7 @@ class CellRunner:
             violations=check_endings(results),
         )
 
-    async def _violations_of_rest(self) -> list[str]:
+    async def violations_of_rest(self) -> list[str]:
         """What is left when all sessions have ended and there was time to clean up."""
         violations: list[str] = []
 

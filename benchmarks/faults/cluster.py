@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,6 +33,7 @@ from tests.waiting import until
 LEASE_S = 2.0
 KV_TIMEOUT_S = 1.0
 KINDS = ("prefill", "decode", "coordinator", "frontend")
+_WORKERS = KINDS[:2]
 PAIR = 2
 """Processes of each kind."""
 
@@ -104,7 +105,7 @@ class Member:
 
     Attributes:
         name: of its log. kind: one of `KINDS`.
-        port: of a frontend. id: of a worker or a coordinator, once it is ready.
+        port: of a frontend. id: of a worker or a coordinator, once it is ready. model: its folder.
         control: socket of the harness inside.
         lines: of its log, since `forget_log`.
     """
@@ -114,6 +115,7 @@ class Member:
     process: ForkedProcess
     log: Path
     control: Path
+    model: Path
     port: int = 0
     id: str = ""
     is_ready: bool = False
@@ -171,15 +173,22 @@ class LiveGraph:
     Attributes:
         members: the running ones, and those that a fault has ended, until `heal`.
         redis: the server behind `proxy`; a fault may replace it.
+        worker_model: folder of new workers; `model` is that of the tokenizer.
+
+    Args:
+        worker_flags: further ones of all workers.
     """
 
-    def __init__(self, folder: Path, server: ForkServer, redis: FaultyRedis, proxy: RedisProxy) -> None:
+    def __init__(
+        self, folder: Path, server: ForkServer, redis: FaultyRedis, proxy: RedisProxy, worker_flags: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
+        self._worker_flags = worker_flags
         self.redis = redis
         self.proxy = proxy
         self.namespace = f"faults{uuid4().hex[:8]}"
         self.members: list[Member] = []
-        self.model = tiny_model_path()
+        self.model = self.worker_model = tiny_model_path()
         self._server = server
         self._numbers: Iterator[int] = count()
         self._perf = folder / "performance.json"
@@ -193,15 +202,16 @@ class LiveGraph:
 
     # -- processes
 
-    def start(self, kind: str, *flags: str, model: Path | None = None) -> Member:
-        """Start a process; it is not ready yet."""
+    def start(self, kind: str, model: Path | None = None) -> Member:
+        """Start a process; it is not ready yet. `model`: its folder, if it is not the usual one."""
+        model = model or (self.worker_model if kind in _WORKERS else self.model)
         name = f"{kind}-{next(self._numbers)}"
         control = self.folder / f"{name}.sock"
         port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
-        argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model or self.model), *flags]
+        argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model)]
         environment = {**os.environ, **self._environment, SOCKET_VARIABLE: str(control)}
         log = self.folder / f"{name}.log"
-        member = Member(name, kind, self._server.start(argv, environment, log), log, control, port)
+        member = Member(name, kind, self._server.start(argv, environment, log), log, control, model, port)
         self.members.append(member)
         return member
 
@@ -214,8 +224,8 @@ class LiveGraph:
         if kind == "coordinator":
             return [*shared, "--model-name", MODEL, "--routing", "always-remote"]
         # Slices would end each prefill at many places. Here a prefill is one span of time.
-        engine = ["--engine", "modelled", "--eos-every-tokens", "0"]
-        return [*shared, "--role", kind, *engine, "--slicing", "whole", "--kv-timeout-s", "1.0"]
+        flags = ["--role", kind, "--engine", "modelled", "--eos-every-tokens", "0", "--slicing", "whole"]
+        return [*shared, *flags, "--kv-timeout-s", str(KV_TIMEOUT_S), *self._worker_flags]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind and member.is_running]
@@ -264,7 +274,7 @@ class LiveGraph:
             for started in [self.start(kind) for kind in KINDS for _ in range(PAIR - len(self.of(kind)))]:
                 with suppress(RuntimeError):  # it has ended, perhaps because a busy machine was too slow
                     await self.until_ready(started)
-            if all(len(self.of(kind)) == PAIR for kind in KINDS):
+            if all(len(self.of(kind)) >= PAIR for kind in KINDS):
                 return
         raise RuntimeError("the processes do not start")
 
@@ -333,21 +343,16 @@ async def _serves(url: str) -> bool:
 
 
 @asynccontextmanager
-async def live_graph(folder: Path) -> AsyncIterator[LiveGraph]:
+async def live_graph(folder: Path, worker_flags: Sequence[str] = ()) -> AsyncIterator[LiveGraph]:
     """A graph that serves; its processes end with the block."""
     async with AsyncExitStack() as stack:
         stack.enter_context(suppress(TimeoutExpired))  # the processes that do not end in time end with this one
         server = stack.enter_context(ForkServer(PRELOADED))
         redis = stack.enter_context(FaultyRedis())
         proxy = await stack.enter_async_context(RedisProxy(redis.port))
-        graph = LiveGraph(folder, server, redis, proxy)
+        graph = LiveGraph(folder, server, redis, proxy, worker_flags)
         stack.callback(lambda: graph.redis.__exit__())  # a fault may have replaced the first one
         stack.callback(graph.stop)
         await graph.replace_ended()
         await graph.until_whole()
         yield graph
-
-
-def latest(lines: Iterable[dict[str, Any]], wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-    """The last line that is wanted."""
-    return next((line for line in reversed(list(lines)) if wanted(line)), None)

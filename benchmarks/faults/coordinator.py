@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.faults.clock import install_clock
 from benchmarks.faults.inside import open_control, run_to_the_end
 from benchmarks.faults.worker import install_tasks
 
@@ -20,6 +21,7 @@ def install() -> None:
 
     Coordinator.start = controlled  # type: ignore[method-assign]
     install_tasks()
+    install_clock()
 
 
 def figures(coordinator: Any) -> dict[str, Any]:

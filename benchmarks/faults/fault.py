@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ class Scene:
         running: work of the fault that goes on until `heal` waits for it.
         kept: what `strike` must keep for `heal`.
         complaints: violations that the fault itself has noticed.
+        spared: processes that a fault must not end.
     """
 
     graph: LiveGraph
@@ -37,12 +38,27 @@ class Scene:
     running: list[asyncio.Task[None]] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
+    spared: Collection[Member] = ()
 
     @property
     def worker(self) -> Member:
         """The worker that has the victim's round at the moment; in the tool gap its decode worker."""
+        return self.processes[self._role]
+
+    @property
+    def worker_to_end(self) -> Member:
+        """The same, or another of its role if it is spared."""
+        return self.to_end(self._role)
+
+    def to_end(self, kind: str) -> Member:
+        """The process of the round, or another of its kind if it is spared."""
+        own = self.processes[kind]
+        return next((member for member in (own, *self.graph.of(kind)) if member not in self.spared), own)
+
+    @property
+    def _role(self) -> str:
         is_at_decode = self.moment in (Moment.READING_INCREMENT, Moment.DECODING, Moment.TOOL_GAP)
-        return self.processes["decode" if is_at_decode else "prefill"]
+        return "decode" if is_at_decode else "prefill"
 
 
 Action = Callable[[Scene], Awaitable[None]]
@@ -62,6 +78,7 @@ class Fault:
         prepare: before the victim's first round.
         holds_s: between `strike` and `heal`.
         heal: ends the fault. Processes that have ended are replaced afterwards.
+        check: adds to the complaints when all sessions have ended.
         aim_s: the longest time to recover that is aimed at.
     """
 
@@ -71,5 +88,6 @@ class Fault:
     strike: Action = nothing
     heal: Action = nothing
     prepare: Action = nothing
+    check: Action = nothing
     holds_s: float = 1.0
     aim_s: float = PROCESS_BOUND_S

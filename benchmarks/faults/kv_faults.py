@@ -34,6 +34,15 @@ def _arms_worker_of_the_round(fault: str) -> Action:
     return act
 
 
+def _arms_engine_of_the_round(fault: str) -> Action:
+    """A worker may end with its engine."""
+
+    async def act(scene: Scene) -> None:
+        await scene.worker_to_end.ask(op="arm", fault=fault)
+
+    return act
+
+
 async def _break_tasks(scene: Scene) -> None:
     members = [*scene.graph.workers, *scene.graph.of("coordinator")]
     await _ask_all(members, op="arm", fault=TASK_EXCEPTION)
@@ -64,14 +73,14 @@ KV_FAULTS = [
         "engine-breaks",
         _GROUP,
         "an exception in the engine of the worker",
-        _arms_worker_of_the_round(worker.ENGINE_BREAKS),
+        _arms_engine_of_the_round(worker.ENGINE_BREAKS),
         _disarm,
     ),
     Fault(
         "engine-hangs",
         _GROUP,
         f"the engine of the worker hangs (given up after {worker.WATCHDOG_S:g} s here, 60 s in real workers)",
-        _arms_worker_of_the_round(worker.ENGINE_HANGS),
+        _arms_engine_of_the_round(worker.ENGINE_HANGS),
         _disarm,
         holds_s=worker.WATCHDOG_S + 2.0,
         aim_s=worker.WATCHDOG_S + 1.0,

@@ -89,6 +89,9 @@ class Stage:
         """Run the first round, and the second up to the moment.
 
         The first round is prefilled locally, so that the second one has a history to read.
+
+        Raises:
+            MissedMomentError: the first round failed, or the second one never came to the moment.
         """
         victim = self.victim
         first = await victim.agent.round(HISTORY_TOKENS, FIRST_OUTPUT_TOKENS, url=victim.url, options=LOCAL)
@@ -96,10 +99,13 @@ class Stage:
             raise MissedMomentError(f"the round before it: {first.ending}: {first.detail}")
         if moment is Moment.TOOL_GAP:
             return
-        if moment is Moment.WAITING:
-            await self._block()
-        victim.round = self._second_round()
-        await until(lambda: self._is_at(moment), timeout_s=20, poll_s=_POLL_S)
+        try:
+            if moment is Moment.WAITING:
+                await self._block()
+            victim.round = self._second_round()
+            await until(lambda: self._is_at(moment), timeout_s=20, poll_s=_POLL_S)
+        except TimeoutError:
+            raise MissedMomentError(f"{moment}: it did not come") from None
 
     def check(self, moment: Moment, struck_s: float) -> None:
         """Check that the round was still at the moment.

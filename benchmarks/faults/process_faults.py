@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterable
 
-from benchmarks.faults.cluster import KINDS, LEASE_S
+from benchmarks.faults.cluster import KINDS, LEASE_S, Member
 from benchmarks.faults.fault import Action, Fault, Scene
+from benchmarks.faults.weights import mixed_rounds, other_weights
 
 _GROUP = "Processes"
 STOPPED_S = 2.5 * LEASE_S
@@ -19,6 +21,13 @@ def _signals(kind: str, number: signal.Signals) -> Action:
     return act
 
 
+def _kills(kind: str) -> Action:
+    async def act(scene: Scene) -> None:
+        scene.to_end(kind).signal(signal.SIGKILL)
+
+    return act
+
+
 async def _restart_workers(scene: Scene) -> None:
     """Replace each worker by a new one, which serves before the old one gets SIGTERM."""
 
@@ -26,10 +35,46 @@ async def _restart_workers(scene: Scene) -> None:
         graph = scene.graph
         for kind in ("prefill", "decode"):
             for member in graph.of(kind):
-                await graph.until_ready(graph.start(kind))
+                started = graph.start(kind)
+                await graph.until_ready(started)
+                _note_weights(scene, [started])
                 await graph.end(member, signal.SIGTERM)
 
     scene.running.append(asyncio.create_task(run()))
+
+
+def _note_weights(scene: Scene, members: Iterable[Member]) -> None:
+    scene.kept.setdefault("weights", {}).update((member.id, member.model) for member in members)
+
+
+async def _update_weights(scene: Scene) -> None:
+    """Replace each worker by one with other weights. The next update goes back to the first ones."""
+    graph = scene.graph
+    _note_weights(scene, graph.workers)
+    other = other_weights(graph.model, graph.folder)
+    graph.worker_model = other if graph.worker_model == graph.model else graph.model
+    await _restart_workers(scene)
+
+
+async def _add_foreign(scene: Scene) -> None:
+    """A worker of each role with other weights joins."""
+    graph = scene.graph
+    _note_weights(scene, graph.workers)
+    other = other_weights(graph.model, graph.folder)
+    model = other if graph.worker_model == graph.model else graph.model
+    scene.kept["foreign"] = [graph.start(kind, model) for kind in ("prefill", "decode")]
+    for member in scene.kept["foreign"]:
+        await graph.until_ready(member)
+    _note_weights(scene, scene.kept["foreign"])
+
+
+async def _remove_foreign(scene: Scene) -> None:
+    for member in scene.kept["foreign"]:
+        await scene.graph.end(member, signal.SIGTERM)
+
+
+async def _check_weights(scene: Scene) -> None:
+    scene.complaints += mixed_rounds(scene.client.results, scene.kept["weights"])
 
 
 async def _until_restarted(scene: Scene) -> None:
@@ -37,10 +82,7 @@ async def _until_restarted(scene: Scene) -> None:
 
 
 PROCESS_FAULTS = [
-    *(
-        Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _signals(kind, signal.SIGKILL))
-        for kind in KINDS
-    ),
+    *(Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _kills(kind)) for kind in KINDS),
     *(
         Fault(
             f"stop-{kind}",
@@ -59,5 +101,22 @@ PROCESS_FAULTS = [
         "each worker is replaced: a new one starts, the old one gets SIGTERM",
         _restart_workers,
         _until_restarted,
+    ),
+    Fault(
+        "rolling-weights",
+        _GROUP,
+        "each worker is replaced by one with other weights",
+        _update_weights,
+        _until_restarted,
+        check=_check_weights,
+    ),
+    Fault(
+        "other-weights",
+        _GROUP,
+        "a prefill and a decode worker with other weights join, and leave after 5 s",
+        heal=_remove_foreign,
+        prepare=_add_foreign,
+        check=_check_weights,
+        holds_s=5.0,
     ),
 ]

@@ -12,11 +12,13 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
+from benchmarks.faults.clock import step_clock
 from benchmarks.faults.fault import OUTAGE_S, Action, Fault, Scene, nothing
 from tests.waiting import until
 
 _GROUP = "Shared state"
 _DUMPED_KEYS = [f"dumped:{number}" for number in range(12)]
+_STEP_S = 3600
 _DUMPED_BYTES = 2_200_000
 """While it loads, Redis answers after every 2 MiB."""
 
@@ -122,6 +124,14 @@ async def _save_again(scene: Scene) -> None:
         await client.execute_command("CONFIG", "SET", "save", "")
 
 
+def _steps(seconds: int) -> Action:
+    async def act(scene: Scene) -> None:
+        async with _admin(scene) as client:
+            await step_clock(client, seconds)
+
+    return act
+
+
 def _fault(name: str, what: str, strike: Action, heal: Action, **options: Any) -> Fault:
     return Fault(f"redis-{name}", _GROUP, what, strike, heal, **{"holds_s": OUTAGE_S, **options})
 
@@ -153,6 +163,8 @@ REDIS_FAULTS = [
     ),
     _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped),
     _fault("misconf", "writes are refused: MISCONF, the dump cannot be written", _fail_to_save, _save_again),
+    _fault("clock-forward", "its clock jumps forward by an hour, and back", _steps(_STEP_S), _steps(-_STEP_S)),
+    _fault("clock-back", "its clock jumps back by an hour, and forward", _steps(-_STEP_S), _steps(_STEP_S)),
     _fault(
         "failover",
         "another master behind the same address; the old one lives on, after 1 s as a replica",

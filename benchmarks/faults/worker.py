@@ -12,6 +12,7 @@ from typing import Any
 
 from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
+from benchmarks.faults.clock import install_clock
 from benchmarks.faults.inside import ARMED, fail_on_demand, open_control, run_to_the_end
 
 KV_FAILS = "kv-fails"
@@ -37,6 +38,7 @@ def install() -> None:
     supervised.STALL_FLOOR_S = WATCHDOG_S
     _install_control()
     install_tasks()
+    install_clock()
     _install_kv()
     _install_publications()
     _install_engine()
@@ -70,6 +72,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "writers": len(directory._writers),
         "session tokens": directory.session_tokens,
         "kept sessions": len(rounds._sessions._uses),
+        "store tokens": directory.figures.used_tokens,
     }
 
 

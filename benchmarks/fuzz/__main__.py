@@ -18,10 +18,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from benchmarks.fuzz import inputs, messages
+from benchmarks.fuzz.peer_reads import FuzzedReader
 from benchmarks.fuzz.target import Failure, Target, try_one
 from benchmarks.fuzz.workers import FuzzedWorker
 
@@ -31,12 +32,11 @@ _MOST_SHOWN = 20
 @contextmanager
 def all_targets() -> Iterator[list[Target]]:
     """Every target, while the worker and the folder for files exist."""
-    worker = FuzzedWorker()
-    try:
-        with tempfile.TemporaryDirectory(prefix="ampd-fuzz-") as folder:
-            yield [*inputs.targets(Path(folder)), *messages.targets(), *worker.targets()]
-    finally:
-        worker.close()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampd-fuzz-"))
+        worker = stack.enter_context(closing(FuzzedWorker()))
+        reader = stack.enter_context(closing(FuzzedReader()))
+        yield [*inputs.targets(Path(folder)), *messages.targets(), *worker.targets(), *reader.targets()]
 
 
 @contextmanager

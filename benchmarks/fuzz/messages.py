@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
@@ -16,6 +17,7 @@ from ampd.policies.registry import create_named
 from ampd.serving.local_only import uncarried_option
 from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
+from ampd.state.checks import checked
 from ampd.state.redis_store import SnapshotReader
 from ampd.state.store import Heard, Overview, RoleAssigned, TaskQueued, WorkerUpdated
 from ampd.telemetry.coordinator_view import CoordinatorView
@@ -23,10 +25,12 @@ from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, Window, Worke
 from ampd.wire import parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
+from router.decision_record import DecisionRecord
 from router.request import parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
+from router.worker_reports import parse_report
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.worker_process.descriptor import decode_descriptor
 
@@ -59,6 +63,11 @@ _VIEW = WorkerView(
 )  # fmt: skip
 _PREFILL = WorkerView("p1", Role.PREFILL, Parallelism(1), kv_capacity_tokens=100_000, max_context_tokens=32_000)
 _ROLE = RoleAssigned("d1", Role.PREFILL, "short", "ttft-short")
+_REPORT: dict[str, Any] = {
+    **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes", "slices"), 160),
+    **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s", "reload_s"), 0.5),
+    "hit_tokens": {"device": 80, "peer": 80}, "decode_batch": 3, "decode_context_tokens": 5000, "kv_read_error": "gone",
+}  # fmt: skip
 _MODEL = load_performance_model("tiny-cpu")
 _SECTIONS = (Section("k", 2, 4, 128), Section("v", 2, 4, 128))
 _GEOMETRY = KvGeometry("f" * 64, 16, (PoolGeometry("kv", _SECTIONS), PoolGeometry("swa", _SECTIONS, 4)))
@@ -76,6 +85,7 @@ def targets() -> Iterator[Target]:
     coordinator = codec.encode_coordinator(CoordinatorView("c1", _SLO, rounds_in_progress=3))
     yield _record("coordinator", coordinator, lambda text: _show(codec.decode_coordinator(text)))
     yield Target("snapshot", _stored, _read_stored, (codec.CodecError,))
+    yield Target("round report", lambda rng: changed(rng, _REPORT, 4), _take_report, (ValueError,))
     yield Target("error text", _error_text, parse_error, ())
     yield Target("signature", _signed, _verify, ())
     yield Target("descriptor", _descriptor, _read_descriptor, (ValueError,))
@@ -175,6 +185,18 @@ def _read_stored(given: tuple[bytes, list[bytes]]) -> None:
 def _error_text(rng: random.Random) -> str:
     text = 'Backend<Unknown>: {"message": "ampd-error 503: the engine is starting", "code": 503}'
     return changed_text(rng, changed_text(rng, text))
+
+
+def _take_report(value: Any) -> None:
+    """Into the decision record that a client gets, and into the view of the next decisions."""
+    report = parse_report(value)
+    record = DecisionRecord("s", "p")
+    record.prefilled(report)
+    record.read_history(report)
+    record.read_increment(report)
+    json.dumps(record.as_dict(), allow_nan=False)
+    batch = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}
+    _decide(checked(replace(_VIEW, held_tokens={"0" * 32: report["held_tokens"]}, **batch)))
 
 
 _CALL = {"op": "lease", "keys": [b"k" * 32], "ttl_s": 5.0, "session_id": "s"}

@@ -1,0 +1,47 @@
+"""One fault from the moment that it waits for until it is healed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from benchmarks.faults.fault import Fault, Scene
+from benchmarks.faults.moments import MissedMomentError
+
+
+@dataclass
+class Struck:
+    """When a fault began and ended, on the clock of `time.monotonic`.
+
+    Attributes:
+        missed: why the run proves nothing about the moment, or None.
+    """
+
+    struck_s: float
+    healed_s: float
+    missed: MissedMomentError | None = None
+
+
+async def strike(fault: Fault, scene: Scene) -> Struck:
+    """Bring the victim to the moment, strike, wait, heal, and start the processes that have ended again.
+
+    The victim's round may go on afterwards: `Stage.finish` waits for it.
+    """
+    struck = Struck(time.monotonic(), time.monotonic())
+    try:
+        await scene.stage.reach(scene.moment)
+        scene.processes = scene.stage.processes()
+        struck.struck_s, clock_s = time.monotonic(), time.time()
+        await fault.strike(scene)
+        scene.stage.resume()
+        scene.stage.check(scene.moment, clock_s)
+        await asyncio.sleep(fault.holds_s)
+    except MissedMomentError as error:
+        struck.missed = error
+    finally:
+        if scene.processes:
+            await fault.heal(scene)
+        struck.healed_s = time.monotonic()
+        await scene.graph.replace_ended()
+    return struck

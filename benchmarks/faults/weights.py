@@ -1,0 +1,44 @@
+"""Workers with other weights: a folder of them, and the check that no round mixes two kinds of KV."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.faults.load import RoundResult
+
+_LENGTH_BYTES = 8
+
+
+def other_weights(model: Path, folder: Path) -> Path:
+    """A copy of a model folder whose tensors differ; made once per `folder`."""
+    copy = folder / "other-weights"
+    if copy.exists():
+        return copy
+    unfinished = shutil.copytree(model, folder / "other-weights.part")
+    for file in unfinished.glob("*.safetensors"):
+        data = file.read_bytes()
+        start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+        file.write_bytes(data[:start] + data[start:].translate(bytes(value ^ 1 for value in range(256))))
+    return unfinished.rename(copy)
+
+
+def mixed_rounds(results: Iterable[RoundResult], weights: Mapping[str, Path]) -> list[str]:
+    """Rounds that were prefilled and decoded with different weights.
+
+    Args:
+        weights: worker id -> model folder. Rounds of other workers are left out.
+    """
+    known = [
+        (result, record)
+        for result in results
+        for record in result.records
+        if record["route"] == "remote" and {record["prefill_worker"], record["decode_worker"]} <= weights.keys()
+    ]
+    return [
+        f"{result.session_id}: prefilled by {record['prefill_worker']}, decoded by {record['decode_worker']}: "
+        "their weights differ"
+        for result, record in known
+        if weights[record["prefill_worker"]] != weights[record["decode_worker"]]
+    ]

@@ -1,0 +1,125 @@
+"""Samples of every process: memory, descriptors, sockets, threads, and what the harness inside it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from benchmarks.faults.cluster import LiveGraph, Member
+from benchmarks.soak.trend import Point
+
+REDIS = "redis"
+_ANSWER_S = 2.0
+"""A process that is stopped does not answer; its next sample has the figures again."""
+_NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors")
+_KIB = 1024
+
+
+class Sampler:
+    """Takes a sample of each process every `interval_s`, from `start` to `stop`.
+
+    Attributes:
+        series: (process, figure) -> points.
+        file: all samples, as lines of JSON; None: none is written.
+    """
+
+    def __init__(self, graph: LiveGraph, interval_s: float, file: Path | None) -> None:
+        self.series: dict[tuple[str, str], list[Point]] = defaultdict(list)
+        self.file = file
+        self.start_s = self.end_s = time.monotonic()
+        self._graph = graph
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.start_s = time.monotonic()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End, and raise what ended it before."""
+        self.end_s = time.monotonic()
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            due_s = time.monotonic() + self._interval_s
+            members = [member for member in self._graph.members if member.is_ready and member.is_running]
+            await asyncio.gather(*(self._sample(member) for member in members), self._sample_redis())
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+    async def _sample(self, member: Member) -> None:
+        with suppress(OSError):  # it has ended meanwhile
+            figures: dict[str, float] = dict(process_figures(member.process.pid))
+            if member.kind != "frontend":
+                with suppress(OSError, TimeoutError, ValueError):
+                    async with asyncio.timeout(_ANSWER_S):
+                        figures |= _inner(await member.ask(op="debug"))
+            self._add(member.name, figures)
+
+    async def _sample_redis(self) -> None:
+        redis = self._graph.redis
+        if redis.pid is None:
+            return
+        with suppress(OSError, TimeoutError, RedisError):
+            async with asyncio.timeout(_ANSWER_S), Redis.from_url(redis.tcp_url) as client:
+                info = await client.info()
+                kinds = Counter([_kind_of_key(key) async for key in client.scan_iter(count=1000)])
+                figures = {f"keys {kind}": float(number) for kind, number in kinds.items()}
+                figures |= {"used bytes": info["used_memory"], "connections": info["connected_clients"]}
+                self._add(REDIS, figures)
+
+    def _add(self, process: str, figures: dict[str, float]) -> None:
+        at_s = time.monotonic()
+        for figure, value in figures.items():
+            self.series[process, figure].append((at_s, value))
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"at_s": at_s - self.start_s, "process": process, **figures}) + "\n")
+
+
+def process_figures(pid: int) -> dict[str, float]:
+    """What Linux knows of a process.
+
+    Raises:
+        OSError: it has ended.
+    """
+    folder = Path(f"/proc/{pid}")
+    memory = {}
+    for line in (folder / "smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("Rss", "Pss", "Private_Dirty"):
+            memory[name] = int(rest.split()[0]) * _KIB
+    links = []
+    for entry in os.scandir(folder / "fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(entry.path))  # noqa: PTH115
+    return {
+        "RSS bytes": memory["Rss"],
+        "PSS bytes": memory["Pss"],
+        "descriptors": len(links),
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "threads": len(os.listdir(folder / "task")),  # noqa: PTH208
+    }
+
+
+def _inner(view: dict[str, Any]) -> dict[str, float]:
+    figures = {name: float(value) for name, value in view.items() if name not in _NOT_NUMBERS}
+    return {"asyncio tasks": float(sum(view["tasks"].values())), **figures}
+
+
+def _kind_of_key(key: bytes) -> str:
+    """`session` of `ampd:{namespace}:session:ID`; keys that are not of the product have their first part."""
+    parts = key.decode(errors="replace").split(":")
+    return parts[2] if parts[0] == "ampd" and len(parts) > 2 else parts[0]

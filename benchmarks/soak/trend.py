@@ -1,0 +1,94 @@
+"""Whether a figure of a process grows: a robust slope over the second half of a soak, against a stated bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+Point = tuple[float, float]
+"""Seconds since the start, value."""
+
+_MIB = 1 << 20
+_LEAST_POINTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much a figure may grow over the second half: the sum of both."""
+
+    absolute: float
+    share: float
+
+    def of(self, typical: float) -> float:
+        return self.absolute + self.share * typical
+
+
+MEMORY_BOUND = Bound(absolute=2.0 * _MIB, share=0.02)
+TOKENS_BOUND = Bound(absolute=512.0, share=0.1)
+COUNT_BOUND = Bound(absolute=1.0, share=0.05)
+
+NOT_JUDGED = "PSS bytes"
+"""The share of memory depends on how many processes share it."""
+
+
+def bound_of(figure: str) -> Bound | None:
+    """None: the figure is not judged."""
+    if figure == NOT_JUDGED:
+        return None
+    if figure.endswith("bytes"):
+        return MEMORY_BOUND
+    return TOKENS_BOUND if figure.endswith("tokens") else COUNT_BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A figure of one process over the second half.
+
+    Attributes:
+        typical, most: median and maximum.
+        growth: slope times the length of the half. bound: the largest growth that counts as flat; None: not judged.
+    """
+
+    process: str
+    figure: str
+    typical: float
+    most: float
+    growth: float
+    bound: float | None
+
+    @property
+    def is_growing(self) -> bool:
+        return self.bound is not None and self.growth > self.bound
+
+
+def slope(points: Sequence[Point]) -> float:
+    """Median of the slopes between all pairs of points (Theil-Sen): up to 29 % outliers do not move it."""
+    return median(
+        (later - earlier) / (later_s - earlier_s)
+        for (earlier_s, earlier), (later_s, later) in combinations(points, 2)
+        if later_s > earlier_s
+    )
+
+
+def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, end_s: float) -> list[Trend]:
+    """Of all figures of the processes that lived through the whole second half.
+
+    Args:
+        series: (process, figure) -> points in the order of time, between `start_s` and `end_s`.
+    """
+    half_s = (start_s + end_s) / 2
+    tolerance_s = (end_s - start_s) / 10
+    found = []
+    for (process, figure), points in series.items():
+        second = [point for point in points if point[0] >= half_s]
+        lived = len(second) >= _LEAST_POINTS and second[0][0] - half_s <= tolerance_s
+        if not lived or end_s - second[-1][0] > tolerance_s:
+            continue
+        values = [value for _, value in second]
+        typical = median(values)
+        growth = slope(second) * (end_s - half_s)
+        bound = bound_of(figure)
+        found.append(Trend(process, figure, typical, max(values), growth, bound.of(typical) if bound else None))
+    return found

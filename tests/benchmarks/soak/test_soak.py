@@ -1,0 +1,37 @@
+"""Half a minute of the soak: rounds end properly, nothing is left, and every process is measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.cluster import KINDS
+from benchmarks.faults.faults import FAULTS
+from benchmarks.soak.__main__ import report
+from benchmarks.soak.sampling import REDIS
+from benchmarks.soak.soak import soak
+
+pytestmark = pytest.mark.slow
+
+SHORT = {name: FAULTS[name] for name in ("kill-prefill", "kill-decode", "redis-full", "kv-breaks", "client-leaves")}
+EVERYWHERE = {"RSS bytes", "PSS bytes", "descriptors", "sockets", "threads"}
+INSIDE = {"asyncio tasks", "rounds", "queued"}
+
+
+async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path) -> None:
+    samples = tmp_path / "samples.jsonl"
+    result = await soak(tmp_path, minutes=0.4, faults=SHORT, samples=samples, interval_s=1.0)
+    assert result.violations == []
+    assert (result.rounds["lost"], result.rounds["wrong"]) == (0, 0)
+    assert result.rounds["completed"] > 0
+    assert result.events.total() > 0
+    figures = {}
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        figures.setdefault(sample["process"].rpartition("-")[0] or REDIS, set()).update(sample)
+    assert set(figures) == {*KINDS, REDIS}
+    assert all(figures[kind] >= EVERYWHERE for kind in KINDS)
+    assert all(figures[kind] >= INSIDE for kind in KINDS[:3])
+    assert {"page leases", "holds", "store tokens"} <= figures["decode"]
+    assert {"keys worker", "keys session", "used bytes", "connections"} <= figures[REDIS]
+    assert "accepted" in report(result)

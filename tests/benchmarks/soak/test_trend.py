@@ -1,0 +1,46 @@
+"""Growth is found in noise; a figure that has stopped growing, or of a process that did not live on, is flat."""
+
+import random
+
+import pytest
+
+from benchmarks.soak.trend import Point, slope, trends
+
+MINUTES = 30
+
+
+def series(value, *, first_s: float = 0.0) -> list[Point]:
+    return [(float(at_s), value(at_s)) for at_s in range(int(first_s), MINUTES * 60, 5)]
+
+
+def growing(figure: str, points: list[Point]) -> list[bool]:
+    return [each.is_growing for each in trends({("decode-1", figure): points}, 0.0, MINUTES * 60.0)]
+
+
+def test_the_slope_is_that_of_most_points() -> None:
+    points = [(float(x), 2.0 * x) for x in range(100)]
+    outliers = [(x, 1e6) if x % 5 == 0 else (x, y) for x, y in points]
+    assert slope(outliers) == pytest.approx(2.0, rel=0.2)
+
+
+def test_a_leak_of_a_kilobyte_per_round_is_found_in_noise() -> None:
+    rng = random.Random(0)
+    leaking = series(lambda at_s: 100e6 + 10_000 * at_s + rng.gauss(0, 2e6))
+    steady = series(lambda _: 100e6 + rng.gauss(0, 2e6))
+    assert growing("RSS bytes", leaking) == [True]
+    assert growing("RSS bytes", steady) == [False]
+
+
+def test_a_descriptor_per_five_minutes_is_found() -> None:
+    rng = random.Random(0)
+    assert growing("descriptors", series(lambda at_s: 20 + at_s // 300 + rng.choice((0, 1)))) == [True]
+    assert growing("descriptors", series(lambda _: 20 + rng.choice((0, 0, 1, 5)))) == [False]
+
+
+def test_a_cache_that_was_filled_in_the_first_half_is_flat() -> None:
+    assert growing("store tokens", series(lambda at_s: min(at_s, 600) * 50.0)) == [False]
+
+
+def test_only_processes_that_lived_through_the_second_half_count() -> None:
+    assert growing("descriptors", series(lambda at_s: at_s, first_s=1200)) == []
+    assert growing("descriptors", series(lambda at_s: at_s)[:-60]) == []
