@@ -44,7 +44,11 @@ def check_duration(value: Any) -> None:
 
 def check_finite(value: Any) -> None:
     """A finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    try:
+        is_finite = type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        is_finite = False
+    if not is_finite:
         raise ValueError("is no finite number")
 
 

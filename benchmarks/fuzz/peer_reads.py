@@ -15,10 +15,9 @@ from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
-from tests.workers.kv.worker_process.exchange_lab import PAGE, PAGES, RECORD, Peers, Worker, record_of
+from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.nixl_transport import Remote
-from workers.kv.worker_process.store_exchange import StoreExchange
 
 _PROMPT = list(range(6 * PAGE + 1))
 _KEYS = page_keys(_PROMPT[:-1], PAGE, tenant="")
@@ -66,10 +65,10 @@ class FuzzedReader:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._peers = Peers()
-        self._owner, self._reader = _worker(), _worker()
         self._loop.run_until_complete(self._start())
 
     async def _start(self) -> None:
+        self._owner, self._reader = _worker(), _worker()
         await self._owner.start(self._peers, "owner")
         await self._reader.start(self._peers, "reader")
         _Copies.owner = self._owner.exchange.store.memory
@@ -97,18 +96,20 @@ class FuzzedReader:
     async def _read_from_liar(self, rng: random.Random, *, keeps_lease: bool) -> None:
         serve, store = self._owner.exchange.serve, self._reader.exchange.store
         has_checksums = True
+        store.directory.clear()
 
         async def lie(request: KvRequest) -> KvReply:
             nonlocal has_checksums
             reply: Any = await serve(request)
+            if "records" in reply:  # lists, as they come over the wire
+                reply = {**reply, "records": {pool: list(found) for pool, found in reply["records"].items()}}
             if (request["op"] == "lease") == keeps_lease:
                 return reply
-            if request["op"] == "lease" and rng.random() < 0.3:
-                return {**reply, "descriptor": changed_bytes(rng, reply["descriptor"])}
-            reply = changed(rng, reply, 2)
             if request["op"] == "lease":
+                reply = _changed_lease(rng, reply)
                 has_checksums = _are_whole(reply)
-            return reply
+                return reply
+            return changed(rng, reply, 2)  # type: ignore[no-any-return]
 
         self._owner.exchange.serve = lie  # type: ignore[method-assign]
         try:
@@ -128,7 +129,19 @@ class FuzzedReader:
         self._owner.exchange.store.directory.collect(float("inf"))
         assert (await self._reader.read("rid", _PROMPT, "owner", 1.0)).tokens == len(_KEYS) * PAGE
         await self._reader.exchange.discard("rid")
-        store.directory.clear()
+
+
+def _changed_lease(rng: random.Random, reply: Any) -> Any:
+    """Changed anywhere, or in its descriptor, or with records in other places."""
+    kind = rng.random()
+    if kind < 0.2:
+        return {**reply, "descriptor": changed_bytes(rng, reply["descriptor"])}
+    if kind < 0.6:
+        return changed(rng, reply, 2)
+    ((pool, (names, offsets)),) = reply["records"].items()
+    at, step = rng.randrange(len(offsets)), rng.choice((-RECORD, RECORD, 7 * RECORD, 1, RECORD // 2))
+    moved = [*offsets[:at], offsets[at] + step, *offsets[at + 1 :]]
+    return {**reply, "records": {pool: [names, rng.choice((moved, offsets[::-1]))]}}
 
 
 def _are_whole(reply: Any) -> bool:
@@ -143,7 +156,6 @@ def _are_whole(reply: Any) -> bool:
 
 
 def _worker() -> Worker:
-    worker = Worker(ranks=1)
-    memory = StoreMemory.create(PAGES * RECORD)
-    worker.exchange = StoreExchange(memory, 1, _Copies, has_checksums=True)
+    worker = Worker()
+    worker.exchange._make_transport = _Copies  # type: ignore[assignment]
     return worker

@@ -24,6 +24,7 @@ def test_a_report_is_taken_without_unknown_keys() -> None:
     [
         {"held_tokens": -1},
         {"prefill_s": float("nan")},
+        {"prefill_s": 10**400},
         {"queued_s": "soon"},
         {"hit_tokens": {"device": -3}},
         {"decode_batch": 1},
