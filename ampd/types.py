@@ -8,10 +8,25 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a worker does: prefill only, or decode (which may also prefill locally)."""
+    """The new work that a worker gets.
+
+    A prefill worker gets prefills of sessions that other workers own. A decode worker gets sessions of its own, and may
+    prefill their rounds itself. A mixed worker gets both.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    MIXED = "mixed"
+
+    @property
+    def owns_sessions(self) -> bool:
+        """Whether new sessions are bound to it."""
+        return self is not Role.PREFILL
+
+    @property
+    def takes_prefills(self) -> bool:
+        """Whether it gets prefills of sessions that other workers own."""
+        return self is not Role.DECODE
 
 
 def pool_name(role: Role, lane: str) -> str:

@@ -17,7 +17,7 @@ from ampd.types import PrefillTask, Slo
 Decoded = TypeVar("Decoded")
 
 COMPONENT = "worker"
-"""Dynamo component of all workers of both roles, because a role can change at run time."""
+"""Dynamo component of the workers of all roles, because a role can change at run time."""
 
 PREFILL_ENDPOINT = "prefill"
 GENERATE_ENDPOINT = "generate"

@@ -43,8 +43,16 @@ class SimulateSettings(CaseSettings):
 
     old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out")}
 
-    prefill: str = Field("1xTP1", description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none (co-located modes).")
-    decode: str = Field("1xTP1", description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8.")
+    prefill: str | None = Field(
+        None, description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none."
+    )
+    decode: str | None = Field(
+        None, description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none."
+    )
+    mixed: str = Field(
+        "0",
+        description="Mixed replicas, as 4xTP2: they own sessions, and also prefill for sessions of others. 0: none.",
+    )
     mode: str = Field(
         "disaggregated",
         description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
@@ -161,21 +169,31 @@ def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
 
 def _scene(settings: SimulateSettings) -> Scene:
     model = settings.performance_model()
-    cluster = Cluster(
-        prefill=settings.group(settings.prefill, "--prefill", model),
-        decode=settings.group(settings.decode, "--decode", model),
-        max_context_tokens=model.profile.max_context_tokens or 0,
-    )
-    if not cluster.decode:
-        raise UserError("--decode: at least one decode replica is needed, as in 1xTP4")
+    cluster = _cluster(settings, model)
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
+    mixed = [group.parallelism for group in cluster.mixed]
     named = {kind: [create_named(kind, name) for name in split_names(getattr(settings, kind))] for kind in KINDS}
     if all(pools.is_idle for pools in named["pools"]):
-        model.require(prefill, decode)
+        model.require([*prefill, *mixed], [*decode, *mixed])
     else:
-        model.require([*prefill, *decode], [*prefill, *decode])  # each may get any role
+        every = [*prefill, *decode, *mixed]
+        model.require(every, every)  # each may get any role
     sessions = tuple(load_trace(settings.trace, settings.limit))
     return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
+
+
+def _cluster(settings: SimulateSettings, model: PiecewiseModel) -> Cluster:
+    mixed = settings.group(settings.mixed, "--mixed", model)
+    default = "0" if mixed else "1xTP1"
+    cluster = Cluster(
+        prefill=settings.group(default if settings.prefill is None else settings.prefill, "--prefill", model),
+        decode=settings.group(default if settings.decode is None else settings.decode, "--decode", model),
+        max_context_tokens=model.profile.max_context_tokens or 0,
+        mixed=mixed,
+    )
+    if not cluster.decode and not cluster.mixed:
+        raise UserError("--decode: at least one decode replica is needed, as in 1xTP4, or a mixed one (--mixed)")
+    return cluster
 
 
 def _combinations(settings: SimulateSettings) -> list[Combination]:
@@ -198,14 +216,10 @@ def _named_or_own(settings: SimulateSettings, kind: str) -> Sequence[str | None]
 
 
 def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> None:
-    """Refuse a cluster without prefill workers, where every round would be local under any policy.
-
-    A pools policy may turn decode workers into prefill workers.
-    """
-    split = [each.mode for each in combinations if not each.mode.is_colocated and each.pools == defaults.POOLS]
-    if split and not cluster.prefill:
+    """Refuse `always-remote` where no worker takes prefills: every round would be local."""
+    if any(each.mode is Mode.ALWAYS_REMOTE for each in combinations) and not cluster.prefill and not cluster.mixed:
         raise UserError(
-            f"--prefill: mode {split[0]} needs a prefill replica, as in 1xTP4; without one use --mode colocated"
+            f"--prefill: mode {Mode.ALWAYS_REMOTE} needs a prefill replica, as in 1xTP4; without one use --mode colocated"
         )
 
 

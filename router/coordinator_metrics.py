@@ -88,8 +88,8 @@ class CoordinatorReader:
 
     def _cluster(self) -> Iterator[Reading]:
         view = self._coordinator.view
-        yield Reading(names.LIVE_WORKERS, len(view.prefill()), (Role.PREFILL,))
-        yield Reading(names.LIVE_WORKERS, len(view.decode()), (Role.DECODE,))
+        for role in Role:
+            yield Reading(names.LIVE_WORKERS, len(view.of_role(role)), (role,))
         yield Reading(names.LEASES_EXPIRED, view.counters.expired_workers)
         yield Reading(names.STATE_VIEW_AGE, view.age_s())
         yield Reading(names.STATE_LOSSES, view.counters.losses)

@@ -125,9 +125,10 @@ class PoolsKeeper:
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
         due = self._review.due(self._as_assigned(now_s), now_s, changed_s)
         for kept in due.kept:
-            self._warn_once(f"worker {kept.worker_id} stays decode ({kept.reason}): it is the last one")
-        for change in due.changes:
-            if not await self._assign(change):
+            change = kept.change
+            self._warn_once(f"worker {change.worker_id} stays {kept.before.role} ({change.reason}): it is the last one")
+        for due_change in due.changes:
+            if not await self._assign(due_change):
                 return
 
     async def _assign(self, due: DueChange) -> bool:
@@ -151,7 +152,7 @@ class PoolsKeeper:
 
     def _as_assigned(self, now_s: float) -> tuple[WorkerView, ...]:
         """The workers, with the roles that they were given a moment ago and have not published yet."""
-        views = {view.worker_id: view for view in (*self._view.prefill(), *self._view.decode())}
+        views = {view.worker_id: view for view in self._view.workers()}
         for worker_id, assigned in list(self._assigned.items()):
             view = views.get(worker_id)
             if view is None or now_s >= assigned.until_s or (view.role, view.lane) == (assigned.role, assigned.lane):

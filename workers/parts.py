@@ -82,5 +82,5 @@ class WorkerParts:
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""
         self.changes.held(session_id, tokens)
-        if self.role.role is Role.DECODE:  # elsewhere it is a copy
+        if self.role.role.owns_sessions:  # elsewhere it is a copy
             self.sessions.held(session_id, tokens)

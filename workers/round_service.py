@@ -76,7 +76,7 @@ class RoundService:
         progress = self._begin(request)
         try:
             with self._place(progress, source) as place:
-                async with self._sessions.round(progress.task.session_id):
+                async with self._sessions.round(progress.task.session_id, is_copy=True):
                     await self._picked(place, progress)
                     expected_tokens = progress.task.hist_tokens or progress.prompt_tokens
                     await self._fetch(progress, source, request, "history", expected_tokens)

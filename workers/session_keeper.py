@@ -18,10 +18,13 @@ _MAX_SWEEP_S = 15.0
 
 @dataclass(slots=True)
 class _Use:
+    """A session here. `is_copy`: another worker owns it, as far as its rounds here show."""
+
     running: int = 0
     rounds: int = 0
     last_s: float = 0.0
     release: bool = False
+    is_copy: bool = False
 
 
 class SessionKeeper:
@@ -32,7 +35,7 @@ class SessionKeeper:
 
     Attributes:
         expired: sessions that were released because they were idle for too long.
-        evicted: sessions that lost their KV between two rounds without being released.
+        evicted: sessions of this worker that lost their KV between two rounds without being released.
     """
 
     def __init__(
@@ -51,9 +54,14 @@ class SessionKeeper:
         self.evicted = 0
 
     @asynccontextmanager
-    async def round(self, session_id: str) -> AsyncIterator[None]:
-        """Mark a round of the session as running during the block. A release that came meanwhile happens at its end."""
+    async def round(self, session_id: str, *, is_copy: bool = False) -> AsyncIterator[None]:
+        """Mark a round of the session as running during the block. A release that came meanwhile happens at its end.
+
+        Args:
+            is_copy: the round is only prefilled here. The session belongs to another worker.
+        """
         use = self._uses.setdefault(session_id, _Use())
+        use.is_copy = is_copy
         use.running += 1
         use.rounds += 1
         use.release = False
@@ -77,7 +85,7 @@ class SessionKeeper:
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""
         use = self._uses.get(session_id)
-        if not tokens and use is not None and not use.running:
+        if not tokens and use is not None and not use.running and not use.is_copy:
             self.evicted += 1
         if tokens and use is None:
             # Pages that the engine offered long after the session's release. No round would end their time.

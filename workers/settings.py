@@ -28,7 +28,10 @@ class WorkerSettings(GraphSettings):
         "--publish-interval-s": OldFlag(f"it is always {PUBLISH_INTERVAL_S:g} s; leave it out"),
     }
 
-    role: Literal["prefill", "decode"] = Field(description="What coordinators use this worker for.")
+    role: Literal["prefill", "decode", "mixed"] = Field(
+        description="The new work of this worker: prefills of sessions that other workers own, sessions of its own, or "
+        "both."
+    )
     engine: Literal["sglang", "modelled"] = Field(
         "sglang",
         description="Engine: real SGLang, or modelled (sleeps by the performance model). "

@@ -62,7 +62,7 @@ class PlacementPolicies:
         """The id of the decode worker for a new session.
 
         Args:
-            workers: the decode workers with room for the round; not empty.
+            workers: the workers that own sessions and have room for the round; not empty.
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism, or the policy named
@@ -87,7 +87,7 @@ class PlacementPolicies:
         """The route of a round.
 
         Args:
-            prefill: the live prefill workers.
+            prefill: the live workers that take prefills.
             lost: workers that failed this round before. They are left out.
             local_only: why the prefill must be local, if it must.
 
@@ -96,7 +96,8 @@ class PlacementPolicies:
         """
         if local_only is not None:
             return local(decode, local_only)
-        # A worker may have become a prefill worker with sessions still bound to it. Its own rounds are local there.
+        # A mixed worker owns sessions, and so does a prefill worker that was a decode worker before. Their own rounds
+        # are local there.
         own_id = decode.worker_id
         others = [view for view in readable(decode, prefill) if view.worker_id != own_id and view.worker_id not in lost]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
-from ampd.types import Role, Slo, WorkerView
+from ampd.types import Slo, WorkerView
 
 POOLS_INTERVAL_S = 0.5
 """Time between two questions to the pools policy, where no other is set."""
@@ -28,11 +28,11 @@ class DueChanges:
 
     Attributes:
         changes: to be made in this order.
-        kept: changes that are not made, because the worker is the last decode worker.
+        kept: changes that are not made, because the worker is the last that owns sessions.
     """
 
     changes: Sequence[DueChange]
-    kept: Sequence[RoleChange]
+    kept: Sequence[DueChange]
 
 
 class RoleReview:
@@ -48,7 +48,7 @@ class RoleReview:
         """Ask the policy, and leave out what cannot be done.
 
         A change to the role and lane that a worker already has is no change. An unknown worker is skipped. The last
-        decode worker keeps its role, because without one no session could begin.
+        worker that owns sessions does not become a prefill worker, because no session could begin then.
 
         Args:
             changed_s: time of the latest change of a role; minus infinity if there was none.
@@ -61,20 +61,21 @@ class RoleReview:
         )
         current = {view.worker_id: view for view in workers}
         changes: list[DueChange] = []
-        kept: list[RoleChange] = []
+        kept: list[DueChange] = []
         for change in self._policy.change(situation):
             before = current.get(change.worker_id)
             if before is None or (before.role, before.lane) == (change.role, change.lane):
                 continue
-            if _leaves_a_decode_worker(current, change):
+            if _leaves_an_owner(current, change):
                 changes.append(DueChange(change, before))
                 current[change.worker_id] = replace(before, role=change.role, lane=change.lane)
             else:
-                kept.append(change)
+                kept.append(DueChange(change, before))
         return DueChanges(changes, kept)
 
 
-def _leaves_a_decode_worker(workers: Mapping[str, WorkerView], change: RoleChange) -> bool:
-    return change.role is Role.DECODE or any(
-        view.role is Role.DECODE for view in workers.values() if view.worker_id != change.worker_id
+def _leaves_an_owner(workers: Mapping[str, WorkerView], change: RoleChange) -> bool:
+    """Whether a worker that owns sessions is left after a change."""
+    return change.role.owns_sessions or any(
+        view.role.owns_sessions for view in workers.values() if view.worker_id != change.worker_id
     )

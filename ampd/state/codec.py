@@ -148,6 +148,9 @@ def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
         fields["kv_window"] = list(wire.fields_of(view.kv_window).values())
     if rest.tasks:
         fields["queue_rest"] = [rest.tasks, rest.hist_tokens, rest.incr_tokens]
+    if view.role is Role.MIXED:
+        # A version without mixed workers then reads a decode worker. It binds sessions to it, and sends no prefills.
+        fields["role"], fields["takes_prefills"] = Role.DECODE, True
     return fields | {
         "tp": view.parallelism.tp,
         "queue": [wire.encode_task(task, now_s) for task in view.queue],
@@ -163,7 +166,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
             wire.from_fields(
                 WorkerView,
                 fields,
-                role=Role(fields["role"]),
+                role=_view_role(fields),
                 parallelism=Parallelism(tp=fields["tp"]),
                 queue=tuple(wire.decode_task(task, written_s) for task in fields["queue"]),
                 ttft=Window(*fields["ttft"]),
@@ -174,6 +177,11 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
         )
     except _MALFORMED as error:
         raise ValueError(f"view of worker {str(fields['worker_id'])[:64]!r}: {error!r}") from None
+
+
+def _view_role(fields: dict[str, Any]) -> Role:
+    role = Role(fields["role"])
+    return Role.MIXED if role is Role.DECODE and fields.get("takes_prefills") is True else role
 
 
 def _coordinator_fields(view: CoordinatorView) -> dict[str, Any]:

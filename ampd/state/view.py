@@ -149,12 +149,20 @@ class ClusterView:
     # -- what decisions read
 
     def decode(self) -> tuple[WorkerView, ...]:
-        """Live decode workers."""
-        return self._current()[Role.DECODE]
+        """Live workers that own sessions: decode and mixed workers."""
+        return self.of_role(Role.DECODE) + self.of_role(Role.MIXED)
 
     def prefill(self) -> tuple[WorkerView, ...]:
-        """Live prefill workers."""
-        return self._current()[Role.PREFILL]
+        """Live workers that take prefills of sessions that others own: prefill and mixed workers."""
+        return self.of_role(Role.PREFILL) + self.of_role(Role.MIXED)
+
+    def workers(self) -> tuple[WorkerView, ...]:
+        """All live workers, each once."""
+        return self.prefill() + self.of_role(Role.DECODE)
+
+    def of_role(self, role: Role) -> tuple[WorkerView, ...]:
+        """Live workers of one role."""
+        return self._current()[role]
 
     def worker(self, worker_id: str) -> WorkerView | None:
         """A live worker, or None if it is unknown, expired or suspect."""

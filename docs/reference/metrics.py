@@ -40,8 +40,8 @@ without the gauges, and the process logs it.
 
 - A worker is healthy when its engine has started and its endpoints are served, until its engine is lost for good.
 - A coordinator is healthy when it has connected to the shared state, with or without a decode worker. Without one it
-  stays out of Dynamo's discovery, the frontend answers 503, and `ampd_live_workers{role="decode"}` is 0. A restart of
-  the coordinator would not help.
+  stays out of Dynamo's discovery, the frontend answers 503, and `ampd_live_workers` is 0 for the roles decode
+  and mixed. A restart of the coordinator would not help.
 - Neither becomes unhealthy when Redis is lost, because both serve without it. `ampd_state_available` shows the loss.
 
 On Kubernetes use `/live` for startup and liveness probes and `/health` for readiness. The startup probe of a worker

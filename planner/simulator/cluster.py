@@ -1,14 +1,14 @@
-"""The simulated deployment: groups of equal replicas for prefill and decode."""
+"""The simulated deployment: groups of equal replicas by role."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
-from ampd.types import Parallelism
+from ampd.types import Parallelism, Role
 
 _GROUP = re.compile(r"(\d+)x(?:TP)?(\d+)", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A deployment. Without prefill workers it is co-located: decode workers do all the prefills themselves.
+    """A deployment. With decode workers only it is co-located: they do all the prefills of their sessions themselves.
 
     Attributes:
         max_context_tokens: longest context of the model; 0: unlimited.
@@ -46,22 +46,31 @@ class Cluster:
     decode: tuple[ReplicaGroup, ...]
     prefill: tuple[ReplicaGroup, ...] = ()
     max_context_tokens: int = 0
+    mixed: tuple[ReplicaGroup, ...] = ()
+
+    @property
+    def groups(self) -> Mapping[Role, tuple[ReplicaGroup, ...]]:
+        """The groups by role, in the order in which results list their workers."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
 
     @property
     def gpus(self) -> int:
-        return sum(group.gpus for group in (*self.prefill, *self.decode))
+        return sum(group.gpus for groups in self.groups.values() for group in groups)
 
     @property
     def is_colocated(self) -> bool:
-        return not self.prefill
+        return not self.prefill and not self.mixed
 
     def colocated(self) -> Cluster:
-        """The same replicas, each doing both phases."""
-        return replace(self, decode=merged((*self.prefill, *self.decode)), prefill=())
+        """The same replicas, each with sessions of its own only, whose prefills it does itself."""
+        every = [group for groups in self.groups.values() for group in groups]
+        return replace(self, decode=merged(every), prefill=(), mixed=())
 
     def __str__(self) -> str:
-        prefill, decode = ("+".join(map(str, groups)) for groups in (self.prefill, self.decode))
-        return f"prefill {prefill}, decode {decode}" if self.prefill else f"co-located {decode}"
+        texts = {role: "+".join(map(str, groups)) for role, groups in self.groups.items() if groups}
+        if self.is_colocated:
+            return f"co-located {texts[Role.DECODE]}"
+        return ", ".join(f"{role} {text}" for role, text in texts.items())
 
 
 def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:

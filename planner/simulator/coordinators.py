@@ -9,7 +9,7 @@ from ampd.policies.estimates import local
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal
 from ampd.serving.local_only import PREFILL_WORKER_REFUSED
 from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
-from ampd.types import PrefillTask, Role, Route, RouteDecision, WorkerView
+from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
 from planner.simulator.rounds import ActiveRound, ActiveSession
@@ -105,7 +105,7 @@ class Coordinators:
         )
 
     def _roomy(self, session: ActiveSession, context_tokens: int) -> Sequence[SimulatedWorker]:
-        """The decode workers that can take a round. A bound session stays, even if another worker has more memory.
+        """The workers that can own a round's session. A bound session stays, even if another worker has more memory.
 
         Raises:
             _Refused: there are none.
@@ -113,7 +113,7 @@ class Coordinators:
         if 0 < self._max_context_tokens < context_tokens:
             raise _Refused(context_tokens, "the longest context of the model is", self._max_context_tokens)
         workers = self._workers.values()
-        able = [session.decode] if session.decode else [worker for worker in workers if worker.role is Role.DECODE]
+        able = [session.decode] if session.decode else [worker for worker in workers if worker.role.owns_sessions]
         try:
             return with_room(context_tokens, able)
         except ContextTooLongError as error:
@@ -160,5 +160,7 @@ class Coordinators:
         record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
         round_.session.decode = round_.decode
         round_.session.users |= {round_.decode, worker}
+        if worker is not round_.decode:
+            worker.resident.copies.add(record.session_id)
         self._views.entered(coordinator, worker, task)
         self._prefills.enter(round_, task, fetches=decision.route is Route.REMOTE and task.hist_tokens > 0)

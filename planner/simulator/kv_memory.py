@@ -17,7 +17,8 @@ class KvMemory:
 
     Attributes:
         held: session id -> tokens of its context with KV in this memory.
-        evicted: number of times that a session lost its KV.
+        evicted: number of times that a session of this worker lost its KV.
+        copies: sessions that other workers own. They were prefilled here.
         on_room: called when a reservation that failed may succeed now.
     """
 
@@ -26,6 +27,7 @@ class KvMemory:
         "_keepers",
         "_reserved",
         "capacity_tokens",
+        "copies",
         "evicted",
         "held",
         "on_room",
@@ -39,6 +41,7 @@ class KvMemory:
         self.held: dict[str, int] = {}
         self.used_tokens = 0
         self.evicted = 0
+        self.copies: set[str] = set()
         self.on_room: Callable[[], None] = lambda: None
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._keepers: dict[str, int] = {}
@@ -140,4 +143,4 @@ class KvMemory:
         tokens = self.held.pop(session_id, 0)
         self.used_tokens -= tokens
         self._idle.pop(session_id, None)
-        self.evicted += bool(tokens)
+        self.evicted += bool(tokens) and session_id not in self.copies

@@ -19,7 +19,8 @@ class KvStore:
 
     Attributes:
         held: session id -> tokens of its context with KV here.
-        evicted: number of times that a session lost all its KV.
+        evicted: number of times that a session of this worker lost all its KV.
+        copies: sessions that other workers own. They were prefilled here.
         evicted_tokens: cause -> tokens.
     """
 
@@ -30,6 +31,7 @@ class KvStore:
         "_spare",
         "_surplus",
         "capacity_tokens",
+        "copies",
         "evicted",
         "evicted_tokens",
         "held",
@@ -43,6 +45,7 @@ class KvStore:
         self.held: dict[str, int] = {}
         self.used_tokens = 0
         self.evicted = 0
+        self.copies: set[str] = set()
         self.evicted_tokens = {"surplus": 0, "idle": 0}
         self._surplus = surplus
         self._floors: dict[str, int] = {}
@@ -104,7 +107,7 @@ class KvStore:
         self.evicted_tokens[cause] += tokens
         left = self.held[session_id] - tokens
         self._shrink(session_id, left)
-        self.evicted += not left
+        self.evicted += not left and session_id not in self.copies
         return tokens
 
     def _shrink(self, session_id: str, tokens: int) -> None:

@@ -85,8 +85,8 @@ class SimulationRun:
         rounds: in order of their end.
         rounds_planned: session id -> its rounds.
         gaps: all gaps between tokens, as runs.
-        worker_roles: worker id -> `prefill` or `decode`, as at the start, in the order of the cluster.
-        lost_sessions: number of times that a session's KV was evicted between its rounds.
+        worker_roles: worker id -> its role at the start, in the order of the cluster.
+        lost_sessions: number of times that a session's KV was evicted between its rounds, at the worker that owns it.
         role_flips: number of times that a worker changed its role or its lane.
         refusals: attempts to send a round that were refused because of load; None: no round is ever refused.
         kv_store: figures of workers with a KV store, as in a result; None: there is no store.

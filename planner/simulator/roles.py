@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.serving.roles import DueChange, RoleReview
-from ampd.types import Role
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
@@ -21,14 +20,12 @@ class RoleKeeper:
 
     Attributes:
         role_flips: changes of a role, or from one lane to another, so far. A worker's first lane is not counted.
-        have_decoded: the workers that are, or once were, decode workers.
     """
 
     def __init__(
         self, world: World, workers: Sequence[SimulatedWorker], views: Views, is_over: Callable[[], bool]
     ) -> None:
         self.role_flips = 0
-        self.have_decoded = {worker for worker in workers if worker.role is Role.DECODE}
         self._loop = world.loop
         self._interval_s = world.options.pools_interval_s
         self._is_idle = world.policies.pools.is_idle
@@ -59,6 +56,4 @@ class RoleKeeper:
         self.role_flips += before.role is not change.role or bool(before.lane)
         worker = self._workers[change.worker_id]
         worker.turn(change.role, change.lane)
-        if change.role is Role.DECODE:
-            self.have_decoded.add(worker)
         self._views.roles_changed()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_tiers import TIERS
-from ampd.types import Role, Slo
+from ampd.types import Slo
 from planner.simulator.cluster import Cluster
 from planner.simulator.coordinators import Coordinators
 from planner.simulator.decodes import Decodes
@@ -58,7 +58,7 @@ def simulate(
     loop = world.loop
     workers = [
         SimulatedWorker(f"{role}-{number}", role, group, world)
-        for role, groups in ((Role.PREFILL, cluster.prefill), (Role.DECODE, cluster.decode))
+        for role, groups in cluster.groups.items()
         for number, group in enumerate(group for group in groups for _ in range(group.replicas))
     ]
     views: Views = FreshViews(workers, loop)
@@ -79,7 +79,7 @@ def simulate(
         duration_s=max(
             (record.sent_s + record.e2e_s for record in runner.finished if record.e2e_s is not None), default=0.0
         ),
-        lost_sessions=sum(worker.resident.evicted for worker in keeper.have_decoded),
+        lost_sessions=sum(worker.resident.evicted for worker in workers),
         role_flips=keeper.role_flips,
         refusals=coordinators.refusals if options.max_wait else None,
         events=loop.handled,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
-from ampd.types import PrefillTask, Role, WorkerView
+from ampd.types import PrefillTask, WorkerView
 from planner.simulator.events import EventLoop
 from planner.simulator.worker import SimulatedWorker
 
@@ -21,11 +21,11 @@ class Views(Protocol):
         ...
 
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:
-        """The workers that are prefill workers now."""
+        """The workers that take prefills of sessions that others own."""
         ...
 
     def decode(self, coordinator: int) -> Sequence[WorkerView]:
-        """The workers that are decode workers now."""
+        """The workers that own sessions."""
         ...
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
@@ -50,8 +50,8 @@ class FreshViews:
         self.roles_changed()
 
     def roles_changed(self) -> None:
-        self._prefill = [worker for worker in self._workers if worker.role is Role.PREFILL]
-        self._decode = [worker for worker in self._workers if worker.role is Role.DECODE]
+        self._prefill = [worker for worker in self._workers if worker.role.takes_prefills]
+        self._decode = [worker for worker in self._workers if worker.role.owns_sessions]
 
     def workers(self, coordinator: int) -> Sequence[WorkerView]:  # noqa: ARG002
         now_s = self._loop.now_s
@@ -98,10 +98,10 @@ class DelayedViews:
         return [self.worker(coordinator, worker) for worker in self._workers]
 
     def prefill(self, coordinator: int) -> Sequence[WorkerView]:
-        return [self.worker(coordinator, worker) for worker in self._workers if worker.role is Role.PREFILL]
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role.takes_prefills]
 
     def decode(self, coordinator: int) -> Sequence[WorkerView]:
-        return [self.worker(coordinator, worker) for worker in self._workers if worker.role is Role.DECODE]
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role.owns_sessions]
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
         published = self._published[worker.worker_id]

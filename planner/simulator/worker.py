@@ -111,7 +111,7 @@ class SimulatedWorker:
         itl = _NO_WINDOW
         until_s = self.ttft.changes_at_s()
         batch, context_tokens = self.engine.batch.load(now_s)
-        if batch or self.role is Role.DECODE:
+        if batch or self.role.owns_sessions:
             itl = self.engine.batch.itl(now_s)
             until_s = now_s  # decoding changes it all the time
         view = WorkerView(

@@ -70,6 +70,27 @@ def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsy
     assert ours["itl_s"]["p99"] < plain["itl_s"]["p99"]
 
 
+def test_mixed_replicas_stand_alone_or_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "20", "--limit", "60", "--routing", "always-remote"]
+    alone = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1")
+    assert (alone["cluster"], alone["gpus"], alone["errors"]) == ("mixed 1xTP2+2xTP1", 4, 0)
+    assert alone["routes"]["local"] == 0
+    beside = simulated(capsys, *flags, "--mixed", "1xTP2", "--prefill", "1xTP1", "--decode", "1xTP4")
+    assert (beside["cluster"], beside["gpus"]) == ("prefill 1xTP1, decode 1xTP4, mixed 1xTP2", 7)
+    together = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1", "--mode", "colocated")
+    assert (together["cluster"], together["routes"]["remote"]) == ("co-located 2xTP1+1xTP2", 0)
+
+
+def test_decode_workers_alone_are_colocated_with_the_named_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--prefill", "0", "--decode", "2xTP1", "--rate", "20", "--limit", "60"]
+    whole = simulated(capsys, *flags)
+    assert (whole["cluster"], whole["ordering"], whole["routes"]["remote"]) == ("co-located 2xTP1", "on-time", 0)
+    named = simulated(capsys, *flags, "--mode", "colocated", "--ordering", "on-time", "--slicing", "slack")
+    assert {key: named[key] for key in ("ttft_s", "itl_s", "attainment")} == {
+        key: whole[key] for key in ("ttft_s", "itl_s", "attainment")
+    }
+
+
 def test_a_pools_policy_may_make_prefill_workers_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--prefill", "0", "--decode", "3xTP1", "--routing", "always-remote", "--pools", "arrow"]
     whole = simulated(capsys, *flags, "--rate", "60", "--limit", "100")
@@ -164,9 +185,10 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--routing", ","], r"name at least one"),
         (["--mode", "fast"], r"--mode: known are disaggregated, always-remote, colocated, continuum"),
         (["--prefill", "4TP2"], r"--prefill: give replicas .* \(given: '4TP2'\)"),
-        (["--prefill", "0"], r"--prefill: mode disaggregated needs a prefill replica"),
+        (["--mixed", "2TP2"], r"--mixed: give replicas .* \(given: '2TP2'\)"),
+        (["--mixed", "1xTP3"], r"no times for tp 3"),
         (["--prefill", "0", "--mode", "colocated,always-remote"], r"--prefill: mode always-remote needs"),
-        (["--decode", "0"], r"--decode: at least one decode replica"),
+        (["--decode", "0"], r"--decode: at least one decode replica .* or a mixed one"),
         (["--decode", "1xTP3"], r"no times for tp 3; it has tp 1, 2, 4, 8"),
         (["--rate", "0"], r"--rate: give positive numbers"),
         (["--rate", "fast"], r"--rate: give positive numbers"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ampd.errors import UserError
@@ -158,12 +158,18 @@ def _queue_wait_s(view: WorkerView, model: PerformanceModel | None, notes: list[
         return None
 
 
-def _sessions(workers: Iterable[WorkerView]) -> Row:
+def _sessions(workers: Sequence[WorkerView]) -> Row:
+    owners = [view for view in workers if view.role.owns_sessions]
+    most_tokens: dict[str, int] = {}
+    for view in owners:
+        for session_id, tokens in view.held_tokens.items():
+            most_tokens[session_id] = max(tokens, most_tokens.get(session_id, 0))
     held: list[Row] = [
         {"session_id": session_id, "worker_id": view.worker_id, "tokens": tokens}
-        for view in workers
-        if view.role is Role.DECODE
+        for view in owners
         for session_id, tokens in view.held_tokens.items()
+        # A mixed worker also has copies of sessions that it prefilled for their owners, which hold more of them.
+        if view.role is not Role.MIXED or tokens == most_tokens[session_id]
     ]
     largest = sorted(held, key=lambda row: (-row["tokens"], row["session_id"], row["worker_id"]))
     return {
@@ -178,7 +184,7 @@ def _notes(coordinators: Sequence[CoordinatorView], workers: Sequence[WorkerView
         yield "no worker and no coordinator is alive in this namespace"
     if workers and not coordinators:
         yield "no coordinator is alive: no round can be served, and neither targets nor routes are known"
-    if coordinators and not any(view.role is Role.DECODE for view in workers):
+    if coordinators and not any(view.role.owns_sessions for view in workers):
         yield "no decode worker is alive: every round is refused with 503"
     if cut_off := [view.coordinator_id for view in coordinators if not view.is_state_heard]:
         yield f"without the shared state, deciding by the last known view: coordinator {', '.join(cut_off)}"

@@ -37,6 +37,9 @@ class PredictivePools(Policy):
        prefill worker if the KV that is held would take more than half of `full` of the memory that remains, because
        sessions grow.
 
+    A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
+    a prefill worker. No worker becomes mixed.
+
     Limits: a change helps the sessions to come, because sessions stay where they are bound. One change in `cooldown_s`
     is slow for a burst of seconds; the routing answers those.
 
@@ -57,12 +60,13 @@ class PredictivePools(Policy):
             return ()
         model, workers, ttft_s = situation.model, situation.workers, situation.slo.ttft_s
         prefill = [worker for worker in workers if worker.role is Role.PREFILL]
-        decode = [worker for worker in workers if worker.role is Role.DECODE]
+        decode = [worker for worker in workers if worker.role.owns_sessions]
+        helping = [worker for worker in workers if worker.role.takes_prefills]
         reason = "itl-short" if _step_share(situation, decode, 0) > self.high else "kv-short"
         if prefill and (reason == "itl-short" or _kv_share(decode, decode) > self.full):
             chosen = prefill[index_of_least([queued_s(worker, model) for worker in prefill], situation.rng)]
             return (RoleChange(chosen.worker_id, Role.DECODE, reason),)
-        is_late = all(queued_s(worker, model) > 0.5 * ttft_s for worker in prefill or decode)
+        is_late = all(queued_s(worker, model) > 0.5 * ttft_s for worker in helping or decode)
         leaving = dispensable(decode)
         if is_late and leaving and len(decode) > 1 and _step_share(situation, decode, 1) < self.low:
             chosen = leaving[index_of_least([float(worker.decode_batch) for worker in leaving], situation.rng)]

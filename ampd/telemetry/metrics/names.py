@@ -81,7 +81,7 @@ LOSSES = WORKER_LOST, EVICTED, IDLE = ("worker-lost", "evicted", "idle")
 EVICTION_CAUSES = ("unused", "surplus", "idle", "damaged")
 REFUSALS = ("missing", "wrong", "old", "repeated")
 ROUTE_NAMES = ("local", "remote")
-ROLES = ("prefill", "decode")
+ROLES = ("prefill", "decode", "mixed")
 
 ADMITTED = "admitted"
 SESSIONS = NEW_SESSION, RUNNING_SESSION = ("new", "running")
@@ -344,7 +344,7 @@ CALLS_REFUSED = _counter(
     {"reason": REFUSALS},
 )
 WORKER_ROLE = _gauge(
-    "ampd_worker_role", _WORKER, "1 for the role that this worker has now, 0 for the other.", {"role": ROLES}
+    "ampd_worker_role", _WORKER, "1 for the role that this worker has now, 0 for the others.", {"role": ROLES}
 )
 ROLE_CHANGES = _counter(
     "ampd_worker_role_changes_total",

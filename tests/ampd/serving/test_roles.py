@@ -40,7 +40,7 @@ def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
 
 
 def names(found: DueChanges) -> tuple[list[str], list[str]]:
-    return [change.change.worker_id for change in found.changes], [change.worker_id for change in found.kept]
+    return [change.change.worker_id for change in found.changes], [change.change.worker_id for change in found.kept]
 
 
 PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}
@@ -73,6 +73,16 @@ def test_the_last_decode_worker_stays() -> None:
     assert names(due(PAIR, *swap)) == (["p1", "d1", "d2"], [])
 
 
+def test_a_mixed_worker_owns_sessions_and_so_lets_the_last_decode_worker_go() -> None:
+    assert [role for role in Role if role.owns_sessions] == [Role.DECODE, Role.MIXED]
+    assert [role for role in Role if role.takes_prefills] == [Role.PREFILL, Role.MIXED]
+    alone = {"d1": Role.DECODE, "p1": Role.PREFILL}
+    assert names(due(alone, turn("p1", Role.MIXED), turn("d1", Role.PREFILL))) == (["p1", "d1"], [])
+    assert names(due(alone, turn("d1", Role.MIXED), turn("d1", Role.PREFILL))) == (["d1"], ["d1"])
+    (kept,) = due({"m1": Role.MIXED}, turn("m1", Role.PREFILL)).kept
+    assert kept.before.role is Role.MIXED
+
+
 def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> None:
     found = due(PAIR, turn("d1", Role.PREFILL, "long"), turn("d1", Role.DECODE))
     assert [(change.before.role, change.before.lane) for change in found.changes] == [
@@ -85,11 +95,11 @@ def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> No
     roles=st.lists(st.sampled_from(Role), min_size=1, max_size=4),
     wanted=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(Role), st.sampled_from(["", "a"])), max_size=8),
 )
-def test_a_decode_worker_is_always_left(roles: list[Role], wanted: list[tuple[int, Role, str]]) -> None:
+def test_a_worker_that_owns_sessions_is_always_left(roles: list[Role], wanted: list[tuple[int, Role, str]]) -> None:
     workers = {str(number): role for number, role in enumerate(roles)}
     found = due(workers, *(turn(str(number), role, lane) for number, role, lane in wanted))
     assert len(found.changes) + len(found.kept) <= len(wanted)
-    had_one = Role.DECODE in workers.values()
+    had_one = any(role.owns_sessions for role in workers.values())
     for change in found.changes:
         workers[change.change.worker_id] = change.change.role
-        assert not had_one or Role.DECODE in workers.values()
+        assert not had_one or any(role.owns_sessions for role in workers.values())

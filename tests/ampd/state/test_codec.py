@@ -120,6 +120,23 @@ def test_a_view_of_a_worker_without_a_store_is_read() -> None:
     assert codec.decode_view(json.dumps(fields), NOW_S) == WorkerView("w", Role.DECODE)
 
 
+@pytest.mark.parametrize("role", Role)
+def test_the_version_before_reads_the_role_of_every_view(role: Role) -> None:
+    """It knows prefill and decode workers only, and ignores unknown fields. A mixed worker owns sessions."""
+    fields = json.loads(codec.encode_view(WorkerView("w", role), NOW_S))
+    assert fields["role"] == ("prefill" if role is Role.PREFILL else "decode")
+    assert codec.decode_view(json.dumps(fields), NOW_S).role is role
+
+
+def test_a_role_that_this_version_does_not_know_is_refused() -> None:
+    """The store skips such a record: the reader neither uses the worker nor ends."""
+    fields = json.loads(codec.encode_view(WorkerView("w", Role.DECODE), NOW_S)) | {"role": "encode"}
+    with pytest.raises(codec.CodecError, match="worker 'w'.*encode"):
+        codec.decode_view(json.dumps(fields), NOW_S)
+    with pytest.raises(codec.CodecError, match="encode"):
+        codec.decode_role('["role","w","encode","","test"]')
+
+
 @given(events)
 def test_an_event_survives(event: StateEvent) -> None:
     record = codec.encode_event(event_on_clock(event, written), NOW_S)

@@ -70,6 +70,19 @@ class TestWhatItShows:
             await others.remove_worker("d1")
             await waiting.until(lambda: not view.decode())
 
+    async def test_a_mixed_worker_is_in_both_lists_and_once_among_all(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        async with fixture.view as view:
+            for name, role in (("d", Role.DECODE), ("m", Role.MIXED), ("p", Role.PREFILL)):
+                await fixture.publish(make.view(name, role), waiting)
+            assert [worker.worker_id for worker in view.decode()] == ["d", "m"]
+            assert [worker.worker_id for worker in view.prefill()] == ["p", "m"]
+            assert sorted(worker.worker_id for worker in view.workers()) == ["d", "m", "p"]
+            assert [worker.worker_id for worker in view.of_role(Role.DECODE)] == ["d"]
+            await fixture.publish(make.view("d", Role.MIXED), waiting)
+            assert [worker.worker_id for worker in view.prefill()] == ["p", "d", "m"]
+
     async def test_nothing_is_copied_until_something_changes(self, fixture: Any, make: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
         await fixture.others.publish_worker(make.view("d2"), LEASE_S)

@@ -188,7 +188,10 @@ def _groups(capacities: st.SearchStrategy[int], least: int) -> st.SearchStrategy
 
 
 def _clusters(capacities: st.SearchStrategy[int]) -> st.SearchStrategy[Cluster]:
-    return st.builds(Cluster, _groups(capacities, 1), _groups(capacities, 0))
+    """Some workers own sessions: decode workers, mixed ones, or both."""
+    none, some, any_ = st.just(()), _groups(capacities, 1), _groups(capacities, 0)
+    split = st.builds(Cluster, some, any_)
+    return st.one_of(split, split, st.builds(Cluster, any_, any_, mixed=some), st.builds(Cluster, none, mixed=some))
 
 
 roomy_clusters = _clusters(st.sampled_from([0, 50_000]))

@@ -115,6 +115,45 @@ def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role(
     assert routes["decode-1", 1] == ("remote", "decode-0")
 
 
+def test_a_mixed_worker_owns_sessions_and_prefills_those_of_the_others() -> None:
+    mixed = Cluster((), mixed=(ReplicaGroup(2, Parallelism(1)),))
+    done = run([session(f"s{number}", (800, 20), (300, 20), arrival_s=number) for number in range(6)], mixed, REMOTE)
+    assert {record.decode_worker_id for record in done.rounds} == {"mixed-0", "mixed-1"}
+    assert all(record.route == "remote" and record.worker_id != record.decode_worker_id for record in done.rounds)
+    assert done.worker_roles == {"mixed-0": "mixed", "mixed-1": "mixed"}
+    alone = run([session("s", (800, 20), (300, 20))], Cluster((), mixed=(ReplicaGroup(1, Parallelism(1)),)), REMOTE)
+    assert [(record.route, record.reason) for record in alone.rounds] == [("local", "no-prefill-worker")] * 2
+
+
+@pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
+def test_every_role_is_reached_from_every_other(how: SimulationOptions) -> None:
+    """From co-located to mixed to split and back: new sessions and new prefills go where the roles of the time say."""
+    both = ("decode-0", Role.MIXED), ("decode-1", Role.MIXED)
+    split = ("decode-0", Role.PREFILL), ("decode-1", Role.DECODE)
+    back = (("decode-0", Role.DECODE),)
+    changes = [(at_s, *change) for at_s, step in ((10.0, both), (20.0, split), (30.0, back)) for change in step]
+    sessions = [session(f"s{second}", (600, 20), arrival_s=float(second)) for second in range(0, 40, 2)]
+    _, policies = turned(*changes)
+    done = run(sessions, cluster(0, 2), policies, how)
+    seen: dict[int, set[tuple[str, str]]] = {}
+    for record in done.rounds:
+        seen.setdefault(int((record.sent_s - 1e-9) // 10), set()).add((record.decode_worker_id, record.worker_id))
+    first, second = "decode-0", "decode-1"
+    assert seen[0] == seen[3] == {(first, first), (second, second)}
+    assert seen[1] == {(first, second), (second, first)}
+    assert seen[2] == {(second, first)}
+    assert done.role_flips == 5
+
+
+def test_an_evicted_copy_is_no_lost_session() -> None:
+    """Each of the two workers prefills for the other, and has no room for copies."""
+    small = Cluster((), mixed=(ReplicaGroup(2, Parallelism(1), 3000),))
+    rounds = [session(f"s{number}", (1300, 20), (64, 20), arrival_s=3.0 * number, tool_s=2.0) for number in range(2)]
+    done = run(rounds, small, replace(REMOTE, binding=create("binding", "least-kv")))
+    assert all(record.error is None for record in done.rounds)
+    assert done.lost_sessions == 0
+
+
 def test_the_last_decode_worker_keeps_its_role() -> None:
     script, policies = turned((0.5, "decode-0", Role.PREFILL), (0.5, "decode-1", Role.PREFILL))
     done = run([session(f"s{number}", (500, 20), arrival_s=number) for number in range(3)], cluster(1, 2), policies)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ampd.cli.main import main
 from ampd.policies.slicing.whole import WholeSlicing
-from ampd.types import Parallelism
+from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
@@ -248,5 +248,5 @@ def _group(replicas: int) -> ReplicaGroup:
 
 def _parallelism(cluster: Cluster, worker_id: str) -> Parallelism:
     role, _, number = worker_id.rpartition("-")
-    groups = cluster.prefill if role == "prefill" else cluster.decode
+    groups = cluster.groups[Role(role)]
     return [group.parallelism for group in groups for _ in range(group.replicas)][int(number)]

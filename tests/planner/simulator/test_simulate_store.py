@@ -32,7 +32,7 @@ def with_stores(cluster: Cluster, tokens: int) -> Cluster:
     def stored(groups: tuple[ReplicaGroup, ...]) -> tuple[ReplicaGroup, ...]:
         return tuple(replace(group, kv_store_tokens=tokens) for group in groups)
 
-    return replace(cluster, decode=stored(cluster.decode), prefill=stored(cluster.prefill))
+    return replace(cluster, decode=stored(cluster.decode), prefill=stored(cluster.prefill), mixed=stored(cluster.mixed))
 
 
 @contextmanager

@@ -136,6 +136,25 @@ def test_sessions_are_counted_once_and_by_decode_workers() -> None:
     ]
 
 
+def test_a_copy_on_a_mixed_worker_is_no_session_of_its_own() -> None:
+    views = [
+        WorkerView("d", Role.DECODE, held_tokens={"a": 10}),
+        WorkerView("m1", Role.MIXED, held_tokens={"a": 8, "b": 50}),
+        WorkerView("m2", Role.MIXED, held_tokens={"b": 30, "c": 5}),
+    ]
+    sessions = snapshot(views, [coordinator("c")])["sessions"]
+    assert (sessions["held"], sessions["tokens"]) == (3, 65)
+    assert [(row["session_id"], row["worker_id"]) for row in sessions["largest"]] == [
+        ("b", "m1"),
+        ("a", "d"),
+        ("c", "m2"),
+    ]
+
+
+def test_mixed_workers_alone_serve() -> None:
+    assert snapshot([WorkerView("m", Role.MIXED)], [coordinator("c")])["notes"] == []
+
+
 @pytest.mark.parametrize(
     ("workers", "coordinators", "words"),
     [

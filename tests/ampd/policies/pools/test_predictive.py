@@ -237,3 +237,19 @@ def test_who_holds_what_the_others_could_not_grow_with_stays() -> None:
         RoleChange("d1", Role.PREFILL, "ttft-short")
     ]
     assert changes(late, holding(decode("d1"), 210), holding(decode("d2", 1), 200)) == []
+
+
+# -- mixed workers
+
+
+def mixed(name: str, batch: int, *queue: int) -> WorkerView:
+    return replace(decode(name, batch, *queue), role=Role.MIXED)
+
+
+def test_a_mixed_worker_counts_on_both_sides() -> None:
+    assert changes(prefill("p"), mixed("m", 20)) == [RoleChange("p", Role.DECODE, "itl-short")]
+    assert changes(prefill("p", LATE), mixed("m1", 1), mixed("m2", 1, LATE)) == [], "the first one has time"
+    assert changes(prefill("p", LATE), mixed("m1", 2, LATE), mixed("m2", 1, LATE)) == [
+        RoleChange("m2", Role.PREFILL, "ttft-short")
+    ]
+    assert changes(mixed("m1", 50), mixed("m2", 50)) == [], "no worker is left to change"
