@@ -219,7 +219,7 @@ def _require_prefill(cluster: Cluster, combinations: Sequence[Combination]) -> N
     """Refuse `always-remote` where no worker takes prefills: every round would be local."""
     if any(each.mode is Mode.ALWAYS_REMOTE for each in combinations) and not cluster.prefill and not cluster.mixed:
         raise UserError(
-            f"--prefill: mode {Mode.ALWAYS_REMOTE} needs a prefill replica, as in 1xTP4; without one use --mode colocated"
+            "--prefill: mode always-remote needs a prefill replica, as in 1xTP4; without one use --mode colocated"
         )
 
 

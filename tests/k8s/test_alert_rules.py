@@ -175,6 +175,10 @@ STORIES: dict[str, tuple[Mapping[str, str | None], list[Fired]]] = {
         {DECODE_UP: then(1, 0)},
         [warning("AmpdProcessDown", component="decode", pod="d-0", instance="d-0:9090", **TARGET)],
     ),
+    "mixed workers take the place of both": (
+        {LIVE % "decode": then(2, 0), LIVE % "prefill": then(2, 0), LIVE % "mixed": always(2)},
+        [],
+    ),
     "the decode workers go": ({LIVE % "decode": then(2, 0)}, [critical("AmpdNoDecodeWorker", **OF_GRAPH)]),
     "the prefill workers go": ({LIVE % "prefill": then(2, 0)}, [warning("AmpdNoPrefillWorker", **OF_GRAPH)]),
     "there never was a prefill worker": ({LIVE % "prefill": always(0)}, []),

@@ -107,3 +107,18 @@ async def test_what_comes_after_the_release_of_a_session_goes_too() -> None:
     clock.now_s = 8.0
     assert await sessions.release_idle() == ["s"]
     assert kv.released == ["s", "s"]
+
+
+async def test_an_evicted_copy_is_no_lost_session() -> None:
+    sessions, _, _ = keeper()
+    async with sessions.round("copy", is_copy=True):
+        pass
+    async with sessions.round("own"):
+        pass
+    async with sessions.round("moved here", is_copy=True):
+        pass
+    async with sessions.round("moved here"):
+        pass
+    for session_id in ("copy", "own", "moved here"):
+        sessions.held(session_id, 0)
+    assert sessions.evicted == 2

@@ -131,7 +131,7 @@ def test_the_version_before_reads_the_role_of_every_view(role: Role) -> None:
 def test_a_role_that_this_version_does_not_know_is_refused() -> None:
     """The store skips such a record: the reader neither uses the worker nor ends."""
     fields = json.loads(codec.encode_view(WorkerView("w", Role.DECODE), NOW_S)) | {"role": "encode"}
-    with pytest.raises(codec.CodecError, match="worker 'w'.*encode"):
+    with pytest.raises(codec.CodecError, match=r"worker 'w'.*encode"):
         codec.decode_view(json.dumps(fields), NOW_S)
     with pytest.raises(codec.CodecError, match="encode"):
         codec.decode_role('["role","w","encode","","test"]')

@@ -15,7 +15,7 @@ from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.trace import Session
 
-from .lab import AMPD, LOCAL, MODEL, REMOTE, SLO, run, session
+from .lab import AMPD, LOCAL, MODEL, REMOTE, SLO, BindTo, run, session, watched_memories
 
 OFTEN = SimulationOptions(pools_interval_s=0.1)
 LATE_VIEWS = replace(OFTEN, state_delay_s=0.5)
@@ -146,11 +146,13 @@ def test_every_role_is_reached_from_every_other(how: SimulationOptions) -> None:
 
 
 def test_an_evicted_copy_is_no_lost_session() -> None:
-    """Each of the two workers prefills for the other, and has no room for copies."""
-    small = Cluster((), mixed=(ReplicaGroup(2, Parallelism(1), 3000),))
-    rounds = [session(f"s{number}", (1300, 20), (64, 20), arrival_s=3.0 * number, tool_s=2.0) for number in range(2)]
-    done = run(rounds, small, replace(REMOTE, binding=create("binding", "least-kv")))
-    assert all(record.error is None for record in done.rounds)
+    """The first worker owns both sessions. The second prefills for it, and has room for one of the copies."""
+    workers = Cluster((), mixed=(ReplicaGroup(1, Parallelism(1), 9000), ReplicaGroup(1, Parallelism(1), 2000)))
+    both = [session(f"s{number}", (1300, 20), (64, 20), arrival_s=2.0 * number, tool_s=9.0) for number in range(2)]
+    with watched_memories() as memories:
+        done = run(both, workers, replace(REMOTE, binding=BindTo("mixed-0")))
+    assert all(record.route == "remote" for record in done.rounds)
+    assert [bool(memory.evicted_sessions) for memory in memories] == [False, True]
     assert done.lost_sessions == 0
 
 
