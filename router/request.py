@@ -43,7 +43,7 @@ class RoundRequest:
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
         uncarried: the option that forbids a remote prefill, if one does.
         clamped_targets: the targets that the client set outside of the graph's limits; `slo` has the nearest limits.
-        engine_request: the parts that an engine needs, as Dynamo sent them.
+        engine_request: the parts that an engine needs.
     """
 
     session_id: str
@@ -138,8 +138,20 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         wants_record=_wants_record(request),
         uncarried=uncarried_option(request),
         clamped_targets=targets.clamped,
-        engine_request={name: request[name] for name in ENGINE_FIELDS if request.get(name) is not None},
+        engine_request=_engine_request(request),
     )
+
+
+def _engine_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts for an engine, as they came, with at least one top log-probability where any are asked for.
+
+    Dynamo's frontend drops those of the chosen tokens from a chat's answer if no top ones come with them.
+    """
+    parts = {name: request[name] for name in ENGINE_FIELDS if request.get(name) is not None}
+    outputs = parts.get("output_options") or {}
+    if outputs.get("logprobs") == 0:
+        parts["output_options"] = {**outputs, "logprobs": 1}
+    return parts
 
 
 def _announced(request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,6 +13,10 @@ _SAMPLING: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Sampling option -> the values at which it does nothing, and the advice for the others."""
 
+_OUTPUTS = {
+    "prompt_logprobs": "leave out `echo` and `prompt_logprobs`; Dynamo puts neither the prompt nor its "
+    "log-probabilities into the answer"
+}
 _STOPS = {"max_thinking_tokens": "leave it out, or bound the whole output with `max_tokens`"}
 
 
@@ -29,7 +33,9 @@ def unserved_option(request: Mapping[str, Any]) -> str | None:
         same = name == "best_of" and value == sampling.get("n")
         if value is not None and value not in neutral and not same:
             return f"the option {name} is not supported; {advice}"
-    for name, advice in _STOPS.items():
-        if stops.get(name) is not None:
-            return f"the option {name} is not supported; {advice}"
+    outputs = request.get("output_options") or {}
+    for options, advices in ((stops, _STOPS), (outputs, _OUTPUTS)):
+        for name, advice in advices.items():
+            if options.get(name) is not None:
+                return f"the option {name} is not supported; {advice}"
     return None

@@ -129,12 +129,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO_LOGS,
     ),
     Variable(
-        ("DYN_SGL_ALLOW_TOP_LOGPROBS",),
-        "Dynamo",
-        "`1`: SGLang workers return top log-probabilities, as Dynamo's own do. Otherwise such a request gets a 400.",
-        "`dynamo/sglang` in the package",
-    ),
-    Variable(
         ("UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_SCHEME"),
         "UCX",
         "Transports and devices for KV, and the protocol for large pieces. UCX chooses the unset ones. The "

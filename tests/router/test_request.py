@@ -55,6 +55,14 @@ def test_stop_tokens_are_the_model_s_and_the_client_s() -> None:
     assert parse(stop_conditions={**stops, "ignore_eos": True}, eos_token_ids=[3]).stop_token_ids == frozenset()
 
 
+@pytest.mark.parametrize(("asked", "sent"), [(0, 1), (1, 1), (3, 3), (None, None)])
+def test_log_probabilities_come_with_a_top_one(asked: int | None, sent: int | None) -> None:
+    options = {"logprobs": asked, "skip_special_tokens": True}
+    one = parse(output_options=options)
+    assert one.engine_request["output_options"] == {**options, "logprobs": sent}
+    assert options["logprobs"] == asked
+
+
 def test_the_engine_gets_its_parts_as_they_came() -> None:
     sampling = {"temperature": 0.3}
     one = parse(sampling_options=sampling, routing=None, mdc_sum="x", annotations=[])

@@ -20,6 +20,7 @@ from router.unserved_options import unserved_option
         ({"sampling_options": {"use_beam_search": True}}, "use_beam_search"),
         ({"sampling_options": {"logit_bias": {"70": 100}}}, "logit_bias"),
         ({"stop_conditions": {"max_thinking_tokens": 0}}, "max_thinking_tokens"),
+        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
     ],
 )
 def test_an_option_without_effect_is_refused_by_name(fields: dict[str, Any], name: str) -> None:

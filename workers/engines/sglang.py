@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import logging
 import multiprocessing
 import os
@@ -77,6 +78,7 @@ class SglangEngine:
     ) -> None:
         check_sglang(settings, "sglang engine")
         self._settings = settings
+        self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
         self._next_rounds = NextRounds(model, Parallelism(tp=settings.tp)) if model else None
         self._running: dict[str, _Running] = {}
@@ -305,7 +307,9 @@ class SglangEngine:
             # SGLang refuses a request whose limit exceeds the context.
             request = replace(request, max_new_tokens=room)
         arguments = {
-            "sampling_params": sampling_params(request, self.info.vocabulary_size),
+            "sampling_params": sampling_params(
+                request, self.info.vocabulary_size, is_deterministic=self._is_deterministic
+            ),
             **logprob_arguments(request),
         }
         count = choices(request)

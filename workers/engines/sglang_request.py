@@ -8,13 +8,13 @@ from typing import Any
 from dynamo.common.backend.logprobs import (
     build_sglang_logprob_kwargs,
     extract_from_sglang_meta,
-    sglang_top_logprobs_allowed,
 )
 from dynamo.common.utils.engine_response import normalize_finish_reason
 from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_ref_cycles
 from dynamo.common.utils.structural_tag import serialize_structural_tag
 from dynamo.llm import HttpError
 
+from ampd.serving.local_only import is_greedy
 from ampd.vocabulary import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest
 
@@ -29,15 +29,26 @@ _SAMPLING_FIELDS = (
 )
 
 
-def sampling_params(request: EngineRequest, vocabulary_size: int | None = None) -> dict[str, Any]:
+def sampling_params(
+    request: EngineRequest, vocabulary_size: int | None = None, *, is_deterministic: bool = True
+) -> dict[str, Any]:
     """SGLang's `sampling_params` of one choice.
 
     Stop tokens that the vocabulary lacks are left out: SGLang ends with `min_new_tokens` and one of them.
 
+    Args:
+        is_deterministic: whether SGLang samples by the seeds of requests.
+
     Raises:
-        EngineError: 400 for a guide that SGLang cannot use.
+        EngineError: 400 for a guide that SGLang cannot use, or for a seed that SGLang would ignore.
     """
     options = request.request.get("sampling_options") or {}
+    if options.get("seed") is not None and not is_deterministic and not is_greedy(options):
+        raise EngineError(
+            "SGLang ignores the seed of a request; leave it out, take temperature 0, or start the workers with "
+            "--engine-args '{\"enable_deterministic_inference\": true}'",
+            400,
+        )
     stop = request.request.get("stop_conditions") or {}
     stop_token_ids = set(stop.get("stop_token_ids_hidden") or []) | set(stop.get("stop_token_ids") or [])
     params = {
@@ -61,15 +72,11 @@ def choices(request: EngineRequest) -> int:
 def logprob_arguments(request: EngineRequest) -> dict[str, Any]:
     """SGLang's arguments for log-probabilities.
 
-    Raises:
-        EngineError: 400 for top log-probabilities where the environment does not allow them, as in Dynamo.
+    Dynamo's own worker refuses top log-probabilities, because SGLang would turn each of them into text. SGLang does
+    this only for requests that ask for text. Ours do not, because the frontend has the tokenizer.
     """
-    try:
-        arguments: dict[str, Any] = build_sglang_logprob_kwargs(
-            request.request.get("output_options") or {}, allow_top_logprobs=sglang_top_logprobs_allowed()
-        )
-    except ValueError as error:
-        raise EngineError(str(error), 400) from None
+    options = request.request.get("output_options") or {}
+    arguments: dict[str, Any] = build_sglang_logprob_kwargs(options, allow_top_logprobs=True)
     return arguments
 
 

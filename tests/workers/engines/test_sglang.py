@@ -113,7 +113,7 @@ async def test_a_stop_token_outside_the_vocabulary_does_not_end_the_engine(engin
     assert len((await ask(engine, 4)).token_ids) == 4
 
 
-async def test_log_probabilities_align_with_tokens(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_probabilities_align_with_tokens(engine: SglangEngine) -> None:
     request = EngineRequest(
         rid(), "", PROMPT, 5, {"sampling_options": {"temperature": 0.0}, "output_options": {"logprobs": 0}}
     )
@@ -121,10 +121,6 @@ async def test_log_probabilities_align_with_tokens(engine: SglangEngine, monkeyp
     values = [output.log_probs for output in outputs]
     assert [len(value or []) for value in values] == [1] * 5
     assert all(-50 < value[0] <= 0 for value in values if value)
-    with pytest.raises(EngineError, match="logprobs >= 1") as refused:
-        await ask(engine, 5, output_options={"logprobs": 2})
-    assert refused.value.status == 400
-    monkeypatch.setenv("DYN_SGL_ALLOW_TOP_LOGPROBS", "1")
     request = EngineRequest(rid(), "", PROMPT, 3, {**request.request, "output_options": {"logprobs": 2}})
     async for output in engine.generate(request):
         assert output.top_logprobs is not None
@@ -134,8 +130,15 @@ async def test_log_probabilities_align_with_tokens(engine: SglangEngine, monkeyp
         assert math.isclose(best[0]["logprob"], (output.log_probs or [0.0])[0], abs_tol=1e-4)
 
 
+async def test_a_seed_that_sglang_would_ignore_is_refused(engine: SglangEngine) -> None:
+    with pytest.raises(EngineError, match="enable_deterministic_inference") as refused:
+        await ask(engine, 5, sampling_options={"temperature": 1.0, "seed": 7})
+    assert refused.value.status == 400
+    assert len((await ask(engine, 5, sampling_options={"temperature": 0.0, "seed": 7})).token_ids) == 5
+
+
 async def test_several_choices_carry_their_index(engine: SglangEngine) -> None:
-    options = {"temperature": 1.0, "n": 3, "seed": 7}
+    options = {"temperature": 1.0, "n": 3}
     request = EngineRequest(rid(), "choices", text(3, 200), 12, {"sampling_options": options})
     tokens: dict[int, list[int]] = {}
     finished: dict[int, EngineOutput] = {}

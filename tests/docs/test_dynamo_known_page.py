@@ -1,0 +1,47 @@
+"""Each request of the page on Dynamo's faults is sent, so that the page says what is true of the installed version."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.harness.graph import Graph, profile, session
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dynamo-known.md").read_text()
+REPLIES = re.findall(r"```replies\n(.*?)```", PAGE, re.DOTALL)
+CASES = re.findall(r"```request\nPOST (\S+)(?: as (\w+))?\n(.*?)\n```\n```answer\n(\d+) (.*?)\n```", PAGE, re.DOTALL)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
+    replies = graph.folder / "replies.jsonl"
+    replies.write_text("".join(REPLIES))
+    coordinator = graph.start_coordinator("always-remote")
+    graph.start_frontend()
+    for role in ("prefill", "decode"):
+        await graph.new_worker(role, perf, "--replies", str(replies))
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case[0]} {case[2][:60]}" for case in CASES])
+async def test_the_page_is_true(client: httpx.AsyncClient, case: tuple[str, str, str, str, str]) -> None:
+    path, name, body, status, text = case
+    headers = session(name) if name else {}
+    answer = await client.post(path, json=json.loads(body), headers=headers)
+    assert str(answer.status_code) == status, answer.text
+    assert text in answer.text
+
+
+async def test_the_page_is_about_the_installed_version() -> None:
+    assert PAGE.startswith(f"# Known with Dynamo {version('ai-dynamo')}\n")
+    assert len(CASES) == PAGE.count("```request")
