@@ -1,4 +1,4 @@
-"""`python -m router` with a pools policy `from-file(path=...)`, which wants what a file says: to change roles in tests.
+"""`python -m router` with policies for tests: pools `from-file(path=...)`, as a file says, and binding `dice`.
 
 The file holds a JSON object, worker id -> [role, lane]; the reason is `script`.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange
 from ampd.policies.registry import Policy, register
 from ampd.types import Role
 from router.__main__ import main
@@ -31,6 +31,15 @@ class FromFile(Policy):
             for view in situation.workers
             for role, lane in [wanted.get(view.worker_id, [view.role, view.lane])]
         ]
+
+
+@register("binding", "dice")
+class Dice(Policy):
+    """Any worker."""
+
+    def bind(self, situation: BindingSituation) -> str:
+        """One of the workers at random."""
+        return situation.rng.choice(situation.decode).worker_id
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ampd.cli.serve.settings import EngineName, ServeSettings
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.types import Parallelism, Role
+from ampd.types import Parallelism
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.replies import Replies
 
@@ -27,11 +27,18 @@ def check_policies(settings: ServeSettings) -> None:
         registry.create_named(kind, getattr(settings, kind))
 
 
+def check_workers(settings: ServeSettings) -> None:
+    """Refuse a graph in which no worker owns sessions."""
+    if not any(role.owns_sessions for role in settings.workers()):
+        raise UserError("ampd serve: --decode: at least one decode worker is needed, or a mixed one (--mixed)")
+
+
 def check_perf(settings: ServeSettings) -> None:
     """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
-    decode = Parallelism(settings.degree(Role.DECODE))
-    prefill = Parallelism(settings.degree(Role.PREFILL)) if settings.prefill else decode
-    load_performance_model(settings.perf).require([prefill], [decode])
+    degrees = {role: Parallelism(settings.degree(role)) for role in settings.workers()}
+    prefill = [degree for role, degree in degrees.items() if role.takes_prefills]
+    decode = [degree for role, degree in degrees.items() if role.owns_sessions]
+    load_performance_model(settings.perf).require(prefill or decode, decode)
 
 
 def check_engine(engine: EngineName) -> None:

@@ -31,7 +31,6 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
-from ampd.types import Role
 from router.settings import context_length
 from workers.kv.store_memory import default_size_bytes
 
@@ -46,9 +45,10 @@ def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
     settings = parse_settings(ServeSettings, argv, "ampd serve")
     checks.check_policies(settings)
+    checks.check_workers(settings)
     checks.check_perf(settings)
     checks.check_engine(settings.engine)
-    checks.check_watches(settings.prefill + settings.decode + settings.coordinators + 1)
+    checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
     checks.check_replies(settings, model_path)
@@ -135,8 +135,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         for spec in specs:
             supervisor.start(spec)
-        workers = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode}
-        expected = Expected(url, site.model_name, workers, settings.coordinators)
+        expected = Expected(url, site.model_name, settings.workers(), settings.coordinators)
         ready = asyncio.create_task(
             wait_until_ready(
                 store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
@@ -169,11 +168,11 @@ def _absolute(name_or_path: str) -> str:
 
 
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
+    workers = " and ".join(f"{count} {role}" for role, count in settings.workers().items())
     return (
-        f"ready: {url} serves model {site.model_name!r} with {settings.prefill} prefill and {settings.decode} decode "
-        f"worker(s), engine {settings.engine}, routing {settings.routing}, ordering {settings.ordering}, "
-        f"slicing {settings.slicing}, pools {settings.pools}; "
-        f"state {without_secrets(site.state_url)}, logs {log_dir}; Ctrl-C stops it"
+        f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
+        f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
+        f"pools {settings.pools}; state {without_secrets(site.state_url)}, logs {log_dir}; Ctrl-C stops it"
     )
 
 
@@ -198,10 +197,12 @@ def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
         return "frontend"
     if counts["coordinator"] == settings.coordinators:
         return "coordinator"
-    if not POOLS.create_named(settings.pools).is_idle:
-        # Any worker may become a decode worker.
-        return "worker" if counts["decode"] + counts["prefill"] == settings.decode + settings.prefill else None
-    return "decode worker" if counts["decode"] == settings.decode else None
+    is_fixed, workers = POOLS.create_named(settings.pools).is_idle, settings.workers()
+    # Where roles change, any worker may come to own sessions.
+    needed = {role for role in workers if role.owns_sessions or not is_fixed}
+    if sum(counts[role] for role in needed) < sum(workers[role] for role in needed):
+        return None
+    return f"{' or '.join(role for role in workers if role in needed)} worker" if is_fixed else "worker"
 
 
 def _progress(line: str) -> None:

@@ -25,8 +25,11 @@ class EngineName(StrEnum):
 class ServeSettings(GraphSettings):
     """Start the whole graph on this machine: Redis, Dynamo frontend, coordinators and workers. Ctrl-C stops it."""
 
-    prefill: int = Field(1, ge=0, le=64, description="Number of prefill workers.")
-    decode: int = Field(1, ge=1, le=64, description="Number of decode workers.")
+    prefill: int | None = Field(None, ge=0, le=64, description="Number of prefill workers; default: 1, with --mixed 0.")
+    decode: int | None = Field(None, ge=0, le=64, description="Number of decode workers; default: 1, with --mixed 0.")
+    mixed: int = Field(
+        0, ge=0, le=64, description="Number of mixed workers, which own sessions and also prefill for other workers."
+    )
     coordinators: int = Field(1, ge=1, le=16, description="Number of coordinator replicas.")
     engine: EngineName = Field(
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
@@ -55,6 +58,7 @@ class ServeSettings(GraphSettings):
     tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
     prefill_tp: int | None = Field(None, ge=1, description="GPUs per prefill worker; default: --tp.")
     decode_tp: int | None = Field(None, ge=1, description="GPUs per decode worker; default: --tp.")
+    mixed_tp: int | None = Field(None, ge=1, description="GPUs per mixed worker; default: --tp.")
     dyn_tool_call_parser: str | None = Field(
         None, validation_alias="dyn_tool_call_parser", description="Tool-call parser of the model (as in Dynamo)."
     )
@@ -75,10 +79,18 @@ class ServeSettings(GraphSettings):
     )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
+    def workers(self) -> dict[Role, int]:
+        """Number of workers by role, prefill workers first. Roles without workers are left out."""
+        default = 0 if self.mixed else 1
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
+        counts = {role: default if count is None else count for role, count in named.items()}
+        return {role: count for role, count in counts.items() if count}
+
     def worker_roles(self) -> list[Role]:
-        """The role of each worker, prefill workers first."""
-        return [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode
+        """The role of each worker, in the order of `workers`."""
+        return [role for role, count in self.workers().items() for _ in range(count)]
 
     def degree(self, role: Role) -> int:
         """Tensor-parallel degree of the workers of a role."""
-        return (self.prefill_tp if role is Role.PREFILL else self.decode_tp) or self.tp
+        named = {Role.PREFILL: self.prefill_tp, Role.DECODE: self.decode_tp, Role.MIXED: self.mixed_tp}
+        return named[role] or self.tp

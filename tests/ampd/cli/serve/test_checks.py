@@ -35,6 +35,20 @@ def test_a_wrong_policy_is_one_line(flags: dict[str, str], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_worker_must_own_sessions() -> None:
+    checks.check_workers(ServeSettings(mixed=1))
+    checks.check_workers(ServeSettings(prefill=0))
+    with pytest.raises(UserError, match=r"^ampd serve: --decode: at least one decode worker .*--mixed"):
+        checks.check_workers(ServeSettings(decode=0))
+
+
+def test_the_performance_model_must_have_the_degrees_of_all_roles() -> None:
+    checks.check_perf(ServeSettings(perf="qwen3-32b-h20", mixed=2, mixed_tp=4))
+    checks.check_perf(ServeSettings(perf="qwen3-32b-h20", prefill=0, decode=2, decode_tp=4))
+    with pytest.raises(UserError, match="tp 3"):
+        checks.check_perf(ServeSettings(perf="qwen3-32b-h20", mixed=2, mixed_tp=3))
+
+
 def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "max_user_instances"
     limit.write_text("128\n")

@@ -45,6 +45,25 @@ def test_as_many_processes_as_asked_for() -> None:
     assert len({spec.name for spec in specs}) == 8
 
 
+@pytest.mark.parametrize(
+    ("flags", "roles"),
+    [
+        ([], ["prefill", "decode"]),
+        (["--prefill", "0", "--decode", "2"], ["decode", "decode"]),
+        (["--mixed", "2"], ["mixed", "mixed"]),
+        (["--mixed", "1", "--prefill", "1"], ["prefill", "mixed"]),
+        (["--mixed", "1", "--decode", "1"], ["decode", "mixed"]),
+    ],
+)
+def test_mixed_workers_stand_alone_or_beside_the_others(
+    flags: list[str], roles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = _specs("--engine", "modelled", *flags)[:-2]
+    assert [spec.name for spec in specs] == [f"{role}-{index}" for index, role in enumerate(roles)]
+    monkeypatch.setenv("AMPD_STATE_URL", specs[0].env["AMPD_STATE_URL"])
+    assert [parse_settings(WorkerSettings, _flags(spec), "python -m workers").role for spec in specs] == roles
+
+
 def test_workers_accept_their_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--ttft", "0.7", "--ordering", "fcfs", "--slicing", "sliced", "--namespace", "green"]
     spec = _specs("--engine", "modelled", *flags)[0]
@@ -70,6 +89,8 @@ def test_workers_get_the_scripted_replies(tmp_path: Path, monkeypatch: pytest.Mo
         (["--tp", "4"], ["4", "4"]),
         (["--prefill-tp", "2", "--decode-tp", "1"], ["2", "1"]),
         (["--tp", "4", "--decode-tp", "8"], ["4", "8"]),
+        (["--mixed", "2", "--tp", "4", "--mixed-tp", "2"], ["2", "2"]),
+        (["--mixed", "1", "--prefill", "1", "--mixed-tp", "2"], ["1", "2"]),
     ],
 )
 def test_each_role_has_its_degree(flags: list[str], degrees: list[str]) -> None:

@@ -1,0 +1,119 @@
+"""Workers that own sessions and prefill for others, and a worker that goes through all roles while sessions go on."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from ampd.types import Role, WorkerView
+from tests.harness.graph import Graph, completion, profile, record, session
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = [5 + position % 300 for position in range(200)]
+MORE = [9] * 50
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers(graph: Graph) -> list[str]:
+    """A mixed and a decode worker, in this order."""
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.005)
+    return [await graph.new_worker(role, perf) for role in ("mixed", "decode")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(graph: Graph, workers: list[str]) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ARG001
+    """Each round is prefilled elsewhere if any other worker takes prefills."""
+    assign(graph)
+    graph.start_frontend()
+    flags = [
+        "--binding",
+        "dice",
+        "--pools",
+        f"from-file(path={graph.folder / 'wanted.json'})",
+        "--pools-interval-s",
+        "0.1",
+    ]
+    name = graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator")
+    await graph.until_answers([name])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as connected:
+        yield connected
+
+
+def assign(graph: Graph, **roles: tuple[str, str]) -> None:
+    """The roles that the pools policy wants from now on."""
+    fresh = graph.folder / "fresh.json"
+    fresh.write_text(json.dumps(roles))
+    fresh.rename(graph.folder / "wanted.json")
+
+
+async def until_role(graph: Graph, worker_id: str, role: Role) -> None:
+    def there(views: list[WorkerView]) -> bool:
+        return (worker_id, role) in {(view.worker_id, view.role) for view in views}
+
+    await graph.until_views(there)
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int], name: str) -> tuple[str, dict[str, Any]]:
+    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=5), headers=session(name))
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["text"], record(answer)
+
+
+async def newcomers(client: httpx.AsyncClient) -> set[tuple[str, str | None]]:
+    """(decode worker, prefill worker) of the first rounds of some new sessions; None: a local prefill."""
+    asked = [ask(client, [5 + number] * 40, uuid.uuid4().hex) for number in range(8)]
+    return {(made["decode_worker"], made["prefill_worker"]) for _, made in await asyncio.gather(*asked)}
+
+
+async def until_placed(client: httpx.AsyncClient, expected: set[tuple[str, str | None]]) -> None:
+    """Wait until new sessions are placed like this. A coordinator may learn of a role a moment later than this test."""
+
+    async def are_placed() -> bool:
+        return await newcomers(client) == expected
+
+    await until(are_placed)
+
+
+async def test_a_mixed_worker_owns_a_session_and_prefills_the_round_of_another(
+    client: httpx.AsyncClient, workers: list[str]
+) -> None:
+    mixed, decode = workers
+    await until_placed(client, {(decode, mixed), (mixed, None)})
+
+
+async def test_a_worker_goes_from_decode_over_mixed_to_prefill_while_its_session_goes_on(
+    client: httpx.AsyncClient, graph: Graph, workers: list[str]
+) -> None:
+    mixed, changing = workers
+    name, made = "", {"decode_worker": mixed}
+    while made["decode_worker"] != changing:
+        name = uuid.uuid4().hex
+        _, made = await ask(client, PROMPT, name)
+
+    assign(graph, **{changing: ("mixed", "")})
+    await until_role(graph, changing, Role.MIXED)
+    await until_placed(client, {(changing, mixed), (mixed, changing)})
+    text, made = await ask(client, PROMPT + MORE, name)
+    assert (made["decode_worker"], made["prefill_worker"], made["epoch"]) == (changing, mixed, 1)
+    assert made["hist_tokens"] >= len(PROMPT) // 16 * 16
+    assert (await ask(client, PROMPT + MORE, "fresh"))[0] == text
+
+    assign(graph, **{changing: ("prefill", "")})
+    await until_role(graph, changing, Role.PREFILL)
+    await until_placed(client, {(mixed, changing)})
+    text, made = await ask(client, PROMPT + MORE + MORE, name)
+    assert (made["decode_worker"], made["prefill_worker"]) == (changing, mixed), "a bound session stays"
+    assert (await ask(client, PROMPT + MORE + MORE, "fresh"))[0] == text
+
+    worker_log = graph.log(graph.processes[changing])
+    assert "role: decode -> mixed (script)" in worker_log
+    assert "role: mixed -> prefill (script)" in worker_log
+    assert not graph.supervisor.ended(), "nothing was restarted"
