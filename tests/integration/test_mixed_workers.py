@@ -23,6 +23,7 @@ MORE = [9] * 50
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(graph: Graph) -> list[str]:
     """A mixed and a decode worker, in this order."""
+    graph.environment["DYN_LOG"] = "info"
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.005)
     return [await graph.new_worker(role, perf) for role in ("mixed", "decode")]
 
