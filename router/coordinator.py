@@ -85,7 +85,7 @@ class Coordinator:
         self._idle.set()
         self.running = 0
         self.failures: Counter[int] = Counter()
-        self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock)
+        self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock, model=policies.model)
         guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
         ended = EndedSessions(
             store,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoutingSituation
-from ampd.policies.passes import in_passes_s
+from ampd.policies.queue_work import work_of
 from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
 
 NO_PREFILL_WORKER = "no-prefill-worker"
@@ -25,34 +25,26 @@ def towards(worker: WorkerView, decode: WorkerView, reason: str) -> RouteDecisio
     return RouteDecision(route, worker.worker_id, reason)
 
 
-def queue_times_s(worker: WorkerView, model: PerformanceModel) -> list[float]:
-    """Prefill time of each task that its view lists as waiting or running at a worker, in seconds."""
-    prefill_s, parallelism = model.prefill_s, worker.parallelism
-    return [prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in worker.queue]
-
-
 def queued_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Prefill time of all tasks at a worker. Without a list of times, because every estimate of a route needs it."""
-    prefill_s, parallelism = model.prefill_s, worker.parallelism
-    total_s = 0.0
-    for task in worker.queue:
-        total_s += prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+    """Prefill time of all tasks at a worker, one after the other."""
+    total_s = work_of(worker, model).total_s
     if rest := worker.queue_rest.tasks:
-        total_s += rest * mean_rest_s(worker, model)
+        total_s += rest * _mean_rest_s(worker, model)
     return total_s
 
 
-def mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
+def queued_in_passes_s(worker: WorkerView, model: PerformanceModel) -> float:
+    """Prefill time of all tasks at a worker, of which short ones share passes."""
+    work = work_of(worker, model)
+    if rest := worker.queue_rest.tasks:
+        return work.with_more_s(worker.queue, rest, _mean_rest_s(worker, model))
+    return work.in_passes_s(worker.queue)
+
+
+def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
     """Prefill time of a task of mean size among those that a view does not list, of which there must be one."""
     rest = worker.queue_rest
     return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
-
-
-def queued_in_passes_s(worker: WorkerView, times_s: Sequence[float], model: PerformanceModel) -> float:
-    """Time of all prefills at a worker, of which short ones share passes. `times_s`: `queue_times_s` of the worker."""
-    if rest := worker.queue_rest.tasks:
-        times_s = [*times_s, *[mean_rest_s(worker, model)] * rest]
-    return in_passes_s(times_s, worker.parallelism, model)
 
 
 def estimate_local(situation: RoutingSituation) -> RouteEstimate:

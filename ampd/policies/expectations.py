@@ -5,9 +5,12 @@ The routing predicts what the other two do. Its predictions are only right while
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
 from ampd.policies.moore_hodgson import Job
+from ampd.policies.queue_work import Waiting
 from ampd.policies.registry import Policy
 from ampd.types import PrefillTask
 
@@ -39,3 +42,13 @@ class Expectations(Policy):
         # Without `left_s` and `Job()`, because this is called for every prefill of every queue.
         due_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
         return _new(Job, (due_s, time_s, self.missed_weight if task.session_missed else 1.0, position))
+
+    def on_time(self, prefills: Iterable[Waiting], stretch: float, now_s: float) -> list[Job]:
+        """Those of a queue's prefills that can still be on time, as jobs, where each takes `stretch` times as long."""
+        headroom, missed_weight = self.headroom, self.missed_weight
+        # Without `job()`, because this is called for several queues per decision.
+        return [
+            _new(Job, (due_s, time_s, missed_weight if session_missed else 1.0, 0))
+            for _, ttft_s, arrival_s, plain_s, session_missed in prefills
+            if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
+        ]

@@ -7,6 +7,7 @@ is the usual heuristic for a problem that is NP-hard.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heappushpop
 from math import inf
@@ -34,20 +35,55 @@ _EqualJob = tuple[float, float, int]
 """Due time, time and position of a job where all weigh the same. A plain tuple, because it takes half the time."""
 
 
+_Kept = list[tuple[float, Job]]
+"""Heap of the jobs that are kept, with the negated time that each frees per weight."""
+
+
 def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
     """(the jobs that are kept, the weight of those given up). Every job must fit alone."""
-    kept: list[tuple[float, Job]] = []
-    now_s, given_up = 0.0, 0.0
-    for job in sorted(jobs):
+    kept: _Kept = []
+    _, given_up = _go_on(sorted(jobs), kept, 0.0, 0.0)
+    return [job for _, job in kept], given_up
+
+
+def weight_lost_to(job: Job, jobs: Iterable[Job]) -> float:
+    """The weight that is given up more if `job` joins `jobs`. Every job must fit alone.
+
+    It is the difference of two calls of `keep`, which share the jobs that are due before `job`. Most often these are
+    all, because a new prefill is due last.
+    """
+    ordered = sorted(jobs)
+    place = bisect_right(ordered, job)
+    kept: _Kept = []
+    now_s, given_up = _go_on(ordered[:place], kept, 0.0, 0.0)
+    later = ordered[place:]
+    _, without = _go_on(later, kept.copy(), now_s, given_up) if later else (now_s, given_up)
+    _, with_it = _go_on([job, *later], kept, now_s, given_up)
+    return max(with_it - without, 0.0)
+
+
+def _go_on(jobs: Iterable[Job], kept: _Kept, now_s: float, given_up: float) -> tuple[float, float]:
+    """Run further jobs, by due time, after those in `kept`, which end at `now_s`.
+
+    Returns:
+        (the end of those that are kept, the weight of those given up)
+    """
+    for job in jobs:
         due_s, time_s, weight, _ = job
         now_s += time_s
-        heappush(kept, (-time_s / weight, job))
+        entry = (-time_s / weight, job)
         # The last job fits alone, whatever rounding has made of the sum.
+        if now_s <= due_s or not kept:
+            heappush(kept, entry)
+            continue
+        _, (_, freed_s, lost, _) = heappushpop(kept, entry)
+        now_s -= freed_s
+        given_up += lost
         while now_s > due_s and len(kept) > 1:
             _, (_, freed_s, lost, _) = heappop(kept)
             now_s -= freed_s
             given_up += lost
-    return [job for _, job in kept], given_up
+    return now_s, given_up
 
 
 def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) -> int:

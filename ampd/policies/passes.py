@@ -25,26 +25,3 @@ def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
     """Seconds of a pass for one page of tokens: nearly all of it reads weights, of all experts where there are some."""
     return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)
-
-
-def in_passes_s(times_s: Sequence[float], parallelism: Parallelism, model: PerformanceModel) -> float:
-    """Time of the prefills at a worker. Short ones share passes, so that only the first pays a pass's fixed time.
-
-    Args:
-        times_s: of each prefill alone.
-    """
-    if not times_s:
-        return 0.0
-    fixed_s = shortest_pass_s(model, 0, parallelism)
-    shareable_s = 2.0 * fixed_s
-    total_s = 0.0
-    is_shared = False
-    for time_s in times_s:
-        if time_s >= shareable_s:
-            total_s += time_s
-        elif is_shared:
-            total_s += max(time_s - fixed_s, 0.0)
-        else:
-            is_shared = True
-            total_s += time_s
-    return total_s

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import queue_times_s, queued_in_passes_s
+from ampd.policies.estimates import queued_in_passes_s
 from ampd.policies.expectations import ITL_SHARE
 from ampd.types import Slo, WorkerView
 
@@ -153,7 +153,7 @@ class Admission:
     def _wait_s(self, situation: AdmissionSituation) -> float:
         """The work in the queue. It takes longer where a decode batch needs its share of the time."""
         worker, model = situation.prefill, self._model
-        queued_s = queued_in_passes_s(worker, queue_times_s(worker, model), model)
+        queued_s = queued_in_passes_s(worker, model)
         if not queued_s or not worker.decode_batch:
             return queued_s
         step_s = model.decode_step_s(worker.decode_batch, worker.decode_context_tokens, worker.parallelism)

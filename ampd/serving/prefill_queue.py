@@ -13,8 +13,10 @@ from enum import Enum
 from itertools import chain
 from math import inf
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Run
+from ampd.policies.queue_work import QueuedPrefills, QueueWork, queued
 from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
 
@@ -126,16 +128,20 @@ class PrefillQueue:
         self._paused: list[QueueEntry] = []
         self.postponements = 0
         self._advancing = False
+        self._work = _no_work(model, parallelism)
+        self._tasks: QueuedPrefills | None = None
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
         """Enter a prefill. Its turn may come before this returns."""
         entry = QueueEntry(task, fetches, on_turn)
         self.waiting.append(entry)
+        self._count(entered=task)
         try:
             self._advance()
         except BaseException:
             # The owner gets no entry that could leave.
             self._take_out(entry)
+            self._count(left=entry.task)
             entry.stage = Stage.LEFT
             raise
         return entry
@@ -148,6 +154,8 @@ class PrefillQueue:
 
     def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The part of a prefill that is left is now known better. Its place stays."""
+        if entry.stage is not Stage.LEFT:
+            self._count(entry.task, task)
         entry.task = task
         self._on_change()
 
@@ -172,6 +180,7 @@ class PrefillQueue:
         """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
         if entry.stage in (Stage.COMPUTING, Stage.DISPLACED):
             self._take_out(entry)
+            self._count(entry.task, task)
             entry.task, entry.fetches, entry.stage, entry.picked = task, False, Stage.WAITING, None
             insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
             self._advance()
@@ -180,12 +189,15 @@ class PrefillQueue:
         """A prefill gives its place and its slot back: it is done or cancelled."""
         if entry.stage is not Stage.LEFT:
             self._take_out(entry)
+            self._count(left=entry.task)
             entry.stage = Stage.LEFT
             self._advance()
 
-    def tasks(self) -> tuple[PrefillTask, ...]:
-        """All prefills here: those that compute, then those that are picked, then those that wait."""
-        return tuple([entry.task for entry in self._entries()])
+    def tasks(self) -> QueuedPrefills:
+        """All prefills here: those that compute, then those that are picked, then those that wait. With their work."""
+        if self._tasks is None:
+            self._tasks = queued([entry.task for entry in self._entries()], self._work)
+        return self._tasks
 
     def __len__(self) -> int:
         return sum(1 for _ in self._entries())
@@ -194,7 +206,13 @@ class PrefillQueue:
         passes = chain(self.computing, self.staged)
         return chain(chain.from_iterable([picked.members for picked in passes]), self.displaced, self.waiting)
 
+    def _count(self, left: PrefillTask | None = None, entered: PrefillTask | None = None) -> None:
+        self._tasks = None
+        if self._work is not None:
+            self._work = self._work.changed(() if left is None else (left,), () if entered is None else (entered,))
+
     def _take_out(self, entry: QueueEntry) -> None:
+        self._tasks = None
         if entry.stage is Stage.DISPLACED:
             self.displaced.remove(entry)
             return
@@ -261,6 +279,7 @@ class PrefillQueue:
         if free <= 0 and not any(entry.fetches for entry in members):
             return False
         self._postpone(run)
+        self._tasks = None
         for position in sorted(positions, reverse=True):
             del waiting[position]
         self._picker.no_slot_unused()
@@ -276,6 +295,14 @@ class PrefillQueue:
         for position in run.postponed:
             late = self.waiting[position]
             late.task = late.task.postponed()
+
+
+def _no_work(model: PerformanceModel, parallelism: Parallelism) -> QueueWork | None:
+    """The work of an empty queue. None: the model lacks the parallelism, which not every policy needs."""
+    try:
+        return QueueWork(model, parallelism)
+    except UserError:
+        return None
 
 
 def _turn(picked: Pass, before: Stage, after: Stage) -> None:

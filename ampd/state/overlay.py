@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from ampd.policies.queue_work import QueueWork, queued
 from ampd.types import PrefillTask, WorkerView
 
 PUBLISH_INTERVAL_S = 0.025
@@ -31,9 +32,14 @@ def merge(
     view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int] | None = None
 ) -> WorkerView:
     """The view with `entered` tasks appended, `done` task ids removed, and the tokens of `held` sessions (0: none)."""
-    queue = tuple(task for task in view.queue if task.task_id not in done)
-    known = {task.task_id for task in queue}
-    queue += tuple(task for task in entered if task.task_id not in known and task.task_id not in done)
+    left = [task for task in view.queue if task.task_id in done] if done else []
+    stays = [task for task in view.queue if task.task_id not in done] if left else list(view.queue)
+    known = {task.task_id for task in stays}
+    more = [task for task in entered if task.task_id not in known and task.task_id not in done]
+    queue = view.queue
+    if left or more:
+        work: QueueWork | None = getattr(queue, "work", None)
+        queue = queued([*stays, *more], work and work.changed(left, more))
     held_tokens = view.held_tokens
     if held:
         held_tokens = {session_id: tokens for session_id, tokens in {**held_tokens, **held}.items() if tokens > 0}

@@ -17,9 +17,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
+from ampd.perf.model import PerformanceModel
+from ampd.state.known_worker import KnownWorker
 from ampd.state.store import (
     RoleAssigned,
     SessionEnded,
@@ -33,16 +34,12 @@ from ampd.state.store import (
     WorkerUpdated,
 )
 from ampd.supervised_task import SupervisedTask
-from ampd.types import PrefillTask, Role, WorkerView
+from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
-
-_PROOF_SHARE = 0.5
-"""Share of a lease after which a publication proves that the state is reachable for workers. They publish at least in
-every third of a lease, so that all have fallen silent by then if their publications stop at the same time."""
 
 
 @dataclass(slots=True)
@@ -62,46 +59,13 @@ class ViewCounters:
     lost_tasks: int = 0
 
 
-@dataclass(slots=True)
-class _Worker:
-    """One worker.
-
-    Attributes:
-        published: the view that the worker published last.
-        deadline_s: the end of its lease.
-        proof_s: a publication of its role at this time or later proves that its own would have arrived.
-        suspect_until_s: it is left out until then.
-        entered: task id -> when a coordinator entered the prefill in its queue, and the prefill.
-        done: task id -> when the prefill finished.
-        held: session id -> held tokens that were reported since it published.
-        merged: `published` with these changes; None if it must be merged again.
-    """
-
-    published: WorkerView
-    deadline_s: float
-    proof_s: float
-    suspect_until_s: float = float("-inf")
-    entered: dict[str, tuple[float, PrefillTask]] = field(default_factory=dict)
-    done: dict[str, float] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-    merged: WorkerView | None = None
-
-    def renew(self, now_s: float, lease_s: float) -> None:
-        self.deadline_s = now_s + lease_s
-        self.proof_s = now_s + _PROOF_SHARE * lease_s
-
-    def view(self) -> WorkerView:
-        if self.merged is None:
-            self.merged = merge(self.published, [task for _, task in self.entered.values()], self.done, self.held)
-        return self.merged
-
-
 class ClusterView:
     """The live workers, as of the last event. Use it as an async context manager, or call `start` and `stop`.
 
     Args:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
+        model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
     """
 
     def __init__(
@@ -110,12 +74,14 @@ class ClusterView:
         *,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
+        model: PerformanceModel | None = None,
     ) -> None:
         self.counters = ViewCounters()
         self._store = store
         self._lease_s = lease_s
         self._clock = clock
-        self._workers: dict[str, _Worker] = {}
+        self._model = model
+        self._workers: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
@@ -218,15 +184,15 @@ class ClusterView:
         """Apply a worker's report of its decode batch until the worker publishes."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.published = replace(worker.published, decode_batch=rounds, decode_context_tokens=context_tokens)
-            worker.merged = self._lists = None
+            worker.decode(rounds, context_tokens)
+            self._lists = None
 
     def holding(self, worker_id: str, session_id: str, tokens: int) -> None:
         """Apply a worker's report of the tokens of a session that it holds as KV until the worker publishes."""
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.held[session_id] = tokens
-            worker.merged = self._lists = None
+            worker.hold(session_id, tokens)
+            self._lists = None
 
     def apply(self, event: StateEvent) -> None:
         """Apply an event of the store, or the reader's own write before the store repeats it: events are idempotent."""
@@ -241,9 +207,11 @@ class ClusterView:
                 if not is_expired:
                     self._workers.pop(worker_id, None)
             case TaskQueued(worker_id, task):
-                self._queued(worker_id, task)
+                if worker := self._workers.get(worker_id):
+                    worker.enter(task, self._clock())
             case TaskDone(worker_id, task_id):
-                self._done(worker_id, task_id)
+                if worker := self._workers.get(worker_id):
+                    worker.finish(task_id, self._clock())
             case SessionEnded() | RoleAssigned():
                 pass  # a worker's own views say what it holds and what its role is
         self._lists = None
@@ -251,37 +219,12 @@ class ClusterView:
 
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
-        worker = self._workers.setdefault(view.worker_id, _Worker(view, now_s, now_s))
-        worker.published = view
+        worker = self._workers.get(view.worker_id)
+        if worker is None:
+            worker = self._workers[view.worker_id] = KnownWorker(view, self._model)
+        else:
+            self.counters.lost_tasks += worker.publish(view, now_s)
         worker.renew(now_s, lease_s)
-        worker.held.clear()
-        worker.merged = None
-        # A task that the worker lists is gone when the worker no longer lists it.
-        for task in view.queue:
-            worker.entered.pop(task.task_id, None)
-        # A task that it does not list was entered after this view was written, unless it was entered too long ago.
-        has_rest = view.queue_rest.tasks > 0
-        for task_id, (at_s, _) in list(worker.entered.items()):
-            if now_s - at_s > (REST_GRACE_S if has_rest else QUEUE_GRACE_S):
-                del worker.entered[task_id]
-                self.counters.lost_tasks += not has_rest
-        for task_id, at_s in list(worker.done.items()):
-            if now_s - at_s > QUEUE_GRACE_S:
-                del worker.done[task_id]
-
-    def _queued(self, worker_id: str, task: PrefillTask) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is None or task.task_id in worker.entered:
-            return
-        worker.done.pop(task.task_id, None)
-        worker.entered[task.task_id] = (self._clock(), task)
-        worker.merged = None
-
-    def _done(self, worker_id: str, task_id: str) -> None:
-        if worker := self._workers.get(worker_id):
-            worker.entered.pop(task_id, None)
-            worker.done[task_id] = self._clock()
-            worker.merged = None
 
     # -- the cached lists
 

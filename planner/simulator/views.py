@@ -86,7 +86,7 @@ class DelayedViews:
         self._published: dict[str, WorkerView] = {}
         self._pending: set[str] = set()
         self._sampling: set[str] = set()
-        self._sent: list[dict[str, list[PrefillTask]]] = [{} for _ in range(coordinators)]
+        self._with_sent: list[dict[str, WorkerView]] = [{} for _ in range(coordinators)]
         for worker in workers:
             self._publish(worker)
             worker.on_change = partial(self._changed, worker)
@@ -104,14 +104,13 @@ class DelayedViews:
         return [self.worker(coordinator, worker) for worker in self._workers if worker.role.owns_sessions]
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
-        published = self._published[worker.worker_id]
-        if published.role is not worker.role or published.lane != worker.lane:
-            published = replace(published, role=worker.role, lane=worker.lane)
-        sent = self._sent[coordinator].get(worker.worker_id)
-        return merge(published, sent, (), {}) if sent else published
+        view = self._with_sent[coordinator].get(worker.worker_id) or self._published[worker.worker_id]
+        if view.role is not worker.role or view.lane != worker.lane:
+            view = replace(view, role=worker.role, lane=worker.lane)
+        return view
 
     def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
-        self._sent[coordinator].setdefault(worker.worker_id, []).append(task)
+        self._with_sent[coordinator][worker.worker_id] = merge(self.worker(coordinator, worker), [task], ())
 
     def _changed(self, worker: SimulatedWorker) -> None:
         if worker.worker_id not in self._pending:
@@ -122,8 +121,8 @@ class DelayedViews:
         self._pending.discard(worker.worker_id)
         view = worker.view(self._loop.now_s)
         self._published[worker.worker_id] = replace(view, held_tokens=dict(view.held_tokens))
-        for sent in self._sent:
-            sent.pop(worker.worker_id, None)
+        for with_sent in self._with_sent:
+            with_sent.pop(worker.worker_id, None)
         is_moving = view.ttft.count or view.itl.count or view.decode_batch
         if is_moving and worker.worker_id not in self._sampling:
             self._sampling.add(worker.worker_id)

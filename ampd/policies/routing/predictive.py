@@ -11,9 +11,10 @@ from pydantic import Field
 from ampd.policies import expectations
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, local, queue_times_s, queued_in_passes_s
+from ampd.policies.estimates import NO_PREFILL_WORKER, local, queued_in_passes_s
 from ampd.policies.expectations import Expectations
-from ampd.policies.moore_hodgson import keep
+from ampd.policies.moore_hodgson import weight_lost_to
+from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
 from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
 
@@ -23,13 +24,11 @@ class Offer:
     """The prediction for a round at one worker.
 
     Attributes:
-        times_s: of the prefills in its queue, in order, without the batch's share.
         stretch: how many times longer a prefill takes there, because the decode batch needs its share of the time.
     """
 
     worker: WorkerView
     route: Route
-    times_s: Sequence[float]
     total_s: float
     prefill_s: float
     queue_s: float
@@ -117,9 +116,8 @@ class PredictiveRouting(Expectations):
             return None
         stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
-        times_s = queue_times_s(decode, model)
-        queue_s = queued_in_passes_s(decode, times_s, model) * stretch
-        return Offer(decode, Route.LOCAL, times_s, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
+        queue_s = queued_in_passes_s(decode, model) * stretch
+        return Offer(decode, Route.LOCAL, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
 
     def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
         task, model = situation.task, situation.model
@@ -130,10 +128,9 @@ class PredictiveRouting(Expectations):
         if worker.decode_batch:  # it was a decode worker a moment ago
             stretch = 1.0 / max(self._share(situation, worker), self.least_share)
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
-        times_s = queue_times_s(worker, model)
-        queue_s = queued_in_passes_s(worker, times_s, model) * stretch
+        queue_s = queued_in_passes_s(worker, model) * stretch
         total_s = queue_s + transfer_s + prefill_s
-        return Offer(worker, Route.REMOTE, times_s, total_s, prefill_s, queue_s, transfer_s, stretch)
+        return Offer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
 
     def _share(self, situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
         """Part of its time that a worker's decode batch leaves over, with the task's round in it if it is `joining`."""
@@ -168,19 +165,11 @@ class PredictiveRouting(Expectations):
     def _loss(self, situation: RoutingSituation, offer: Offer) -> float:
         """Weight of the rounds now on time at a worker that this round would make late there."""
         now_s = situation.now_s
-        jobs = []
-        for position, (other, plain_s) in enumerate(zip(offer.worker.queue, offer.times_s, strict=True)):
-            job = self.job(other, position, plain_s * offer.stretch, now_s)
-            if job.time_s <= job.due_s:
-                jobs.append(job)
+        jobs = self.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
         if not jobs:
             return 0.0
-        own = self.job(situation.task, len(offer.times_s), offer.prefill_s + offer.transfer_s, now_s)
-        _, after = keep([*jobs, own])
-        if not after:
-            return 0.0
-        _, before = keep(jobs)
-        return max(after - before, 0.0)
+        own = self.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
+        return weight_lost_to(own, jobs)
 
 
 def _record(chosen: Offer, offers: Sequence[Offer]) -> tuple[RouteEstimate, ...]:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ampd.policies.expectations import Expectations
-from ampd.policies.moore_hodgson import Job, first_of_best_ordering, keep
+from ampd.policies.moore_hodgson import Job, first_of_best_ordering, keep, weight_lost_to
 from tests.ampd.policies.ordering.test_ampd import most_on_time
 from tests.ampd.policies.routing_lab import SLO, round_of
 
@@ -136,8 +136,21 @@ def test_rounding_never_empties_a_queue(rows: list[tuple[float, float, float]], 
     assert weight_of(kept) + given_up == pytest.approx(weight_of(jobs))
 
 
+@untimed
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(0, 3e3), st.sampled_from([1.0, 0.5, 0.3])), min_size=1),
+    st.integers(0, 99),
+)
+def test_what_a_job_costs_is_the_difference_that_it_makes(rows: list[tuple[float, float, float]], which: int) -> None:
+    """To the last bit, wherever the job is due among the others."""
+    jobs = [Job(time_s + spare_s, time_s, weight, i) for i, (time_s, spare_s, weight) in enumerate(rows)]
+    job = jobs.pop(which % len(jobs))
+    assert weight_lost_to(job, jobs) == max(keep([*jobs, job])[1] - keep(jobs)[1], 0.0)
+
+
 def test_nothing_to_keep() -> None:
     assert keep([]) == ([], 0.0)
+    assert weight_lost_to(Job(1.0, 1.0, 1.0, 0), []) == 0.0
 
 
 def test_a_prefill_as_a_job() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
+from ampd.policies.queue_work import QueueWork
 from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
-from ampd.types import PrefillTask, Slo
-from tests.ampd.serving.queue_lab import Bench, Scripted, together
+from ampd.types import Parallelism, PrefillTask, Slo
+from tests.ampd.serving.queue_lab import MODEL, Bench, Scripted, together
 
 # -- several prefills in one pass
 
@@ -180,12 +183,26 @@ def passes(bench: Bench, *stages: Stage) -> set[Pass | None]:
 
 
 @settings(max_examples=200)
+def check_work(bench: Bench) -> None:
+    """The listed prefills, and their work, are those that are here now."""
+    tasks = [entry.task for entry in bench.entries.values() if entry.stage is not Stage.LEFT]
+    listed = bench.queue.tasks()
+    assert sorted(listed, key=id) == sorted(tasks, key=id)
+    fresh = QueueWork(MODEL, Parallelism()).changed(entered=tasks)
+    assert listed.work is not None
+    assert listed.work.total_s == fresh.total_s
+    assert listed.work.in_passes_s(listed) == fresh.in_passes_s(listed)
+    assert listed.work.not_over(0.0) == fresh.not_over(0.0)
+
+
 @given(
     seed=st.integers(0, 2**32),
     concurrency=st.integers(1, 3),
     prefetch=st.integers(0, 2),
     actions=st.lists(
-        st.sampled_from(["enter", "enter", "enter-fetching", "enter-fetching", "read", "leave", "ring", "move"]),
+        st.sampled_from(
+            ["enter", "enter", "enter-fetching", "enter-fetching", "read", "leave", "ring", "move", "correct", "again"]
+        ),
         max_size=80,
     ),
 )
@@ -196,6 +213,7 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
     policy = Dice(rng)
     bench = Bench(policy, concurrency, prefetch)
     ran: list[str] = []
+    changed: list[tuple[str, str]] = []
 
     def check() -> None:
         ran.extend(name for name in bench.at(Stage.COMPUTING) if name not in ran)
@@ -205,6 +223,7 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
         assert len(computing) <= concurrency
         assert len(computing) + len(ahead) <= concurrency + prefetch
         assert len(bench.clock.pending()) <= 1
+        check_work(bench)
         free = concurrency - len(computing) - len(ahead)
         if bench.at(Stage.WAITING) and free > 0:
             # Nobody is forgotten: there is a timer, and it is no later than the policy said.
@@ -220,6 +239,11 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
             bench.queue.fetched(bench.entries[rng.choice(alive)])
         elif action == "leave" and alive:
             bench.leave(rng.choice(alive))
+        elif action in ("correct", "again") and alive:
+            change = bench.queue.correct if action == "correct" else bench.queue.again
+            changed.append((rng.choice(alive), action))
+            entry = bench.entries[changed[-1][0]]
+            change(entry, replace(entry.task, hist_tokens=10, incr_tokens=max(entry.task.incr_tokens // 2, 1)))
         elif action == "ring":
             bench.clock.ring()
         elif action == "move":
@@ -242,4 +266,5 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
     assert bench.clock.pending() == []
     assert set(stayed) <= set(ran)
     started = [line.split()[0] for line in bench.log if line.endswith("computing")]
-    assert len(started) == len(set(started))
+    again = Counter(name for name, action in changed if action == "again")
+    assert all(count <= 1 + again[name] for name, count in Counter(started).items()), "once, and once per part"

@@ -1,0 +1,131 @@
+"""One worker in the local copy: its last publication, and what was reported since, kept up to date report by report."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from ampd.errors import UserError
+from ampd.perf.model import PerformanceModel
+from ampd.policies.queue_work import QueueWork, queued
+from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
+from ampd.types import PrefillTask, WorkerView
+
+_PROOF_SHARE = 0.5
+"""Share of a lease after which a publication proves that the state is reachable for workers. They publish at least in
+every third of a lease, so that all have fallen silent by then if their publications stop at the same time."""
+
+
+class KnownWorker:
+    """A worker as this process knows it.
+
+    Args:
+        model: with its times, the view carries the work of the queue; None: without.
+
+    Attributes:
+        published: the view that the worker published last, with its later reports of the decode batch.
+        deadline_s: the end of its lease.
+        proof_s: a publication of its role at this time or later proves that its own would have arrived.
+        suspect_until_s: it is left out until then.
+    """
+
+    __slots__ = (
+        "_done",
+        "_entered",
+        "_held_tokens",
+        "_model",
+        "_queue",
+        "_view",
+        "_work",
+        "deadline_s",
+        "proof_s",
+        "published",
+        "suspect_until_s",
+    )
+
+    def __init__(self, view: WorkerView, model: PerformanceModel | None) -> None:
+        self.deadline_s = self.proof_s = self.suspect_until_s = float("-inf")
+        self.published = view
+        self._model = model
+        self._entered: dict[str, tuple[float, PrefillTask]] = {}
+        self._done: dict[str, float] = {}
+        self._held_tokens = view.held_tokens
+        self._queue: dict[str, PrefillTask] = {}
+        self._work: QueueWork | None = None
+        self._view: WorkerView | None = None
+        self._add_up()
+
+    def renew(self, now_s: float, lease_s: float) -> None:
+        """Its lease begins again."""
+        self.deadline_s = now_s + lease_s
+        self.proof_s = now_s + _PROOF_SHARE * lease_s
+
+    def publish(self, view: WorkerView, now_s: float) -> int:
+        """The worker has published. Returns how many entered prefills it never listed, so that they count as lost."""
+        lost_tasks = 0
+        # A task that the worker lists is gone when the worker no longer lists it.
+        for task in view.queue:
+            self._entered.pop(task.task_id, None)
+        # A task that it does not list was entered after this view was written, unless it was entered too long ago.
+        has_rest = view.queue_rest.tasks > 0
+        for task_id, (at_s, _) in list(self._entered.items()):
+            if now_s - at_s > (REST_GRACE_S if has_rest else QUEUE_GRACE_S):
+                del self._entered[task_id]
+                lost_tasks += not has_rest
+        for task_id, at_s in list(self._done.items()):
+            if now_s - at_s > QUEUE_GRACE_S:
+                del self._done[task_id]
+        self.published = view
+        self._held_tokens = view.held_tokens
+        self._add_up()
+        return lost_tasks
+
+    def enter(self, task: PrefillTask, now_s: float) -> None:
+        """A coordinator has entered a prefill."""
+        if task.task_id in self._entered:
+            return
+        self._entered[task.task_id] = (now_s, task)
+        if self._done.pop(task.task_id, None) is not None:
+            self._add_up()
+        elif task.task_id not in self._queue:
+            self._queue[task.task_id] = task
+            self._work = self._work and self._work.changed(entered=(task,))
+        self._view = None
+
+    def finish(self, task_id: str, now_s: float) -> None:
+        """A prefill is done."""
+        self._entered.pop(task_id, None)
+        self._done[task_id] = now_s
+        if task := self._queue.pop(task_id, None):
+            self._work = self._work and self._work.changed(left=(task,))
+        self._view = None
+
+    def hold(self, session_id: str, tokens: int) -> None:
+        """The worker holds the KV of this many tokens of a session."""
+        held_tokens = {**self._held_tokens, session_id: tokens}
+        if tokens <= 0:
+            del held_tokens[session_id]
+        self._held_tokens = held_tokens
+        self._view = None
+
+    def decode(self, rounds: int, context_tokens: int) -> None:
+        """The worker has reported its decode batch."""
+        self.published = replace(self.published, decode_batch=rounds, decode_context_tokens=context_tokens)
+        self._view = None
+
+    def view(self) -> WorkerView:
+        """The worker with all reports."""
+        if self._view is None:
+            queue = queued(self._queue.values(), self._work)
+            self._view = replace(self.published, queue=queue, held_tokens=self._held_tokens)
+        return self._view
+
+    def _add_up(self) -> None:
+        """Lay the changes over the published queue, and add up its work."""
+        whole = merge(self.published, [task for _, task in self._entered.values()], self._done)
+        self._queue = {task.task_id: task for task in whole.queue}
+        self._work = self._view = None
+        if self._model is None:
+            return
+        with suppress(UserError):  # a decision that needs the times that are missing ends with the same error
+            self._work = QueueWork(self._model, whole.parallelism).changed(entered=list(self._queue.values()))

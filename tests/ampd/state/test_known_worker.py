@@ -1,0 +1,83 @@
+"""A worker in the local copy: report by report it is what the changes make of its last publication."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.policies.queue_work import QueuedPrefills, QueueWork
+from ampd.state.known_worker import KnownWorker
+from ampd.state.overlay import merge
+from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
+from tests.ampd.policies.routing_lab import PLAIN
+
+names = st.sampled_from("abcdefgh")
+reports = st.lists(
+    st.tuples(st.just("enter"), names)
+    | st.tuples(st.just("finish"), names)
+    | st.tuples(st.just("publish"), st.lists(names, unique=True))
+    | st.tuples(st.just("hold"), st.tuples(st.sampled_from("xyz"), st.integers(0, 9)))
+    | st.tuples(st.just("decode"), st.tuples(st.integers(0, 9), st.integers(0, 9))),
+    max_size=40,
+)
+
+
+def task(name: str, number: int) -> PrefillTask:
+    """Each publication and each coordinator has its own object, and its own idea of the arrival."""
+    return PrefillTask(name, name, 0, 10 + ord(name), number / 1000, Slo(1.0, 0.1))
+
+
+@given(reports)
+def test_reports_one_by_one_are_the_last_publication_with_all_changes(reports: list[tuple[str, Any]]) -> None:
+    published = WorkerView("w", Role.PREFILL, Parallelism(2), held_tokens={"x": 3})
+    worker = KnownWorker(published, PLAIN)
+    entered: dict[str, PrefillTask] = {}
+    done: set[str] = set()
+    held: dict[str, int] = {}
+    for number, (report, what) in enumerate(reports):
+        if report == "enter":
+            worker.enter(task(what, number), 0.0)
+            entered.setdefault(what, task(what, number))
+            done.discard(what)
+        elif report == "finish":
+            worker.finish(what, 0.0)
+            entered.pop(what, None)
+            done.add(what)
+        elif report == "hold":
+            worker.hold(*what)
+            held[what[0]] = what[1]
+        elif report == "decode":
+            worker.decode(*what)
+            published = replace(published, decode_batch=what[0], decode_context_tokens=what[1])
+        else:
+            published = replace(published, queue=tuple(task(name, number) for name in what), held_tokens={"y": 4})
+            assert worker.publish(published, 0.0) == 0
+            entered = {name: one for name, one in entered.items() if name not in what}
+            held.clear()
+        view = worker.view()
+        assert view == merge(published, entered.values(), done, held)
+        assert isinstance(view.queue, QueuedPrefills)
+        assert view.queue.work is not None
+        fresh = QueueWork(PLAIN, Parallelism(2)).changed(entered=view.queue)
+        assert view.queue.work.total_s == fresh.total_s
+        assert view.queue.work.in_passes_s(view.queue) == fresh.in_passes_s(view.queue)
+        assert view.queue.work.not_over(0.0) == fresh.not_over(0.0)
+
+
+def test_an_earlier_view_stays_as_it_was() -> None:
+    worker = KnownWorker(WorkerView("w", Role.PREFILL, queue=(task("a", 0),), held_tokens={"x": 3}), PLAIN)
+    before = worker.view()
+    assert worker.view() is before
+    worker.enter(task("b", 1), 0.0)
+    worker.finish("a", 0.0)
+    worker.hold("x", 0)
+    assert [one.task_id for one in before.queue] == ["a"]
+    assert before.held_tokens == {"x": 3}
+    assert isinstance(before.queue, QueuedPrefills)
+    assert before.queue.work is not None
+    assert len(before.queue.work.not_over(0.0)) == 1
+    assert [one.task_id for one in worker.view().queue] == ["b"]
+    assert worker.view().held_tokens == {}
