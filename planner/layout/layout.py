@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampd.types import Parallelism
+from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup
 
 Replicas = tuple[tuple[int, int], ...]
@@ -15,14 +15,21 @@ Replicas = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Replicas of each tensor-parallel degree for prefill and for decode."""
+    """Replicas of each tensor-parallel degree by role. The search makes no mixed replicas."""
 
     prefill: Replicas
     decode: Replicas
+    mixed: Replicas = ()
+
+    @property
+    def groups(self) -> Mapping[Role, Replicas]:
+        """The replicas by role, without roles that have none."""
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
+        return {role: replicas for role, replicas in named.items() if replicas}
 
     @property
     def gpus(self) -> int:
-        return sum(degree * replicas for degree, replicas in (*self.prefill, *self.decode))
+        return sum(degree * replicas for group in self.groups.values() for degree, replicas in group)
 
     def cluster(
         self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int, kv_store_tokens: Mapping[int, int]
@@ -34,13 +41,14 @@ class Layout:
                 for degree, count in replicas
             )
 
-        return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens)
+        return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens, groups(self.mixed))
 
     def as_dict(self) -> dict[str, Any]:
-        """The layout as a plan's result has it."""
+        """The layout as a plan's result has it. Mixed replicas are listed only if there are any."""
+        always = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
         return {
-            phase: [{"tp": degree, "replicas": count} for degree, count in replicas]
-            for phase, replicas in (("prefill", self.prefill), ("decode", self.decode))
+            str(role): [{"tp": degree, "replicas": count} for degree, count in replicas]
+            for role, replicas in (always | dict(self.groups)).items()
         } | {"gpus": self.gpus}
 
     def __str__(self) -> str:
@@ -49,10 +57,8 @@ class Layout:
 
 def layout_label(row: Mapping[str, Any]) -> str:
     """A layout of a plan's result as text: `prefill 2xTP4+1xTP8, decode 2xTP4`."""
-    prefill, decode = (
-        "+".join(f"{group['replicas']}xTP{group['tp']}" for group in row[phase]) for phase in ("prefill", "decode")
-    )
-    return f"prefill {prefill}, decode {decode}"
+    groups = {role: "+".join(f"{group['replicas']}xTP{group['tp']}" for group in row.get(role, ())) for role in Role}
+    return ", ".join(f"{role} {text}" for role, text in groups.items() if text)
 
 
 def replicas_of(counts: Mapping[int, int]) -> Replicas:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.policies.registry import MODULES_VARIABLE
+from ampd.types import Role
 from planner.manifest import replica
 from planner.manifest.arguments import with_environment, with_flags
 from planner.manifest.base import Object, config_map
@@ -117,16 +118,18 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
 
 
 def _workers(deployment: Deployment, components: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    layout = deployment.layout
+    by_type = {component["type"]: component for component in components}
+    # A mixed worker owns sessions. Budgets and network policies treat it as a decode worker.
+    templates = {role: by_type["decode" if role is Role.MIXED else role] for role in Role}
     return [
-        _group(next(component for component in components if component["type"] == role), role, tp, count, deployment)
-        for role, groups in (("prefill", layout.prefill), ("decode", layout.decode))
+        _group(templates[role], role, tp, count, deployment)
+        for role, groups in deployment.layout.groups.items()
         for tp, count in groups
     ]
 
 
-def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployment: Deployment) -> dict[str, Any]:
-    """The component of one group of replicas, made from the base's component of the role."""
+def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deployment: Deployment) -> dict[str, Any]:
+    """The component of one group of replicas, made from a worker component of the base."""
     component = {**deepcopy(dict(template)), "name": f"{role}-tp{tp}", "replicas": count}
     component["sharedMemorySize"] = replica.shared_memory(tp)
     main = main_container(component)
@@ -134,6 +137,7 @@ def _group(template: Mapping[str, Any], role: str, tp: int, count: int, deployme
     main["args"] = with_flags(
         main["args"],
         {
+            "--role": role,
             "--model": deployment.model_path,
             "--tp": str(tp),
             "--kv-store-gib": replica.store_gib(tp, deployment.store_gib_per_gpu),

@@ -139,7 +139,7 @@ def _warnings(deployment: Deployment, planned: Mapping[str, Any]) -> list[str]:
     notes = []
     if (missed := miss(planned)) is not None:
         notes.append(f"the layout does not meet the targets: {missed}")
-    if degrees := sorted({tp for tp, _ in (*layout.prefill, *layout.decode) if tp not in DEGREES}):
+    if degrees := sorted({tp for group in layout.groups.values() for tp, _ in group if tp not in DEGREES}):
         notes.append(
             f"the layout has replicas of TP {', '.join(map(str, degrees))}; SGLang workers refuse these degrees, so "
             "that these pods will not start"

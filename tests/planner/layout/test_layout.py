@@ -12,14 +12,17 @@ counts = st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.integers(0, 5)).filte
 
 
 @settings(max_examples=20)
-@given(counts, counts)
-def test_gpus_cluster_and_text_agree(prefill: dict[int, int], decode: dict[int, int]) -> None:
-    layout = Layout(replicas_of(prefill), replicas_of(decode))
+@given(counts, counts, st.just({}) | counts)
+def test_gpus_cluster_and_text_agree(prefill: dict[int, int], decode: dict[int, int], mixed: dict[int, int]) -> None:
+    layout = Layout(replicas_of(prefill), replicas_of(decode), replicas_of(mixed))
     cluster = layout.cluster({degree: 1000 * degree for degree in (1, 2, 4, 8)}, 4096, {4: 9000})
     assert layout.gpus == cluster.gpus == layout.as_dict()["gpus"]
     assert cluster.max_context_tokens == 4096
     assert str(layout) == layout_label(layout.as_dict()) == str(cluster)
-    for counted, groups in ((prefill, cluster.prefill), (decode, cluster.decode)):
+    assert ("mixed" in layout.as_dict()) == bool(mixed)
+    for counted, groups in ((prefill, cluster.prefill), (decode, cluster.decode), (mixed, cluster.mixed)):
+        if not counted:
+            continue
         assert {group.parallelism.tp: group.replicas for group in groups} == {n: c for n, c in counted.items() if c}
         assert all(group.kv_capacity_tokens == 1000 * group.parallelism.tp for group in groups)
         assert all(group.kv_store_tokens == (9000 if group.parallelism.tp == 4 else 0) for group in groups)

@@ -119,6 +119,15 @@ def test_gpus_and_replicas_add_up_to_the_layout(layout: Layout) -> None:
         assert counts == [count for _, count in side]
 
 
+def test_mixed_workers_are_decode_workers_to_the_base() -> None:
+    objects = components(objects_of(layout=Layout(((1, 1),), (), ((2, 3),))))
+    mixed, template = objects["mixed-tp2"], components(base_objects())["decode"]
+    assert {"--role=mixed", "--tp=2"} <= set(main(mixed)["args"])
+    assert (mixed["type"], mixed["replicas"]) == ("decode", 3)
+    assert mixed["podTemplate"]["metadata"]["labels"] == template["podTemplate"]["metadata"]["labels"]
+    assert "decode" not in objects
+
+
 def test_more_groups_than_a_graph_may_have_components_are_refused() -> None:
     groups = tuple((tp, 1) for tp in range(1, 13))
     assert len(components(objects_of(layout=Layout(groups, groups[:11])))) == MOST_COMPONENTS

@@ -24,6 +24,7 @@ from .lab import DEPLOYMENT, MIXED, Object, by_identity, main, objects_of
 VARIANTS: dict[str, dict[str, Any]] = {
     "mixed": {},
     "single": {"layout": Layout(((1, 1),), ((1, 1),))},
+    "mixed-workers": {"layout": Layout(((1, 1),), (), ((2, 2), (4, 1)))},
     "of-the-users-own": {
         "policy_modules": "tests.planner.manifest.lab",
         "image": "registry.example/ampd:1.2.3",
