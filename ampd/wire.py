@@ -23,6 +23,9 @@ PREFILL_ENDPOINT = "prefill"
 GENERATE_ENDPOINT = "generate"
 KV_ENDPOINT = "kv"
 
+SESSIONS_ROUTE = "sessions"
+"""Operations on sessions at the system port of a coordinator: `/engine/sessions/list`, `show` and `end`."""
+
 MAX_CHOICES = 128
 """Most choices of one round (`n`), as in Dynamo's frontend. A larger number would fill an engine's memory."""
 

@@ -36,10 +36,12 @@ from router.round_log import end_logger
 from router.round_run import RoundRun
 from router.served import Observer
 from router.services import RoundOptions, Services
+from router.session_control import SessionControl
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
+from router.unnamed_rounds import UnnamedRounds
 from router.worker_access import WorkerAccess, release_session
 from router.worker_deaths import WorkerDeaths
 
@@ -62,6 +64,8 @@ class Coordinator:
         pools: changes the workers' roles; None: they never change.
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
+        unnamed: rounds without a session.
+        sessions: lists, shows and ends sessions.
         running: rounds in progress here.
     """
 
@@ -85,6 +89,7 @@ class Coordinator:
         self._idle.set()
         self.running = 0
         self.failures: Counter[int] = Counter()
+        self.unnamed = UnnamedRounds()
         self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock, model=policies.model)
         guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
         ended = EndedSessions(
@@ -106,6 +111,7 @@ class Coordinator:
             deaths=WorkerDeaths(clock),
             observers=(end_logger(self._round_log), *observers),
         )
+        self.sessions = SessionControl(self.view, store, self._services)
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
 
@@ -154,6 +160,8 @@ class Coordinator:
         try:
             wanted = parse_round(request, self._targets, self._vocabulary_size)
             del request  # its list of token ids is large
+            if not wanted.is_named:
+                self.unnamed.add()
             trace = trace.of_session(wanted.client_session_id or wanted.session_id)
             if wanted.max_tokens == 0 and wanted.is_final:
                 yield await self._end_session(wanted)

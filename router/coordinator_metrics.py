@@ -74,6 +74,7 @@ class CoordinatorReader:
         yield Reading(names.ROUND_DEATHS, coordinator.worker_deaths)
         sessions = coordinator.session_counts
         yield Reading(names.SESSIONS_BOUND, sessions.bound)
+        yield Reading(names.ROUNDS_UNNAMED, coordinator.unnamed.count)
         yield Reading(names.SESSIONS_REPINNED, sessions.moved)
         yield Reading(names.SESSIONS_LOST, sessions.moved, (names.WORKER_LOST,))
         yield from self._cluster()

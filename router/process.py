@@ -73,6 +73,8 @@ class CoordinatorProcess:
         )
         coordinator.session_counts.subscribe(window.add_sessions)
         coordinator.gate.subscribe(window.add_refused)
+        coordinator.unnamed.subscribe(window.add_unnamed)
+        coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
         coordinator_id = f"{self._endpoint.connection_id():x}"

@@ -22,7 +22,7 @@ from router.round_errors import RoundRefusedError, WorkerLostError
 from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
-from router.session_memory import pack_tokens
+from router.session_memory import SessionOwner, pack_tokens
 from router.worker_reports import report_of
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
@@ -281,7 +281,8 @@ class RoundRun:
         else:
             context = request.prompt + pack_tokens(self._stream.emitted)
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
-            services.sessions.remember(placement.binding, context, missed=missed)
+            owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
+            services.sessions.remember(placement.binding, context, missed=missed, owner=owner)
         notify(services.observers, served)
 
 

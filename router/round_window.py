@@ -20,6 +20,7 @@ _NS = 1_000_000_000
 
 _OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _MOVED = "outcome", "route", "output_tokens", "bound", "moved"
 _REFUSED = "refused"
+_UNNAMED = "unnamed"
 _TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "itl"
 
 _Key = tuple[Any, ...]
@@ -56,6 +57,10 @@ class RoundWindow:
         """Count a round that was refused because of load."""
         self._counts.add({(_REFUSED,): 1})
 
+    def add_unnamed(self) -> None:
+        """Count a round whose client named no session."""
+        self._counts.add({(_UNNAMED,): 1})
+
     def read(self) -> ServedWindow:
         """The rounds that ended within the window."""
         total = self._counts.read()
@@ -70,6 +75,7 @@ class RoundWindow:
             met_ttft=sum(outcomes[outcome] for outcome in _MET_TTFT),
             met_itl=sum(outcomes[outcome] for outcome in _MET_ITL),
             refused=total[_REFUSED,],
+            unnamed=total[_UNNAMED,],
             output_tokens=total[_OUTPUT_TOKENS,],
             sessions_bound=total[_BOUND,],
             sessions_repinned=total[_MOVED,],

@@ -50,11 +50,27 @@ class Overlap:
         return self.common_tokens < self.known_tokens - 1
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOwner:
+    """The client's side of a session.
+
+    Attributes:
+        client_id: the client's name of it.
+        tenant: see `ampd.tenant`.
+        served_s: the end of its last round here.
+    """
+
+    client_id: str
+    tenant: str
+    served_s: float
+
+
 @dataclass(slots=True)
 class _Entry:
     binding: Binding
     context: bytes
     has_missed: bool = False
+    owner: SessionOwner | None = None
 
 
 class SessionMemory:
@@ -82,6 +98,11 @@ class SessionMemory:
         entry = self._entries.get(session_id)
         return entry is not None and entry.has_missed
 
+    def owner(self, session_id: str) -> SessionOwner | None:
+        """The client's side of a session that was served here; None: it was not."""
+        entry = self._entries.get(session_id)
+        return entry.owner if entry else None
+
     def overlap(self, session_id: str, prompt: bytes) -> Overlap:
         """Compare a packed prompt with the session's last context."""
         entry = self._entries.get(session_id)
@@ -89,11 +110,13 @@ class SessionMemory:
             return Overlap()
         return Overlap(common_prefix_tokens(entry.context, prompt), len(entry.context) // 4)
 
-    def remember(self, binding: Binding, context: bytes, *, missed: bool = False) -> None:
+    def remember(
+        self, binding: Binding, context: bytes, *, missed: bool = False, owner: SessionOwner | None = None
+    ) -> None:
         """Keep a session's binding and packed context after a round. `missed`: the round missed a target."""
         missed = missed or self.has_missed(binding.session_id)
         self.forget(binding.session_id)
-        self._entries[binding.session_id] = _Entry(binding, context, missed)
+        self._entries[binding.session_id] = _Entry(binding, context, missed, owner)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))

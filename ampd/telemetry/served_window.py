@@ -23,6 +23,7 @@ class ServedWindow:
         failed: rounds that ended with an error.
         met, met_ttft, met_itl: rounds that met both targets, the TTFT target, the ITL target.
         refused: rounds that were refused because of load, before they were placed; not among `rounds`.
+        unnamed: rounds that came without a session, whether they have ended or not.
         output_tokens: sum over the first choice of each round.
         sessions_bound: sessions that were bound to a decode worker.
         sessions_repinned: sessions that were moved to another worker because theirs was lost.
@@ -43,6 +44,7 @@ class ServedWindow:
     output_tokens: int = 0
     sessions_bound: int = 0
     sessions_repinned: int = 0
+    unnamed: int = 0
     routes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ttft_initial: Latencies = field(default_factory=Latencies)
     ttft_incremental: Latencies = field(default_factory=Latencies)
@@ -56,7 +58,7 @@ class ServedWindow:
 
 _COUNTS = (
     *("rounds", "abandoned", "failed", "met", "met_ttft", "met_itl", "refused", "output_tokens"),
-    *("sessions_bound", "sessions_repinned"),
+    *("sessions_bound", "sessions_repinned", "unnamed"),
 )
 LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
 

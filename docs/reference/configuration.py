@@ -92,6 +92,9 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
     Section("ampd top", "ampd.cli.top.settings:TopSettings"),
+    Section("ampd session list", "ampd.cli.session.settings:ListSettings"),
+    Section("ampd session show ID", "ampd.cli.session.settings:ShowSettings"),
+    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings"),
     Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",

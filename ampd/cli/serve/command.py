@@ -18,7 +18,7 @@ from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.devices import visible_gpus, worker_environments
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_processes
 from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.serve.metrics import free_ports, write_targets
+from ampd.cli.serve.metrics import free_ports, system_url, write_targets
 from ampd.cli.serve.processes import Supervisor, first_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
@@ -126,7 +126,13 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
     url = f"http://{settings.host}:{site.port}"
     if settings.state_url == EMBEDDED:
         register(
-            LocalGraph(namespace=settings.namespace, state_url=site.state_url, url=url, perf=_absolute(settings.perf))
+            LocalGraph(
+                namespace=settings.namespace,
+                state_url=site.state_url,
+                url=url,
+                perf=_absolute(settings.perf),
+                control=_control(settings, site),
+            )
         )
     try:
         specs = graph_processes(settings, site)
@@ -160,6 +166,11 @@ def _stop(supervisor: Supervisor) -> None:
     """Stop the coordinators first: until their rounds have finished, these need the frontend and the workers."""
     supervisor.stop(_DRAIN_S, lambda name: name.startswith(COORDINATOR))
     supervisor.stop()
+
+
+def _control(settings: ServeSettings, site: GraphSite) -> str | None:
+    """The system port of the first coordinator, whose ports come after those of the workers."""
+    return system_url(settings.host, site.system_ports[len(site.worker_env)]) if site.system_ports else None
 
 
 def _absolute(name_or_path: str) -> str:

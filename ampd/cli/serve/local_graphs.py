@@ -22,12 +22,14 @@ class LocalGraph(BaseModel, frozen=True):
         state_url: its Redis.
         url: its frontend.
         perf: its performance model.
+        control: the system port of one of its coordinators; None: it has none.
     """
 
     namespace: str
     state_url: str
     url: str
     perf: str
+    control: str | None = None
 
 
 def register(graph: LocalGraph) -> None:

@@ -47,6 +47,16 @@ def system_environment(host: str, port: int | None) -> dict[str, str]:
     return {PORT_VARIABLE: str(port), HOST_VARIABLE: host}
 
 
+def system_url(host: str, port: int) -> str:
+    """The address of a system port for callers on this machine."""
+    return f"http://{_address(host)}:{port}"
+
+
+def _address(host: str) -> str:
+    host = _ANY.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
 def write_targets(folder: Path, host: str, specs: Iterable[ProcessSpec], http_ports: Mapping[str, int]) -> Path:
     """Write the file for Prometheus's `file_sd_configs`: one target per process, with its name in the label `process`.
 
@@ -54,8 +64,7 @@ def write_targets(folder: Path, host: str, specs: Iterable[ProcessSpec], http_po
         http_ports: name -> port of the processes whose metrics are not at the system port.
     """
     ports = {spec.name: http_ports.get(spec.name) or spec.env[PORT_VARIABLE] for spec in specs}
-    host = _ANY.get(host, host)
-    where = f"[{host}]" if ":" in host else host
+    where = _address(host)
     targets = [{"targets": [f"{where}:{port}"], "labels": {"process": name}} for name, port in ports.items()]
     path = folder / TARGETS_FILE
     path.write_text(json.dumps(targets, indent=1) + "\n", encoding="utf-8")

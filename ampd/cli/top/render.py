@@ -233,13 +233,16 @@ def _routes(window: Row, width: int) -> list[Text]:
 
 def _sessions(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     sessions, window = snapshot["sessions"], snapshot["window"]
-    if not (sessions["held"] or window["sessions_bound"]):
+    if not (sessions["held"] or window["sessions_bound"] or window["unnamed"]):
         return []
     line = Text(
         f"sessions: {count(sessions['held'])} held by decode workers ({count(sessions['tokens'])} tokens); "
         f"{count(window['sessions_bound'])} bound, "
     )
-    shown = [_append_bad(line, f"{count(window['sessions_repinned'])} moved", window["sessions_repinned"])]
+    line = _append_bad(line, f"{count(window['sessions_repinned'])} moved", window["sessions_repinned"])
+    if window["unnamed"]:
+        line.append(f"; {count(window['unnamed'])} rounds without a session")
+    shown = [line]
     largest = [
         f"{_shortened(row['session_id'])} {count(row['tokens'])} on {short[row['worker_id']]}"
         for row in sessions["largest"]

@@ -73,6 +73,7 @@ def _window(window: ServedWindow) -> Row:
         "reasons": [{"route": route, "reason": reason, "rounds": rounds} for (route, reason), rounds in reasons],
         "sessions_bound": window.sessions_bound,
         "sessions_repinned": window.sessions_repinned,
+        "unnamed": window.unnamed,
     }
 
 

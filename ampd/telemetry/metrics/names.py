@@ -164,6 +164,11 @@ OUTPUT_TOKENS = _counter("ampd_output_tokens_total", _COORDINATOR, "Output token
 # -- sessions
 
 SESSIONS_BOUND = _counter("ampd_sessions_bound_total", _COORDINATOR, "Sessions that were bound to a decode worker.")
+ROUNDS_UNNAMED = _counter(
+    "ampd_rounds_without_session_total",
+    _COORDINATOR,
+    "Rounds whose client named no session. Each is a session of its own, without affinity and without history.",
+)
 SESSIONS_REPINNED = _counter(
     "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved to another decode worker."
 )

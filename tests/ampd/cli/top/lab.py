@@ -55,6 +55,7 @@ windows = st.builds(
     met_ttft=counts,
     met_itl=counts,
     refused=counts,
+    unnamed=counts,
     output_tokens=counts,
     sessions_bound=counts,
     sessions_repinned=counts,

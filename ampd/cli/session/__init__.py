@@ -1,0 +1,1 @@
+"""`ampd session`."""

@@ -1,0 +1,131 @@
+"""The body of `ampd session`: asks a coordinator's system port about sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from ampd.cli.serve.local_graphs import local_graphs
+from ampd.cli.session.settings import ControlSettings, EndSettings, ListSettings, NamedSettings, ShowSettings
+from ampd.cli.top.units import printable
+from ampd.errors import RunError, UserError
+from ampd.settings import parse_settings
+from ampd.telemetry.metrics.system import PORT_VARIABLE
+from ampd.wire import SESSIONS_ROUTE
+
+PROG = "ampd session"
+_TIMEOUT_S = 10.0
+_KEY = re.compile(r"[0-9a-f]{32}")
+_HELP = """usage: ampd session COMMAND ...
+
+  list        list the sessions whose KV a worker holds
+  show ID     show one session
+  end ID      end a session without a round
+
+ampd session COMMAND --help explains one."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one of the sub-commands.
+
+    Raises:
+        UserError: an unknown sub-command, a wrong flag, or a coordinator that does not answer.
+        RunError: the coordinator refused.
+    """
+    commands: dict[str, Callable[[Sequence[str]], None]] = {"list": _list, "show": _show, "end": _end}
+    if argv and argv[0] in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    if not argv or argv[0] not in commands:
+        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
+        raise UserError(f"{PROG}: {given}; known: {', '.join(commands)}")
+    commands[argv[0]](argv[1:])
+    return 0
+
+
+def _list(argv: Sequence[str]) -> None:
+    settings = parse_settings(ListSettings, argv, f"{PROG} list")
+    answer = _asked(settings, "list", {"limit": settings.limit})
+    if settings.as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    print(f"{'session':32}  {'tokens':>8}  {'idle':>7}  {'worker':16}  id")
+    for row in answer["sessions"]:
+        tokens, held_by = max(row["held_tokens"].values()), ",".join(row["held_tokens"])
+        idle = "-" if row["idle_s"] is None else f"{row['idle_s']:.0f} s"
+        print(f"{row['session_key']:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}")
+    if (hidden := answer["total"] - len(answer["sessions"])) > 0:
+        print(f"... {hidden} more (--limit)")
+
+
+def _show(argv: Sequence[str]) -> None:
+    settings = parse_settings(ShowSettings, argv, f"{PROG} show")
+    answer = _asked(settings, "show", _names(settings))
+    if settings.as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    binding = answer["binding"]
+    print(f"session {answer['session_key']}: {_owner(answer)}")
+    print(f"bound to {binding['worker_id']}, epoch {binding['epoch']}" if binding else "not bound to a decode worker")
+    for worker_id, tokens in answer["held_tokens"].items():
+        print(f"{tokens} tokens of KV on {printable(worker_id)}")
+    if answer["idle_s"] is not None:
+        print(f"last round ended {answer['idle_s']:.0f} s ago")
+
+
+def _end(argv: Sequence[str]) -> None:
+    settings = parse_settings(EndSettings, argv, f"{PROG} end")
+    answer = _asked(settings, "end", _names(settings))
+    if settings.as_json:
+        print(json.dumps(answer, indent=1))
+    elif answer["was_bound"] or answer["released_tokens"]:
+        print(f"session {answer['session_key']} has ended; {answer['released_tokens']} tokens of KV are released")
+    else:
+        raise RunError(
+            f"{PROG} end: no session {answer['session_key']} is alive; if it has a tenant, name it: --tenant"
+        )
+
+
+def _owner(row: dict[str, Any]) -> str:
+    """The client's id, and the tenant if there is one; both only if the coordinator served its last round."""
+    if row["session_id"] is None:
+        return "-"
+    tenant = f" (tenant {printable(row['tenant'])})" if row["tenant"] else ""
+    return printable(row["session_id"]) + tenant
+
+
+def _names(settings: NamedSettings) -> dict[str, str]:
+    if _KEY.fullmatch(settings.session_id):
+        return {"session_key": settings.session_id, "tenant": settings.tenant}
+    return {"session_id": settings.session_id, "tenant": settings.tenant}
+
+
+def _asked(settings: ControlSettings, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    url = f"{_control_url(settings)}/engine/{SESSIONS_ROUTE}/{operation}"
+    try:
+        reply = httpx.post(url, json=body, timeout=_TIMEOUT_S, trust_env=False)
+        answer: dict[str, Any] = reply.json() if reply.is_success else {}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UserError(f"{PROG}: {url} does not answer as a coordinator ({error}); see --url") from None
+    if not reply.is_success:
+        raise UserError(f"{PROG}: {url} answers {reply.status_code}; is it a coordinator's system port?")
+    if "error" in answer:
+        raise RunError(f"{PROG} {operation}: {answer['error']}")
+    return answer
+
+
+def _control_url(settings: ControlSettings) -> str:
+    if settings.url:
+        return settings.url.rstrip("/")
+    if (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
+        return f"http://127.0.0.1:{port}"
+    urls = [graph.control for graph in local_graphs() if graph.control]
+    if len(urls) == 1:
+        return urls[0]
+    found = f"choose one with --url {', or --url '.join(urls)}" if urls else "name a coordinator with --url"
+    raise UserError(f"{PROG}: {'several graphs run' if urls else 'no `ampd serve` runs'} on this machine; {found}")

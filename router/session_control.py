@@ -1,0 +1,94 @@
+"""Lists, shows and ends sessions for the operator, at the coordinator's system port and without a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ampd.session_key import session_key
+from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.view import ClusterView
+from ampd.wire import SESSIONS_ROUTE
+from router.services import Services
+
+MOST_LISTED = 1000
+
+
+class SessionControl:
+    """The sessions of a graph as one coordinator knows them: what workers publish, and what it served itself.
+
+    A request names a session by the client's id and its tenant (`session_id`, `tenant`), or by its name inside of the
+    graph (`session_key`). An answer with the key `error` says why a request was not served.
+    """
+
+    def __init__(self, view: ClusterView, store: StateStore, services: Services) -> None:
+        self._view = view
+        self._store = store
+        self._services = services
+
+    def register(self, runtime: Any) -> None:
+        """Offer the operations at the system port of the process."""
+        for name, operation in (("list", self.list), ("show", self.show), ("end", self.end)):
+            runtime.register_engine_route(f"{SESSIONS_ROUTE}/{name}", operation)
+
+    async def list(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The sessions whose KV a worker holds, largest first, at most `limit` (1000)."""
+        limit = request.get("limit", MOST_LISTED)
+        if type(limit) is not int or limit < 0:
+            return {"error": "limit must be a whole number of at least 0"}
+        sessions = self._held()
+        largest = sorted(sessions, key=lambda key: (-max(sessions[key].values()), key))[:limit]
+        return {"total": len(sessions), "sessions": [self._described(key, sessions[key]) for key in largest]}
+
+    async def show(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One session, with its binding."""
+        try:
+            key, _ = self._named(request)
+            binding = await self._store.binding(key)
+        except (ValueError, StateUnavailableError) as error:
+            return {"error": str(error)}
+        held = self._held().get(key, {})
+        if binding is None and not held and self._services.sessions.owner(key) is None:
+            return {"error": f"no session {key} is known; it has ended, or another tenant has it"}
+        bound = {"worker_id": binding.worker_id, "epoch": binding.epoch} if binding else None
+        return {**self._described(key, held), "binding": bound}
+
+    async def end(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """End a session everywhere. A round in progress goes on, and keeps its KV until it ends."""
+        try:
+            key, tenant = self._named(request)
+            binding = await self._store.binding(key)
+        except (ValueError, StateUnavailableError) as error:
+            return {"error": str(error)}
+        held = self._held().get(key, {})
+        await self._services.end_session(key, tenant, set())
+        return {"session_key": key, "was_bound": binding is not None, "released_tokens": sum(held.values())}
+
+    def _named(self, request: Mapping[str, Any]) -> tuple[str, str]:
+        """The session's name inside of the graph, and its tenant ("" if that is not known here)."""
+        key, client_id, tenant = (request.get(name) for name in ("session_key", "session_id", "tenant"))
+        if not all(isinstance(part, str | None) for part in (key, client_id, tenant)) or bool(key) == bool(client_id):
+            raise ValueError("name the session by session_id (and tenant), or by session_key; all are text")
+        if client_id:
+            return session_key(tenant or "", client_id), tenant or ""
+        owner = self._services.sessions.owner(str(key))
+        return str(key), tenant or (owner.tenant if owner else "")
+
+    def _held(self) -> dict[str, dict[str, int]]:
+        """Session -> worker -> tokens whose KV the worker holds."""
+        sessions: dict[str, dict[str, int]] = {}
+        for view in {view.worker_id: view for view in (*self._view.decode(), *self._view.prefill())}.values():
+            for key, tokens in view.held_tokens.items():
+                sessions.setdefault(key, {})[view.worker_id] = tokens
+        return sessions
+
+    def _described(self, key: str, held: Mapping[str, int]) -> dict[str, Any]:
+        """A session; None for what only the replica that served its last round knows."""
+        owner = self._services.sessions.owner(key)
+        return {
+            "session_key": key,
+            "session_id": owner.client_id if owner else None,
+            "tenant": owner.tenant if owner else None,
+            "idle_s": round(self._services.clock() - owner.served_s, 3) if owner else None,
+            "held_tokens": dict(held),
+        }

@@ -1,0 +1,150 @@
+"""Sessions are listed, shown and ended at a coordinator's system port, without a round."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from ampd.cli.serve.metrics import free_ports, system_environment, system_url
+from ampd.session_key import session_key
+from tests.harness.graph import Graph, chat, profile, session
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+HOST = "127.0.0.1"
+
+
+class Site:
+    """A graph with its client, and `ampd session` against its coordinator."""
+
+    def __init__(self, graph: Graph, client: httpx.AsyncClient, control: str, coordinator: str) -> None:
+        self.graph = graph
+        self._client = client
+        self._control = control
+        self.coordinator = coordinator
+
+    async def round(self, name: str | None, tenant: str = "") -> None:
+        headers = (session(name) if name else {}) | ({"x-tenant-id": tenant} if tenant else {})
+        body = chat([{"role": "user", "content": f"{name} {tenant} " * 20}], max_tokens=4)
+        reply = await self._client.post("/v1/chat/completions", json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+
+    async def ampd(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of `ampd session ...`."""
+        argv = ("-m", "ampd", "session", *arguments, "--url", self._control)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=pipe, stderr=pipe)
+        out, errors = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), errors.decode()
+
+    async def held(self) -> dict[str, str | None]:
+        """Session -> client's id."""
+        code, out, errors = await self.ampd("list", "--json")
+        assert code == 0, errors
+        return {row["session_key"]: row["session_id"] for row in json.loads(out)["sessions"]}
+
+    async def until_held(self, key: str) -> None:
+        async def is_held() -> bool:
+            return key in await self.held()
+
+        await until(is_held)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(graph: Graph) -> AsyncIterator[Site]:
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
+    (port,) = free_ports(HOST, 1)
+    graph.environment |= system_environment(HOST, port)
+    coordinator = graph.start_coordinator("always-remote")
+    graph.environment |= system_environment(HOST, None)
+    graph.start_frontend()
+    for role in ("prefill", "decode"):
+        await graph.new_worker(role, perf)
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+        yield Site(graph, client, system_url(HOST, port), coordinator)
+
+
+async def test_a_session_is_listed_shown_and_ended(site: Site) -> None:
+    key = session_key("", "agent-7")
+    await site.round("agent-7")
+    await site.until_held(key)
+    assert (await site.held())[key] == "agent-7"
+    code, out, errors = await site.ampd("show", "agent-7")
+    assert code == 0, errors
+    assert key in out
+    assert "tokens of KV on" in out
+    assert "epoch 1" in out
+    code, out, errors = await site.ampd("end", "agent-7")
+    assert code == 0, errors
+    assert "has ended" in out
+    await site.graph.until_views(lambda views: not any(key in view.held_tokens for view in views))
+    assert key not in await site.held()
+    for operation in ("show", "end"):
+        code, _, errors = await site.ampd(operation, "agent-7")
+        assert code == 1
+        assert "session" in errors
+
+
+async def test_a_session_is_ended_by_its_name_in_the_graph(site: Site) -> None:
+    key = session_key("acme", "agent-8")
+    await site.round("agent-8", "acme")
+    await site.until_held(key)
+    code, out, _ = await site.ampd("list")
+    assert code == 0
+    assert "agent-8 (tenant acme)" in out
+    assert (await site.ampd("end", key))[0] == 0
+    await site.graph.until_views(lambda views: not any(key in view.held_tokens for view in views))
+
+
+async def test_the_same_id_of_another_tenant_is_left_alone(site: Site) -> None:
+    mine, theirs = session_key("", "twin"), session_key("acme", "twin")
+    for tenant, key in (("", mine), ("acme", theirs)):
+        await site.round("twin", tenant)
+        await site.until_held(key)
+    assert (await site.ampd("end", "twin", "--tenant", "acme"))[0] == 0
+    await site.graph.until_views(lambda views: not any(theirs in view.held_tokens for view in views))
+    assert mine in await site.held()
+
+
+async def test_an_ended_session_begins_anew(site: Site) -> None:
+    key = session_key("", "again")
+    await site.round("again")
+    await site.until_held(key)
+    assert (await site.ampd("end", "again"))[0] == 0
+    await site.round("again")
+    await site.until_held(key)
+    assert "epoch 1" in (await site.ampd("show", "again"))[1]
+
+
+@pytest.mark.parametrize("body", [{}, {"session_id": 5}, {"session_id": "a", "session_key": "b"}, {"limit": "x"}])
+async def test_a_request_that_names_no_session_is_refused(site: Site, body: dict[str, object]) -> None:
+    operation = "list" if "limit" in body else "end"
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{site._control}/engine/sessions/{operation}", json=body)
+    assert "error" in reply.json()
+
+
+async def test_rounds_without_a_session_are_counted_and_warned_about_once(site: Site) -> None:
+    for _ in range(25):
+        await site.round(None)
+    async with httpx.AsyncClient() as client:
+        metrics = (await client.get(f"{site._control}/metrics")).text
+    (line,) = [line for line in metrics.splitlines() if line.startswith("ampd_rounds_without_session_total")]
+    assert float(line.split()[-1]) >= 25
+    assert site.graph.log(site.coordinator).count("rounds came without a session") == 1
+    store = await site.graph.store()
+    try:
+
+        async def published() -> bool:
+            return any(entry.view.window.unnamed >= 25 for entry in (await store.overview()).coordinators)
+
+        await until(published)
+    finally:
+        await store.close()
