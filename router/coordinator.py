@@ -65,7 +65,6 @@ class Coordinator:
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
         unnamed: rounds without a session.
-        sessions: lists, shows and ends sessions.
         running: rounds in progress here.
     """
 
@@ -111,7 +110,6 @@ class Coordinator:
             deaths=WorkerDeaths(clock),
             observers=(end_logger(self._round_log), *observers),
         )
-        self.sessions = SessionControl(self.view, store, self._services)
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
 
@@ -119,6 +117,11 @@ class Coordinator:
     def session_counts(self) -> SessionCounts:
         """How many sessions this replica bound and moved."""
         return self._services.placer.counters
+
+    @property
+    def sessions(self) -> SessionControl:
+        """Lists, shows and ends sessions."""
+        return SessionControl(self._services)
 
     @property
     def worker_deaths(self) -> int:

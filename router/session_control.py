@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampd.session_key import session_key
-from ampd.state.store import StateStore, StateUnavailableError
-from ampd.state.view import ClusterView
+from ampd.state.store import StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
 from router.services import Services
 
@@ -21,10 +20,10 @@ class SessionControl:
     graph (`session_key`). An answer with the key `error` says why a request was not served.
     """
 
-    def __init__(self, view: ClusterView, store: StateStore, services: Services) -> None:
-        self._view = view
-        self._store = store
+    def __init__(self, services: Services) -> None:
         self._services = services
+        self._view = services.access.view
+        self._store = services.access.store
 
     def register(self, runtime: Any) -> None:
         """Offer the operations at the system port of the process."""

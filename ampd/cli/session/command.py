@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.session.settings import ControlSettings, EndSettings, ListSettings, NamedSettings, ShowSettings
+from ampd.cli.session.settings import EndSettings, ListSettings, ShowSettings
 from ampd.cli.top.units import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import parse_settings
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _list(argv: Sequence[str]) -> None:
     settings = parse_settings(ListSettings, argv, f"{PROG} list")
-    answer = _asked(settings, "list", {"limit": settings.limit})
+    answer = _asked(settings.url, "list", {"limit": settings.limit})
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -65,7 +65,7 @@ def _list(argv: Sequence[str]) -> None:
 
 def _show(argv: Sequence[str]) -> None:
     settings = parse_settings(ShowSettings, argv, f"{PROG} show")
-    answer = _asked(settings, "show", _names(settings))
+    answer = _asked(settings.url, "show", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -80,7 +80,7 @@ def _show(argv: Sequence[str]) -> None:
 
 def _end(argv: Sequence[str]) -> None:
     settings = parse_settings(EndSettings, argv, f"{PROG} end")
-    answer = _asked(settings, "end", _names(settings))
+    answer = _asked(settings.url, "end", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
     elif answer["was_bound"] or answer["released_tokens"]:
@@ -99,14 +99,14 @@ def _owner(row: dict[str, Any]) -> str:
     return printable(row["session_id"]) + tenant
 
 
-def _names(settings: NamedSettings) -> dict[str, str]:
+def _names(settings: ShowSettings) -> dict[str, str]:
     if _KEY.fullmatch(settings.session_id):
         return {"session_key": settings.session_id, "tenant": settings.tenant}
     return {"session_id": settings.session_id, "tenant": settings.tenant}
 
 
-def _asked(settings: ControlSettings, operation: str, body: dict[str, Any]) -> dict[str, Any]:
-    url = f"{_control_url(settings)}/engine/{SESSIONS_ROUTE}/{operation}"
+def _asked(given_url: str | None, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    url = f"{_control_url(given_url)}/engine/{SESSIONS_ROUTE}/{operation}"
     try:
         reply = httpx.post(url, json=body, timeout=_TIMEOUT_S, trust_env=False)
         answer: dict[str, Any] = reply.json() if reply.is_success else {}
@@ -119,9 +119,9 @@ def _asked(settings: ControlSettings, operation: str, body: dict[str, Any]) -> d
     return answer
 
 
-def _control_url(settings: ControlSettings) -> str:
-    if settings.url:
-        return settings.url.rstrip("/")
+def _control_url(given: str | None) -> str:
+    if given:
+        return given.rstrip("/")
     if (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
         return f"http://127.0.0.1:{port}"
     urls = [graph.control for graph in local_graphs() if graph.control]

@@ -7,36 +7,31 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.settings import Settings
 
-
-class ControlSettings(Settings):
-    """The coordinator that is asked."""
-
-    url: str | None = Field(
-        None,
-        description="System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process "
-        "(in a coordinator's container), else that of the `ampd serve` on this machine.",
-    )
-    as_json: bool = Field(False, validation_alias="json", description="Print the coordinator's answer as JSON.")
+_URL = (
+    "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process (in a "
+    "coordinator's container), else that of the `ampd serve` on this machine."
+)
+_JSON = "Print the coordinator's answer as JSON."
 
 
-class ListSettings(ControlSettings):
+class ListSettings(Settings):
     """List the sessions whose KV a worker holds, the largest first."""
 
     limit: int = Field(50, ge=1, description="Sessions to list.")
+    url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
-class NamedSettings(ControlSettings):
-    """The session that is meant."""
+class ShowSettings(Settings):
+    """Show one session: its decode worker, and where its KV is."""
 
     session_id: CliPositionalArg[str] = Field(
         description="The client's id of the session, or its name of 32 hexadecimal digits from `ampd session list`."
     )
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
+    url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
-class ShowSettings(NamedSettings):
-    """Show one session: its decode worker, and where its KV is."""
-
-
-class EndSettings(NamedSettings):
+class EndSettings(ShowSettings):
     """End a session: its binding and its KV are released everywhere, without a round."""

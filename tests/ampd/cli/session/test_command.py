@@ -7,7 +7,6 @@ import pytest
 from ampd.cli.main import main
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.session.command import _control_url
-from ampd.cli.session.settings import ControlSettings
 from ampd.errors import UserError
 from ampd.state.embedded import EmbeddedRedis
 
@@ -38,14 +37,13 @@ def test_wrong_calls_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_coordinator_is_that_of_this_process_or_of_the_graph_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ControlSettings()
     with EmbeddedRedis() as redis:
         graph = LocalGraph(namespace="n", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu")
         register(graph)
         with pytest.raises(UserError, match="no `ampd serve` runs"):
-            _control_url(settings)
+            _control_url(None)
         register(graph.model_copy(update={"control": "http://127.0.0.1:7"}))
-        assert _control_url(settings) == "http://127.0.0.1:7"
+        assert _control_url(None) == "http://127.0.0.1:7"
         monkeypatch.setenv("DYN_SYSTEM_PORT", "9090")
-        assert _control_url(settings) == "http://127.0.0.1:9090"
-    assert _control_url(ControlSettings(url="http://host:1/")) == "http://host:1"
+        assert _control_url(None) == "http://127.0.0.1:9090"
+    assert _control_url("http://host:1/") == "http://host:1"
