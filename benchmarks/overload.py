@@ -3,14 +3,15 @@
     python -m benchmarks.overload [--minutes 10] [--loads 1,2,10] [--rate SESSIONS_PER_S] [--json]
 
 Sessions arrive at random (Poisson). Half of the clients wait as long as a refusal asks them to, the others come back
-after a second whatever it says. One in ten closes its connection when a round takes too long. Rounds are chat
+after 2 s whatever it says. One in ten closes its connection when a round takes too long. Rounds are chat
 completions that are not streamed, because Dynamo's frontend gives a stream the status 200 before the coordinator
 decides. The load of 1x is the rate at which the simulator predicts that 90 % of the rounds meet their targets.
 
 Printed for each load: goodput (rounds within both targets per second), the P99 TTFT of accepted rounds, requests that
 were refused and how many of them named a time to come back, bytes that the graph wrote to Redis, the longest and the
-P99 answer time of `/metrics` (it is answered on the event loop of the process), the most memory of each kind of process
-with the limit of its manifest, and lost leases.
+P99 answer time of `/metrics` (it is answered on the event loop of the process), the longest queue of a worker, its
+largest published view, the most memory of each kind of process with the limit of its manifest, and lost leases. The
+JSON has the CPU time of each kind of process, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -51,15 +52,16 @@ from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session
 
-SLO = Slo(ttft_s=4.0, itl_s=0.5)
+PREFILL_S_PER_TOKEN, STEP_S = 8e-3, 0.1
+SLO = Slo(ttft_s=8.0, itl_s=1.0)
 ROUNDS = 4
-FIRST_TOKENS, NEXT_TOKENS, OUTPUT_TOKENS, TOOL_S = 200, 100, 8, 1.0
+FIRST_TOKENS, NEXT_TOKENS, OUTPUT_TOKENS, TOOL_S = 200, 100, 8, 2.0
 ATTEMPTS = 10
-IMPATIENT_S = 1.0
+IMPATIENT_S = 2.0
 LEAVES_S = 2.0 * SLO.ttft_s
 _PROCESSES = {"prefill": "prefill", "decode": "decode", "coordinator": "router", "frontend": "dynamo.frontend"}
 """Kind of process -> the argument of its command line that names it."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES, _TICKS_PER_S = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 _MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
 _GIB = 1 << 30
 
@@ -88,9 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def performance_model() -> dict[str, Any]:
-    """Engines so slow that the rest of the graph is idle at 1x and busy at 10x: 4 ms per token of prefill."""
-    steps = {"from_batch": 0, "alpha_s": 0.05, "beta_s_per_sequence": 0.002}
-    prefill = {"from_incr_tokens": 0, "alpha_s": 0.02, "beta_s_per_token": 4e-3, "gamma_s_per_token2": 0}
+    """Engines so slow that ten times their load leaves most of two cores idle: 8 ms per token of prefill.
+
+    A faster engine would need more requests per second for the same queues. Then the cores, which the clients and the
+    modelled engines share with the graph, would be what is overloaded.
+    """
+    steps = {"from_batch": 0, "alpha_s": STEP_S, "beta_s_per_sequence": 0.004}
+    prefill = {
+        "from_incr_tokens": 0,
+        "alpha_s": 0.04,
+        "beta_s_per_token": PREFILL_S_PER_TOKEN,
+        "gamma_s_per_token2": 0,
+    }
     worker = {
         "tp": 1,
         "prefill": {"history_s_per_token": 0, "segments": [prefill]},
@@ -131,7 +142,7 @@ def predicted_capacity(profile: str) -> float:
             sessions.append(Session(session_id=str(number), arrival_s=at_s, rounds=rounds))
         return simulate(sessions, Cluster((group,), (group,)), model, policies, SLO).attainment(SLO).rounds >= 0.9
 
-    low, high = 0.1, 4.0
+    low, high = 0.05, 2.0
     while high - low > 0.02 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if attains(middle) else (low, middle)
@@ -242,20 +253,29 @@ class Watch:
     Attributes:
         answer_s: seconds that `/metrics` of the coordinator and the workers took.
         most_bytes: kind of process -> the most memory of one of them.
+        most_queued: prefills in the queue of one worker.
+        most_published: of one worker in Redis, bytes of its view and changes to its queue since.
     """
 
     def __init__(self, log_dir: Path, redis: Redis) -> None:
         targets = json.loads((log_dir / TARGETS_FILE).read_text(encoding="utf-8"))
         self._targets = {each["labels"]["process"]: each["targets"][0] for each in targets}
         self._redis = redis
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen."""
         self.answer_s: list[float] = []
         self.most_bytes: dict[str, int] = {}
+        self.most_queued = 0.0
+        self.most_published = {"view_bytes": 0, "queue_changes": 0}
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             await self.metrics()
+            await self._published()
             self._memory()
 
     async def metrics(self) -> dict[str, float]:
@@ -272,22 +292,46 @@ class Watch:
                 if family.name.startswith(names.PREFIX):
                     for sample in family.samples:
                         totals[sample.name] += sample.value
+                        if sample.name == names.QUEUE_TASKS.name:
+                            self.most_queued = max(self.most_queued, sample.value)
         return totals
 
     async def written_bytes(self) -> int:
         """Bytes that Redis has received."""
         return int((await self._redis.info("stats"))["total_net_input_bytes"])
 
+    async def _published(self) -> None:
+        most = self.most_published
+        async for key in self._redis.scan_iter(b"*:worker:*"):
+            most["view_bytes"] = max(most["view_bytes"], await self._redis.strlen(key))
+        async for key in self._redis.scan_iter(b"*:queue:*"):
+            most["queue_changes"] = max(most["queue_changes"], await self._redis.hlen(key))
+
     def _memory(self) -> None:
-        for pid in _descendants(os.getpid()):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        for kind, pid in _processes():
+            with suppress(OSError, IndexError):  # it has just ended
                 size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-            except (OSError, IndexError):
-                continue  # it has just ended
+                self.most_bytes[kind] = max(self.most_bytes.get(kind, 0), size)
+
+
+def cpu_s() -> dict[str, float]:
+    """Kind of process -> seconds of CPU that all of them used."""
+    used = Counter[str]()
+    for kind, pid in _processes():
+        with suppress(OSError, IndexError):
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            used[kind] += sum(map(int, ticks)) / _TICKS_PER_S
+    return dict(used)
+
+
+def _processes() -> Iterator[tuple[str, int]]:
+    """The graph's processes with their kinds."""
+    for pid in _descendants(os.getpid()):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             kind = next((kind for kind, word in _PROCESSES.items() if word in words), None)
             if kind is not None and "serve" not in words:
-                self.most_bytes[kind] = max(self.most_bytes.get(kind, 0), size)
+                yield kind, pid
 
 
 def _descendants(pid: int) -> list[int]:
@@ -325,11 +369,12 @@ async def _loads(
 
 async def _load(url: str, watch: Watch, load: float, rate: float, options: argparse.Namespace) -> dict[str, Any]:
     clients, seconds = Clients(url, options.seed), 60.0 * options.minutes
-    watch.answer_s, watch.most_bytes = [], {}
+    watch.begin()
     before, bytes_before, used_s = await watch.metrics(), await watch.written_bytes(), time.process_time()
+    cpu_before_s = cpu_s()
     watching = asyncio.create_task(watch.run())
     seen = await clients.load(load * rate, seconds)
-    used_s = time.process_time() - used_s
+    used_s, cpu_after_s = time.process_time() - used_s, cpu_s()
     watching.cancel()
     after, bytes_after = await watch.metrics(), await watch.written_bytes()
     left = await _until_idle(watch)
@@ -352,6 +397,8 @@ async def _load(url: str, watch: Watch, load: float, rate: float, options: argpa
         "refused_with_time": seen.named / refused if refused else None,
         "given_up": seen.given_up,
         "left": seen.left,
+        "most_queued": watch.most_queued,
+        "most_published": watch.most_published,
         "prefills_dropped": added(names.PREFILLS_DROPPED.name),
         "redis_bytes_per_s": (bytes_after - bytes_before) / seconds,
         "metrics_p99_s": _quantile(watch.answer_s, 99),
@@ -362,6 +409,10 @@ async def _load(url: str, watch: Watch, load: float, rate: float, options: argpa
         "rounds_left_over": left,
         "clients_late_s": seen.late_s,
         "clients_cpu_share": used_s / seconds,
+        "cpu_shares": {
+            kind: (after_s - cpu_before_s.get(kind, 0.0)) / seconds for kind, after_s in cpu_after_s.items()
+        },
+        "machine_load": os.getloadavg()[1],
     }
 
 
@@ -384,8 +435,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     """A row for each load."""
     lines = [
         "| load | sessions/s | goodput (rounds/s) | accepted | P50 / P99 TTFT (s) | refused | with a time "
-        "| Redis (kB/s) | /metrics P99 / max (ms) | leases lost | left over |",
-        "| --- " * 11 + "|",
+        "| longest queue | largest view (kB) | Redis (kB/s) | /metrics P99 / max (ms) | leases lost | left over |",
+        "| --- " * 13 + "|",
     ]
     for row in results:
         named, p50_s, p99_s = row["refused_with_time"], row["ttft_p50_s"] or 0.0, row["ttft_p99_s"] or 0.0
@@ -397,6 +448,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             f"{p50_s:.2f} / {p99_s:.2f}",
             f"{row['refused_share']:.0%}",
             "-" if named is None else f"{named:.0%}",
+            f"{row['most_queued']:.0f}",
+            f"{row['most_published']['view_bytes'] / 1e3:.1f}",
             f"{row['redis_bytes_per_s'] / 1e3:.0f}",
             f"{1e3 * (row['metrics_p99_s'] or 0.0):.0f} / {1e3 * (row['metrics_longest_s'] or 0.0):.0f}",
             f"{row['leases_lost']:.0f}",

@@ -16,6 +16,10 @@ from router.model_card import ModelCard
 from router.policies import CoordinatorPolicies
 from router.settings import PROG, CoordinatorSettings
 
+_ACKNOWLEDGEMENT_VARIABLE, _ACKNOWLEDGEMENT_S = "DYN_TCP_REQUEST_TIMEOUT", "60"
+"""Seconds in which a worker must acknowledge a call. After Dynamo's 5 s a worker would count as lost that is only slow
+because of load. Its lease (`router.guard`) and its connections show whether a worker lives."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
@@ -29,6 +33,7 @@ def _run(argv: list[str]) -> int:
     policies = CoordinatorPolicies.of(settings)
 
     system.prepare(PROG)
+    os.environ.setdefault(_ACKNOWLEDGEMENT_VARIABLE, _ACKNOWLEDGEMENT_S)
 
     # Imported late, so that --help and mistakes do not wait for these.
     import uvloop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
@@ -34,6 +33,7 @@ from router.request import RoundRequest, parse_round
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun
+from router.rounds_in_progress import RoundsInProgress
 from router.served import Observer
 from router.services import RoundOptions, Services
 from router.session_control import SessionControl
@@ -65,7 +65,6 @@ class Coordinator:
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
         unnamed: rounds without a session.
-        running: rounds in progress here.
     """
 
     def __init__(
@@ -84,9 +83,7 @@ class Coordinator:
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.running = 0
+        self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock, model=policies.model)
@@ -98,7 +95,7 @@ class Coordinator:
             clock=clock,
         )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
-        self.gate = AdmissionGate(admission, self.view, lambda: self.running)
+        self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(self.view, store, placement, _session_limits(settings), SUSPECT_S, self.gate, clock),
@@ -112,6 +109,11 @@ class Coordinator:
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
+
+    @property
+    def running(self) -> int:
+        """Rounds in progress here."""
+        return len(self._rounds)
 
     @property
     def session_counts(self) -> SessionCounts:
@@ -134,17 +136,19 @@ class Coordinator:
         self._services.access.guard.start()
         self._services.access.ended.start()
         self._lease_probe.start()
+        self._rounds.start()
         if self.pools is not None:
             self.pools.start()
 
     async def drained(self) -> None:
         """Wait until no round is in progress here."""
-        await self._idle.wait()
+        await self._rounds.drained()
 
     async def stop(self, timeout_s: float = 2.0) -> None:
         """Finish the background work of rounds, as far as `timeout_s` allows, and disconnect."""
         if self.pools is not None:
             await self.pools.stop()
+        await self._rounds.stop()
         await self._background.finish(timeout_s)
         await self._services.access.guard.stop()
         await self._services.access.ended.stop()
@@ -158,8 +162,7 @@ class Coordinator:
             HttpError: with the status that the client gets.
         """
         trace = tracing.begin(context)
-        self.running += 1
-        self._idle.clear()
+        round_ = self._rounds.enter(context)
         try:
             wanted = parse_round(request, self._targets, self._vocabulary_size)
             del request  # its list of token ids is large
@@ -169,7 +172,8 @@ class Coordinator:
             if wanted.max_tokens == 0 and wanted.is_final:
                 yield await self._end_session(wanted)
                 return
-            async with aclosing(trace.follow(RoundRun(wanted, context, self._services).serve())) as chunks:
+            round_.chunks = trace.follow(RoundRun(wanted, context, self._services).serve())
+            async with aclosing(round_.chunks) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except RoundRefusedError as error:
@@ -184,9 +188,7 @@ class Coordinator:
             log.exception("a round failed in the coordinator")
             raise HttpError(500, trace.quoted(f"the coordinator failed: {error!r}")) from None
         finally:
-            self.running -= 1
-            if not self.running:
-                self._idle.set()
+            self._rounds.leave(round_)
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""
