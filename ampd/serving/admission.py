@@ -18,9 +18,9 @@ from ampd.policies.estimates import queued_in_passes_s
 from ampd.policies.expectations import ITL_SHARE
 from ampd.types import Slo, WorkerView
 
-MAX_ROUNDS = 0
-"""Most rounds in progress at one coordinator; the default of the live graph. It is off, because under ten times the
-load some rounds stayed in progress after their client had left (benchmarks/README.md), and would fill the bound."""
+MAX_ROUNDS = 1024
+"""Most rounds in progress at one coordinator; the default of the live graph. This many streams give far more tokens per
+second than one coordinator can pass on."""
 
 NEW_WAIT_SHARE = 0.25
 """Share of the longest wait that is left for the first round of a new session."""

@@ -67,6 +67,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_TCP_REQUEST_TIMEOUT",),
+        "Dynamo",
+        "Seconds in which a process must acknowledge a request (Dynamo's default is 5). Coordinators set it to 60 unless "
+        "it is set, because a worker's lease shows whether it lives.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_EVENT_PLANE",),
         "Dynamo",
         "How Dynamo's events travel; `zmq`, which needs no server. AMPD itself sends none.",

@@ -168,6 +168,24 @@ async def test_the_state_of_a_coordinator() -> None:
         await one.coordinator.stop()
 
 
+async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longer_in_progress() -> None:
+    """Dynamo 1.4 neither reads nor drops a handler whose client goes while the frontend is behind."""
+    one = await site(worker("d1"))
+    try:
+        context = Context()
+        stream = one.coordinator.generate(
+            {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": "s"}}, context
+        )
+        await anext(stream)
+        context.stop_generating()
+        await until(lambda: not one.total("ampd_rounds_in_progress"))
+        assert one.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
+        assert [chunk async for chunk in stream] == []
+        await asyncio.wait_for(one.coordinator.drained(), 1.0)
+    finally:
+        await one.coordinator.stop()
+
+
 async def test_rounds_in_progress_and_failures_by_status() -> None:
     one = await site(worker("d1"))
     try:
