@@ -69,8 +69,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_TCP_REQUEST_TIMEOUT",),
         "Dynamo",
-        "Seconds in which a process must acknowledge a request (Dynamo's default is 5). Coordinators set it to 60 unless "
-        "it is set, because a worker's lease shows whether it lives.",
+        "Seconds in which a process must acknowledge a request (Dynamo's default is 5). Coordinators set it to 60 "
+        "unless it is set, because a worker's lease shows whether it lives.",
         _DYNAMO,
     ),
     Variable(
