@@ -52,6 +52,8 @@ SIMULATIONS = {
     " --routing laps --ordering laps --pools laps --binding least-kv",
     "arrow": f"{_CODING} {_QWEN_H20} --prefill 2xTP2 --decode 2xTP2 --rate 0.3 --limit 30 --ttft 2 --itl 0.05"
     " --seed 15 --routing arrow --ordering fcfs --pools arrow --binding arrow",
+    "taichi": f"{_TAU} {_QWEN_H20} --mixed 2xTP2 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 16"
+    " --routing taichi --ordering fcfs --slicing taichi --binding taichi",
 }
 PLANS = {
     "plan tau 8": f"{_TAU} {_QWEN_H20} --gpus 8 --rate 3 --ttft 0.5 --itl 0.04 --limit 200",

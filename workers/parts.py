@@ -75,7 +75,7 @@ class WorkerParts:
         running = RunningRounds(clock)
         steps = StepLog(worker_id, RoundLog(settings.log_rounds))
         events = RoundEvents(steps, self.recorder, windows, self.changes, running, clock)
-        slicer = Slicer(slicing, model, engine, running, clock)
+        slicer = Slicer(slicing, model, engine, running, clock, self.role)
         reads = KvReads(engine, model, settings.kv_timeout_s)
         self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, slicer, reads, clock)
 

@@ -15,6 +15,7 @@ from ampd.tenant import tenant_of
 from ampd.types import PrefillTask
 from workers.engines.base import Engine, EngineOutput, EngineRequest
 from workers.prefill_queue import QueuePlace
+from workers.role import WorkerRole
 from workers.running_rounds import RunningRounds
 
 _GREEDY: dict[str, Any] = {"sampling_options": {"temperature": 0.0}}
@@ -50,9 +51,10 @@ class Slicer:
         engine: Engine,
         running: RunningRounds,
         clock: Callable[[], float],
+        role: WorkerRole,
     ) -> None:
         info = engine.info
-        self._slices = Slices(policy, model, info.parallelism, info.page_size_tokens)
+        self._slices = Slices(policy, model, info.parallelism, info.page_size_tokens, lambda: role.role)
         self._engine = engine
         self._running = running
         self._clock = clock

@@ -133,12 +133,13 @@ class SlicingSituation(Situation):
     Attributes:
         task: what is left of the prefill. Slices that are done count as history.
         running: the rounds that decode on the worker; may be empty.
-        parallelism: of the worker.
+        parallelism, role: of the worker.
     """
 
     task: PrefillTask
     running: Sequence[RunningRound]
     parallelism: Parallelism
+    role: Role = Role.DECODE
 
 
 @dataclass(frozen=True, slots=True)

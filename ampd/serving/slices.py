@@ -6,14 +6,14 @@ among all waiting prefills. The last part is the round's own call of the engine,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.passes import as_one
 from ampd.serving.picker import SHORTEST_WAIT_S
-from ampd.types import Parallelism, PrefillTask, RunningRound
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,25 @@ _LOOK_UP = LookUp()
 
 
 class Slices:
-    """Decides the next step of prefills on one worker. It keeps no state between two steps."""
+    """Decides the next step of prefills on one worker. It keeps no state between two steps.
+
+    Args:
+        role: the role that the worker has now.
+    """
 
     def __init__(
-        self, policy: SlicingPolicy, model: PerformanceModel, parallelism: Parallelism, page_tokens: int
+        self,
+        policy: SlicingPolicy,
+        model: PerformanceModel,
+        parallelism: Parallelism,
+        page_tokens: int,
+        role: Callable[[], Role],
     ) -> None:
         self._policy = policy
         self._model = model
         self._parallelism = parallelism
         self._page_tokens = page_tokens
+        self._role = role
 
     def next(
         self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float, *, is_exact: bool
@@ -72,7 +82,14 @@ class Slices:
     def _step(self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float) -> SliceStep:
         task = tasks[0] if len(tasks) == 1 else as_one(tasks)
         chosen = self._policy.slice(
-            SlicingSituation(model=self._model, now_s=now_s, task=task, running=running, parallelism=self._parallelism)
+            SlicingSituation(
+                model=self._model,
+                now_s=now_s,
+                task=task,
+                running=running,
+                parallelism=self._parallelism,
+                role=self._role(),
+            )
         )
         if isinstance(chosen, Wait):
             # A shorter wait could leave the time where it is, and the policy would be asked for ever.

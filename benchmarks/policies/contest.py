@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -15,6 +15,7 @@ from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.wrong_model import WrongModel
+from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
@@ -35,6 +36,7 @@ class Contestant:
 
     Attributes:
         is_fitted: its routing is a table that is fitted for every setting.
+        are_mixed: the setting's prefill workers are mixed workers.
     """
 
     label: str
@@ -45,6 +47,7 @@ class Contestant:
     binding: str = "least-kv"
     is_colocated: bool = False
     is_fitted: bool = False
+    are_mixed: bool = False
 
     def policies(self, table: str | None = None) -> Policies:
         """The policy objects; `table`: the file of a fitted one."""
@@ -61,7 +64,14 @@ class Contestant:
     def spec(self) -> str:
         """All that it is made of, whatever it is called."""
         parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
-        return "/".join(parts) + ("/co-located" if self.is_colocated else "") + ("/fitted" if self.is_fitted else "")
+        parts += ["co-located"] * self.is_colocated + ["fitted"] * self.is_fitted + ["mixed"] * self.are_mixed
+        return "/".join(parts)
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """The setting's cluster as it uses it."""
+        if self.is_colocated:
+            return cluster.colocated()
+        return replace(cluster, prefill=(), mixed=cluster.prefill) if self.are_mixed else cluster
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ def run(
     sessions = rearranged(setting.sessions(rate, seed), condition.arrivals, rate, seed)
     return sessions, simulate(
         sessions,
-        cluster.colocated() if contestant.is_colocated else cluster,
+        contestant.cluster(cluster),
         model,
         contestant.policies(table),
         setting.slo,

@@ -70,7 +70,9 @@ class SimulatedWorker:
             prefetch=options.prefetch,
             on_change=self.changed,
         )
-        self.slices = Slices(world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens)
+        self.slices = Slices(
+            world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens, lambda: self.role
+        )
         self.batch_waits = BatchWaits(world.loop)
         self._view: tuple[WorkerView, float] | None = None
 

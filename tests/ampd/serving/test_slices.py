@@ -10,7 +10,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.serving.slices import ComputeTo, LookUp, Rest, Slices, SliceStep, left_after, with_held
-from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound, Slo
 
 MODEL = load_performance_model("tiny-cpu")
 BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
@@ -38,7 +38,9 @@ def step(
     answer: Slice, *tasks: PrefillTask, beside: list[RunningRound] | None = None, is_exact: bool = True
 ) -> SliceStep:
     running = BATCH if beside is None else beside
-    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE).next(tasks, running, 1.0, is_exact=is_exact)
+    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE, lambda: Role.DECODE).next(
+        tasks, running, 1.0, is_exact=is_exact
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,14 @@ def test_a_pass_of_several_is_not_cut_but_may_wait() -> None:
 
 def test_the_policy_sees_a_pass_as_one_prefill() -> None:
     policy = Fixed(Compute(1))
-    Slices(policy, MODEL, Parallelism(2), PAGE).next(
+    Slices(policy, MODEL, Parallelism(2), PAGE, lambda: Role.MIXED).next(
         [task(160, 100, "a"), task(0, 300, "b")], BATCH, 7.0, is_exact=True
     )
     seen = policy.situation
     assert seen is not None
     assert (seen.task.hist_tokens, seen.task.incr_tokens) == (160 * 100 // 400, 400)
     assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
+    assert seen.role is Role.MIXED
 
 
 @given(
@@ -113,7 +116,7 @@ def test_slices_end_and_each_begins_where_the_last_one_ended(
     left = with_held(task(known, prompt - known), held, page)
     assert left.hist_tokens % page == 0
     assert left.hist_tokens <= held
-    slices = Slices(Fixed(Compute(tokens)), MODEL, Parallelism(), page)
+    slices = Slices(Fixed(Compute(tokens)), MODEL, Parallelism(), page, lambda: Role.DECODE)
     while isinstance(chosen := slices.next([left], BATCH, 0.0, is_exact=True), ComputeTo):
         assert left.hist_tokens < chosen.end_tokens < prompt
         assert chosen.end_tokens % page == 0
