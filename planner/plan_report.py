@@ -8,7 +8,7 @@ from typing import Any
 
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
-from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, svg
+from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, legend_above, svg
 from planner.layout.formulation import Capacities
 from planner.layout.search import Plan
 from workloads.results import local_share
@@ -43,7 +43,9 @@ def write_report(path: Path, result: dict[str, Any], plan: Plan) -> None:
     lead = (
         f"{result['trace']} at {result['rate']:g} sessions/s on {result['gpus']} GPUs; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
-        f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s."
+        f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
+        "All figures are predictions of the performance model; `rounds attained` is the share of simulated rounds that "
+        "meet both targets."
     )
     write_page(path, "Plan", lead, sections)
 
@@ -75,4 +77,4 @@ def _curves(axes: Any, capacities: Capacities, phase: str) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("P95 / target")
     axes.set_ylabel("sessions per second and GPU")
-    axes.legend(frameon=False, fontsize=8)
+    legend_above(axes)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ampd.policies.naming import parse_named
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, svg
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, legend_above, svg
 from ampd.types import Slo
 from planner.combination import Combination
 from planner.simulator.outcome import SimulationRun
@@ -61,9 +62,18 @@ def write_report(
     model = whole["performance_model"]
     lead = (
         f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
-        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured."
+        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured: "
+        "a round is attained if the performance model predicts its first token and the mean gap of the others within "
+        f"the targets.{_NOTE if any(_is_papers(combination) for combination in combinations) else ''}"
     )
     write_page(path, "Simulation", lead, sections)
+
+
+_NOTE = " The policy `ampd` is Algorithm 1 of the AMPD paper, and not this system with its default policies."
+
+
+def _is_papers(combination: Combination) -> bool:
+    return "ampd" in (parse_named(combination.routing)[0], parse_named(combination.ordering)[0])
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
@@ -114,7 +124,7 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
     axes.set_ylabel("share that meets both targets")
-    axes.legend(frameon=False, fontsize=8)
+    legend_above(axes, columns=2)
 
 
 def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
@@ -155,4 +165,4 @@ def _workers(axes: Any, run: SimulationRun) -> None:
     axes.set_xlabel("virtual seconds")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
+    legend_above(axes)

@@ -10,11 +10,15 @@ from typing import Any
 
 from ampd.reports.figures import format_bytes, format_ms, format_share
 from ampd.reports.page import template_environment, write_html
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, svg
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, svg
 from ampd.types import Slo
+from workloads.missed_rounds import MissedRound, missed_rounds
 from workloads.results import RoundRecord
 
 _COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
+_MISSED = "#c62f3c"
+_MOST_MISSED = 200
+"""Missed rounds that the report lists; the result's JSON file has the others."""
 _LATENCIES = {
     "ttft_s": "TTFT",
     "ttft_initial_s": "TTFT, initial prefill",
@@ -34,7 +38,8 @@ def write_report(path: Path, result: Mapping[str, Any], records: Sequence[RoundR
 
 
 def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> str:
-    slo = result["slo"]
+    slo = Slo(result["slo"]["ttft"], result["slo"]["itl"]) if result["slo"] else None
+    missed = missed_rounds(records, slo) if slo else []
     environment = template_environment("workloads")
     environment.filters |= {"ms": format_ms, "share": format_share, "bytes": format_bytes}
     routes = result["routes"]
@@ -43,7 +48,9 @@ def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> 
         result=result,
         settings=result.get("settings", {}),
         latencies={label: result[key] for key, label in _LATENCIES.items()},
-        plots=_plots(records, Slo(slo["ttft"], slo["itl"]) if slo else None),
+        plots=_plots(records, slo, missed),
+        missed=missed[:_MOST_MISSED],
+        missed_in_all=len(missed),
         colours=_COLOURS,
         routed=sum(routes.values()),
         reasons=[(route, reason, count) for (route, reason), count in reasons.most_common()],
@@ -51,7 +58,7 @@ def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> 
     )
 
 
-def _plots(records: Sequence[RoundRecord], slo: Slo | None) -> list[tuple[str, str]]:
+def _plots(records: Sequence[RoundRecord], slo: Slo | None, missed: Sequence[MissedRound]) -> list[tuple[str, str]]:
     """(title, SVG) of every plot; none without records."""
     if not records:
         return []
@@ -68,12 +75,15 @@ def _plots(records: Sequence[RoundRecord], slo: Slo | None) -> list[tuple[str, s
     return [
         ("Time to first token", svg(ttft, HALF_CARD)),
         ("Inter-token latency", svg(itl, HALF_CARD)),
-        ("Rounds over time", svg(partial(_timeline, records=records), size)),
+        ("Rounds over time", svg(partial(_timeline, records=records, missed=missed), size)),
     ]
 
 
-def _timeline(axes: Any, records: Sequence[RoundRecord]) -> None:
-    """One line per session; a pale bar is the prefill (until the first token), a full bar the decode."""
+def _timeline(axes: Any, records: Sequence[RoundRecord], missed: Sequence[MissedRound]) -> None:
+    """One line per session; a pale bar is the prefill (until the first token), a full bar the decode.
+
+    A triangle marks when a round missed a target.
+    """
     in_order = sorted(records, key=lambda record: record.sent_s)
     lanes = {name: lane for lane, name in enumerate(dict.fromkeys(record.session_id for record in in_order))}
     shown: set[str] = set()
@@ -94,9 +104,13 @@ def _timeline(axes: Any, records: Sequence[RoundRecord]) -> None:
             color=colour,
             label=label,
         )
+    if missed:
+        at_s, rows = [round.at_s for round in missed], [lanes[round.session_id] for round in missed]
+        axes.plot(at_s, rows, "v", color=_MISSED, markersize=6, label="missed a target", linestyle="none")
+        shown.add("missed")
     axes.set_xlabel("seconds since the start of the run")
     axes.set_ylabel("session")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     if shown:
-        axes.legend(frameon=False, loc="upper center", ncols=4, bbox_to_anchor=(0.5, 1.12 if len(lanes) < 20 else 1.06))
+        legend_above(axes, columns=5)

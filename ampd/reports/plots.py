@@ -16,6 +16,9 @@ HALF_CARD = (5.2, 3.0)
 """Size in inches of a plot that fills half the width of a report."""
 FULL_CARD_WIDTH = 10.8
 TARGET_COLOUR = "#3a3f4b"
+_INK, _GRID, _AXES = "#1c2231", "#e6e9ef", "#9aa3b2"
+_THEMED = {_INK: "currentColor", TARGET_COLOUR: "currentColor", _GRID: "var(--line)", _AXES: "var(--soft)"}
+"""Colours that follow the page, which may be light or dark."""
 
 _PALETTE = ("#2f6fde", "#e07b39", "#1f9d78", "#7b4fc9", "#c62f3c", "#8a6d1d", "#3aa6c4", "#5d687c")
 _STYLE = {
@@ -26,8 +29,9 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e6e9ef",
-    "axes.edgecolor": "#9aa3b2",
+    "grid.color": _GRID,
+    "axes.edgecolor": _AXES,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "axes.axisbelow": True,
 }
 _MS = 1e3
@@ -47,7 +51,19 @@ def svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     # Only the element: no XML header, and no reference to the outside.
     text = out.getvalue()
-    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for colour, themed in _THEMED.items():
+        text = text.replace(colour, themed)
+    return text
+
+
+def legend_above(axes: Any, columns: int = 4) -> None:
+    """The legend above the axes, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles, labels, frameon=False, fontsize=8, ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.0)
+        )
 
 
 def draw_cdf(axes: Any, series: Mapping[str, tuple[Sequence[float], str]], target_s: float | None, label: str) -> None:
@@ -62,8 +78,9 @@ def draw_cdf(axes: Any, series: Mapping[str, tuple[Sequence[float], str]], targe
     values = [value for values_s, _ in series.values() for value in values_s if value > 0]
     if values and max(values) > 20 * np.median(values):
         axes.set_xscale("log")
+        # Tokens of one chunk have gaps near zero, which would take half of the width.
+        axes.set_xlim(left=float(np.quantile(values, 0.02)) * _MS / 2)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(label)
     axes.set_ylabel("share")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="lower right")
+    legend_above(axes, columns=3)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.reports.page import Section, write_page
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, svg
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, legend_above, svg
 from benchmarks.policies.contest import IN_TIME, PATIENCE, TARGET, Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
 from benchmarks.policies.intervals import geometric_mean
@@ -41,9 +41,14 @@ def write_plots(path: Path, standings: Standings, groups: Groups) -> None:
     lead = (
         f"Simulated, not measured. Goodput: the highest session rate at which {TARGET:.0%} of the rounds (or sessions) "
         f"meet their TTFT and ITL targets; sustained: and {IN_TIME:.0%} of the sessions end within {PATIENCE:g} times "
-        f"the time that they would take with every round just at its targets. Up to {standings.seeds} seeds."
+        f"the time that they would take with every round just at its targets. {_seeds(standings.seeds)}. "
+        "`ours` is AMPD with its default policies; `ampd` is Algorithm 1 of the paper."
     )
     write_page(path, "Policies compared", lead, sections)
+
+
+def _seeds(most: int) -> str:
+    return "One seed" if most == 1 else f"Up to {most} seeds"
 
 
 def relative(standings: Standings, settings: Sequence[Setting], contestant: Contestant, criterion: str) -> float | None:
@@ -110,5 +115,4 @@ def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], cr
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
     axes.set_ylabel(f"{criterion} attained")
-    if lines:
-        axes.legend(frameon=False, loc="lower left", fontsize=7)
+    legend_above(axes, columns=3)

@@ -46,6 +46,38 @@ def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
     assert ("42.9%" in page) is (slo is not None)  # 3 of 7 rounds
 
 
+def test_missed_rounds_are_listed_and_marked() -> None:
+    records = _records("remote")
+    planned = {"s0": 2, "s1": 2, "s2": 2, "<bad>": 1}
+    page = render_report(summarise(records, planned, SLO, 4.0), records)
+    assert "Rounds that missed a target (4)" in page
+    assert "TTFT 120 ms of 110 ms" in page
+    assert "remote (cheapest)" in page
+    assert page.count("missed a target</text>") == 1  # in the legend of the timeline
+    assert "42.9% of the rounds had their first token within 110 ms" in page
+    without = render_report(summarise(records, planned, None, 4.0), records)
+    assert "missed a target</text>" not in without
+    assert "Rounds that missed" not in without
+
+
+def test_a_long_list_is_cut_with_a_note() -> None:
+    records = [RoundRecord(f"s{number}", 0, number, 0, 5, 3, 1.0, [0.01], 1.1) for number in range(250)]
+    page = render_report(summarise(records, {}, SLO, 250.0), records)
+    assert page.count("TTFT 1,000 ms of 110 ms") == 200
+    assert "50 later ones are not listed" in page
+
+
+def test_a_page_can_be_dark_and_printed() -> None:
+    records = _records("local")
+    page = render_report(summarise(records, {}, SLO, 4.0), records)
+    assert "prefers-color-scheme: dark" in page
+    assert "print-color-adjust: exact" in page
+    drawn = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "currentColor" in drawn
+    for colour in ("#000000", "#1c2231", "#3a3f4b", "#e6e9ef"):
+        assert colour not in drawn
+
+
 def test_a_run_without_rounds_still_renders() -> None:
     page = render_report(summarise([], {}, Slo(1, 1), 0.0), [])
     assert "0 sessions" in page
