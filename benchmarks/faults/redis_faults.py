@@ -114,8 +114,8 @@ async def _fail_to_save(scene: Scene) -> None:
     async with _admin(scene) as client:
         await client.execute_command("CONFIG", "SET", "save", "1 1")
         scene.graph.redis.block_dump()
-        await client.execute_command("SET", _DUMPED_KEYS[0], "x", "EX", "120")
-        with suppress(ResponseError):  # one has begun by itself
+        with suppress(ResponseError):  # Redis saves already, or an earlier failure counts again
+            await client.execute_command("SET", _DUMPED_KEYS[0], "x", "EX", "120")
             await client.execute_command("BGSAVE")
 
 

@@ -159,15 +159,14 @@ class Graph:
             self.namespace,
             "--state-url",
             self.redis_url,
-            "--lease-s",
-            "2",
             "--perf",
             str(perf),
         ]
+        lease = [] if "--lease-s" in flags else ["--lease-s", "2"]
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path()), "--eos-every-tokens", "0"]
         # Whole: a slice of a prompt that hangs would be too short to hang.
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
-        return self._start(role, module, *engine, *shared, *whole, *flags)
+        return self._start(role, module, *engine, *shared, *lease, *whole, *flags)
 
     async def new_worker(
         self, role: str, perf: Path, *flags: str, module: str = "tests.harness.scripted_worker"

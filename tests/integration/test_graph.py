@@ -41,14 +41,16 @@ async def empty(graph: Graph) -> AsyncIterator[dict[str, Any]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def remote(graph: Graph, empty: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
-    """Routed `always-remote`, over one prefill and two decode workers."""
+    """Routed `always-remote`, over one prefill and two decode workers.
+
+    No worker is lost here. A long lease keeps the sessions where they are, however busy the machine is.
+    """
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
-    graph.start_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-    for _ in range(2):
-        graph.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    for role in ("prefill", "decode", "decode"):
+        graph.start_worker(role, perf, "--max-context-tokens", str(LIMIT_TOKENS), "--lease-s", "60")
     await graph.until_workers(3)
     await graph.until_answers([empty["coordinator"]])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=120) as client:
         yield client
 
 

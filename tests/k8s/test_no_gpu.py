@@ -74,10 +74,14 @@ def ask(url: str, session: str) -> Any:
 
 
 def stream(url: str, tokens: int, begun: Event) -> int:
-    """A streamed round; says when it has begun, and returns how many tokens it brought."""
+    """A streamed round; returns how many tokens it brought.
+
+    `begun` is set with the second output: the first one may come from a prefill worker, before a decode worker has the
+    round. A decode worker that ends takes no new one.
+    """
     body = {"model": "tiny", "prompt": "Count on.", "max_tokens": tokens, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    usage = 0
+    usage = outputs = 0
     with httpx.Client(base_url=url, timeout=60) as client, client.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
@@ -86,5 +90,7 @@ def stream(url: str, tokens: int, begun: Event) -> int:
                 assert "error" not in chunk, chunk
                 if chunk.get("usage"):
                     usage = chunk["usage"]["completion_tokens"]
-                begun.set()
+                outputs += any(choice["text"] for choice in chunk["choices"])
+                if outputs > 1:
+                    begun.set()
     return usage
