@@ -26,12 +26,15 @@ class Presence:
 
     Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
     coordinator that ends does not come back.
+
+    Attributes:
+        is_leaving: whether a signal has come.
     """
 
     def __init__(self, endpoint: Any, is_ready: Callable[[], bool]) -> None:
         self._endpoint = endpoint
         self._is_ready = is_ready
-        self._is_leaving = False
+        self.is_leaving = False
         self._is_present = False
         self._client: Any = None
         self._task = SupervisedTask("presence", self._run)
@@ -40,9 +43,9 @@ class Presence:
         """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
         if not self._is_ready():
             log.info("no live decode worker yet: not in discovery until there is one")
-        while not self._is_leaving and not self._is_ready():  # noqa: ASYNC110
+        while not self.is_leaving and not self._is_ready():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        return not self._is_leaving
+        return not self.is_leaving
 
     def start(self) -> None:
         """Begin once the event loop runs; the endpoint may be served later."""
@@ -54,7 +57,7 @@ class Presence:
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery for good."""
-        self._is_leaving = True
+        self.is_leaving = True
         if not self._task.is_running:
             return  # it never entered
         await self.stop()

@@ -9,7 +9,7 @@ from typing import Any
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd.call_signatures import Signer, read_secrets
-from ampd.errors import UserError
+from ampd.errors import RunError, UserError
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.telemetry.metrics import system
@@ -83,7 +83,11 @@ class CoordinatorProcess:
         self._expose(recorder, CoordinatorReader(coordinator, settings, store))
 
     async def run(self) -> None:
-        """Serve until a signal comes."""
+        """Serve until a signal comes.
+
+        Raises:
+            RunError: Dynamo ended before that.
+        """
         install_signal_handlers(
             asyncio.get_running_loop(),
             self._runtime,
@@ -97,6 +101,11 @@ class CoordinatorProcess:
                 await self._register()
                 self._presence.start()
                 await self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
+                if not self._presence.is_leaving:
+                    raise RunError(
+                        f"{PROG}: Dynamo ended without a signal; its lines above say why (a watch that ended: the "
+                        "machine is out of inotify instances, see fs.inotify.max_user_instances)"
+                    )
         finally:
             await self._presence.stop()
             await self._publisher.stop()

@@ -28,6 +28,7 @@ from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
 from tests.harness.fork_server import ForkServer
+from tests.waiting import until
 
 MODEL = "tiny"
 PRELOADED = (
@@ -240,9 +241,17 @@ class Graph:
 
     async def until_registered(self, number: int) -> None:
         """Wait until so many coordinators are in Dynamo's discovery."""
-        async with asyncio.timeout(30):
-            while len(list(self.folder.glob("discovery/v1/instances/*%2Fcoordinator%2F*"))) != number:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        pattern = "discovery/v1/instances/*%2Fcoordinator%2F*"
+        found: list[str] = []
+
+        def are_there() -> bool:
+            found[:] = [path.name for path in self.folder.glob(pattern)]
+            return len(found) == number
+
+        try:
+            await until(are_there, timeout_s=30, poll_s=0.05)
+        except TimeoutError:
+            raise AssertionError(f"not {number} coordinators: {found}; ended: {self.supervisor.ended()}") from None
 
     async def until_answers(self, coordinators: list[str], statuses: tuple[int, ...] = (200,)) -> None:
         """Wait until the frontend serves the model, through all the coordinators."""
