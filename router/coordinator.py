@@ -91,7 +91,7 @@ class Coordinator:
         ended = EndedSessions(
             store,
             lambda worker_id, session_id: release_session(calls, worker_id, session_id, CALL_TIMEOUT_S),
-            lambda worker_id: self.view.worker(worker_id) is not None,
+            self.view.workers,
             clock=clock,
         )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)

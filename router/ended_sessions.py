@@ -1,14 +1,19 @@
-"""Sessions that ended while the shared state or one of their workers did not answer: the rest of their end follows."""
+"""Sessions that ended while the shared state or one of their workers did not answer: the rest of their end follows.
+
+A worker that is silent for a while is in no view. When it comes back, it still holds the KV of sessions that were moved
+away from it and have ended since.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.supervised_task import SupervisedTask
+from ampd.types import WorkerView
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
 RETRY_S = 1.0
@@ -31,24 +36,26 @@ class EndedSessions:
 
     Args:
         release: may raise `WorkerLostError` and `WorkerRefusedError`.
-        is_alive: whether a worker can be called; others are left alone.
+        workers: those that can be called now; others are left alone.
     """
 
     def __init__(
         self,
         store: StateStore,
         release: Release,
-        is_alive: Callable[[str], bool],
+        workers: Callable[[], Iterable[WorkerView]],
         retry_s: float = RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._release = release
-        self._is_alive = is_alive
+        self._workers = workers
         self._retry_s = retry_s
         self._clock = clock
         self._tenants: OrderedDict[str, str] = OrderedDict()
         self._holders: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        self._present: set[str] = set()
         self._has_some = asyncio.Event()
         self._task = SupervisedTask("ended-sessions", self._run)
 
@@ -77,8 +84,19 @@ class EndedSessions:
             self._holders.popitem(last=False)
         self._has_some.set()
 
+    def ended(self, session_id: str) -> None:
+        """A session ends: workers that are not there now release it when they come back."""
+        present = {view.worker_id for view in self._workers()}
+        self._present = self._present & present if self._ended else present
+        self._ended[session_id] = self._clock() + WORKER_RETURNS_S
+        self._ended.move_to_end(session_id)
+        if len(self._ended) > _MOST:
+            self._ended.popitem(last=False)
+        self._has_some.set()
+
     def begins(self, session_id: str) -> None:
         """A round of the session begins, so that it lives."""
+        self._ended.pop(session_id, None)
         self._tenants.pop(session_id, None)
         self._holders.pop(session_id, None)
 
@@ -87,8 +105,9 @@ class EndedSessions:
             await self._has_some.wait()
             await asyncio.sleep(self._retry_s)
             await self._delete_bindings()
+            self._find_returned()
             await self._release_kv()
-            if not len(self):
+            if not len(self) and not self._ended:
                 self._has_some.clear()
 
     async def _delete_bindings(self) -> None:
@@ -99,6 +118,16 @@ class EndedSessions:
             except StateUnavailableError:
                 return
             self._tenants.pop(session_id, None)
+
+    def _find_returned(self) -> None:
+        """Note the ended sessions of workers that have come, or come back, since the last time."""
+        while self._ended and next(iter(self._ended.values())) <= self._clock():
+            self._ended.popitem(last=False)
+        views = {view.worker_id: view for view in self._workers()}
+        for worker_id in views.keys() - self._present:
+            for session_id in views[worker_id].held_tokens.keys() & self._ended.keys():
+                self.still_held(session_id, worker_id)
+        self._present = set(views)
 
     async def _release_kv(self) -> None:
         for session_id, workers in list(self._holders.items()):
@@ -111,7 +140,7 @@ class EndedSessions:
                 del self._holders[session_id]
 
     async def _is_released(self, session_id: str, worker_id: str) -> bool:
-        if not self._is_alive(worker_id):
+        if worker_id not in self._present:
             return False
         try:
             await self._release(worker_id, session_id)

@@ -72,6 +72,7 @@ class WorkerAccess:
             bound = None
             self.ended.still_bound(session_id, tenant)
             log.warning("session %r stays bound until the shared state is back: %s", session_id, error)
+        self.ended.ended(session_id)
         workers = used | {view.worker_id for view in self.view.workers() if session_id in view.held_tokens}
         if bound is not None:
             workers.add(bound.worker_id)

@@ -1,4 +1,8 @@
-"""Whether a figure of a process grows: a robust slope over the second half of a soak, against a stated bound."""
+"""Whether a figure of a process grows: a robust slope over the second half of a soak, against a stated bound.
+
+The load moves most figures up and down. A leak lifts what is left when the load is low. Therefore the slope is that of
+the lowest values: the half is divided into `WINDOWS` equal parts, and each gives its minimum.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from statistics import median
 Point = tuple[float, float]
 """Seconds since the start, value."""
 
+WINDOWS = 15
 _MIB = 1 << 20
 _LEAST_POINTS = 4
 
@@ -48,7 +53,7 @@ class Trend:
 
     Attributes:
         typical, most: median and maximum.
-        growth: slope times the length of the half. bound: the largest growth that counts as flat; None: not judged.
+        growth: slope of the lowest values times the length of the half. bound: the largest growth that counts as flat; None: not judged.
     """
 
     process: str
@@ -72,6 +77,17 @@ def slope(points: Sequence[Point]) -> float:
     )
 
 
+def lowest(points: Sequence[Point], start_s: float, end_s: float) -> list[Point]:
+    """The point with the lowest value of each window between `start_s` and `end_s`."""
+    window_s = (end_s - start_s) / WINDOWS
+    found: dict[int, Point] = {}
+    for point in points:
+        window = int((point[0] - start_s) / window_s)
+        if window not in found or point[1] < found[window][1]:
+            found[window] = point
+    return list(found.values())
+
+
 def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, end_s: float) -> list[Trend]:
     """Of all figures of the processes that lived through the whole second half.
 
@@ -88,7 +104,7 @@ def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, en
             continue
         values = [value for _, value in second]
         typical = median(values)
-        growth = slope(second) * (end_s - half_s)
+        growth = slope(lowest(second, half_s, end_s)) * (end_s - half_s)
         bound = bound_of(figure)
         found.append(Trend(process, figure, typical, max(values), growth, bound.of(typical) if bound else None))
     return found

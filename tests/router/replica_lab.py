@@ -156,7 +156,7 @@ class Replica:
         self.ended = EndedSessions(
             self.store,
             lambda worker_id, session_id: release_session(self.workers, worker_id, session_id, 1.0),
-            lambda worker_id: self.view.worker(worker_id) is not None,
+            self.view.workers,
             retry_s=0.01,
         )
         self.in_progress = 1

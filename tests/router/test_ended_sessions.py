@@ -89,3 +89,32 @@ async def test_a_worker_that_does_not_come_back_is_forgotten(monkeypatch: pytest
         replica.ended.still_held("s", "p9")
         await until(lambda: not len(replica.ended))
         assert replica.workers.asked(RELEASE) == []
+
+
+async def test_a_worker_that_was_away_when_a_session_ended_releases_it_when_it_is_back() -> None:
+    holding = worker("p1", Role.PREFILL, held_tokens={KEY: 64, "another": 32})
+    async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
+        await replica.round()
+        await replica.store.remove_worker("p1")
+        await until(lambda: replica.view.worker("p1") is None)
+        await replica.round(agent_context=FINAL)
+        assert "p1" not in replica.workers.asked(RELEASE)
+        await replica.store.publish_worker(holding, 60.0)
+        await until(lambda: "p1" in replica.workers.asked(RELEASE))
+        await until(lambda: not len(replica.ended))
+        released = [
+            request["session_id"] for name, at, request in replica.workers.calls if (name, at) == (RELEASE, "p1")
+        ]
+        assert released == [KEY]
+
+
+async def test_a_session_that_lives_again_stays_on_a_worker_that_comes_back() -> None:
+    async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
+        await replica.round()
+        await replica.store.remove_worker("p1")
+        await replica.round(agent_context=FINAL)
+        await replica.round()
+        await replica.store.publish_worker(worker("p1", Role.PREFILL, held_tokens={KEY: 64}), 60.0)
+        await until(lambda: replica.view.worker("p1") is not None)
+        replica.ended._find_returned()
+        assert len(replica.ended) == 0
