@@ -53,7 +53,8 @@ class Trend:
 
     Attributes:
         typical, most: median and maximum.
-        growth: slope of the lowest values times the length of the half. bound: the largest growth that counts as flat; None: not judged.
+        growth: slope of the lowest values times the length of the half.
+        bound: the largest growth that counts as flat; None: not judged.
     """
 
     process: str
