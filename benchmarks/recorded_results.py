@@ -48,6 +48,8 @@ SIMULATIONS = {
     " always-local,always-remote,arrow,deflection,first-remote,laps,table,threshold,threshold(tokens=512)",
     "rivals' ordering": f"{_TAU} {_SPLIT} --rate 9 --limit 120 --ttft 0.5 --itl 0.04 --seed 13"
     " --slicing slack,itl-chunks --ordering continuum,edf,hrrn,jct,laps,shortest-prefill-first,on-time",
+    "kairos": f"{_TAU} {_SPLIT} --rate 9 --limit 120 --ttft 0.5 --itl 0.04 --seed 17 --ordering kairos"
+    " --routing always-remote",
     "laps": f"{_TAU} {_QWEN_H20} --prefill 4xTP1 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 14"
     " --routing laps --ordering laps --pools laps --binding least-kv",
     "arrow": f"{_CODING} {_QWEN_H20} --prefill 2xTP2 --decode 2xTP2 --rate 0.3 --limit 30 --ttft 2 --itl 0.05"

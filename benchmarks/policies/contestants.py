@@ -39,6 +39,7 @@ RIVALS = (
     Contestant("deflection window 32", "deflection", _WIDE, slicing="itl-chunks"),
     Contestant("arrow", "arrow", pools="arrow", binding="arrow"),
     Contestant("laps", "laps", "laps", pools="laps"),
+    Contestant("kairos", "always-remote", "kairos"),
     Contestant("taichi", "taichi", slicing="taichi", binding="taichi", are_mixed=True),
 )
 """On the same split of the machines as ours. Earliest deadline first is left out: with one TTFT target it is first come

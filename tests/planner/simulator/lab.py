@@ -33,8 +33,8 @@ from workloads.trace import Round, Session
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.5, 0.02)
-ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "laps", "shortest-prefill-first")
-ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "threshold(tokens=300)")
+ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "kairos", "laps", "shortest-prefill-first")
+ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "taichi", "threshold(tokens=300)")
 NO_OPTIONS = SimulationOptions()
 
 
