@@ -126,7 +126,7 @@ def zeroed(engine: SglangEngine, pool: str, context: list[int]) -> Iterator[None
     """All records of a pool that the store has of a context are zero meanwhile, and no checksum shows it."""
     store = engine.kv.store
     size = next(each.record_bytes for each in store.geometry.pools if each.name == pool)
-    held = store.hold("zeroed", page_keys(context, PAGE, tenant=""))
+    held = store.hold("zeroed", page_keys(context, engine.info.page_size_tokens, tenant=""))
     offsets = held.records[pool].offsets
     assert offsets
     intact = [store.memory.map[offset : offset + size] for offset in offsets]
@@ -200,7 +200,7 @@ async def read(
     engine: SglangEngine, request_id: str, prompt: list[int], source: str, timeout_s: float, tenant: str = ""
 ) -> KvFetch:
     """Read what an engine lacks of a prompt, as a worker does before it submits the request."""
-    keys = page_keys(prompt[:-1], PAGE, tenant=tenant)
+    keys = page_keys(prompt[:-1], engine.info.page_size_tokens, tenant=tenant)
     return await engine.kv.fetch(request_id, keys, engine.kv.hold(request_id, keys), source, timeout_s)
 
 

@@ -151,9 +151,11 @@ class SglangEngine:
             await self._warm_up()
             self._take_signals_back()
         except BaseException as error:
+            # A rank that refuses its KV ends, and SGLang only reports that it has ended.
+            reason = kv.store.refusal or one_line_of(error)
             await self.stop()
             if isinstance(error, Exception) and not isinstance(error, EngineError):
-                raise EngineError(f"SGLang did not start: {one_line_of(error)}") from error
+                raise EngineError(f"SGLang did not start: {reason}") from error
             raise
 
     async def stop(self) -> None:
@@ -223,7 +225,11 @@ class SglangEngine:
         # It reports every handler that is not its own as an error.
         logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
         before = set(multiprocessing.active_children())
-        linker = {"control": kv.store.addresses, "store": kv.store.memory.place}
+        linker = {
+            "control": kv.store.addresses,
+            "store": kv.store.memory.place,
+            "allow_untested": self._settings.allow_untested,
+        }
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
         # SGLang wants a loop on the thread that starts it, and uses none there.
         unused = asyncio.new_event_loop()
@@ -414,7 +420,6 @@ class _RequestAccount:
         self._request = request
         self._tokens: list[int] = []
         self._keys: Sequence[bytes] = ()
-        self._first = True
         self._reload_s = 0.0
 
     async def __aenter__(self) -> _RequestAccount:
@@ -439,9 +444,6 @@ class _RequestAccount:
         """Count the tokens of an output, and add how long its reload took."""
         if output.reloaded_tokens:
             output.reload_s = self._reload_s
-        if self._first:
-            self._first = False
-            self._engine.kv.store.loaded(self._request.rid)
         running = self._engine._running[self._request.rid]
         running.context_tokens += len(output.token_ids)
         running.decodes = running.decodes or bool(output.token_ids)
@@ -453,11 +455,10 @@ class _RequestAccount:
         engine._running.pop(request.rid, None)
         if engine._kv is None:
             return
-        if self._first:
-            engine.kv.store.loaded(request.rid, lambda: engine.gone(request.rid))
         # The last token is sampled but not computed: it has no KV yet.
         context = [*request.token_ids, *self._tokens[:-1]]
-        engine.kv.store.end_request(request.session_id, self._keys_of(context, self._keys))
+        keys = self._keys_of(context, self._keys)
+        engine.kv.store.end_request(request.rid, request.session_id, keys, lambda: engine.gone(request.rid))
 
     def _keys_of(self, context: list[int], known: Sequence[bytes]) -> list[bytes]:
         return page_keys(context, self._engine.info.page_size_tokens, known, tenant=self._request.tenant)

@@ -15,6 +15,7 @@ _REPLICATED = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key
 """Heads in a model's config.json: each rank has its own part; there may be more ranks than heads of the second kind."""
 
 _ONE_REPLICA = "start one worker per replica"
+_LINKER = "it connects SGLang with the KV store of the worker"
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tp_size": ((), "the degree is --tp"),
     "nnodes": ((1,), "all ranks of a worker must be on one host, because they share its KV store"),
@@ -34,6 +35,9 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_int8_mamba_checkpoint": ((False,), "quantised states are not exchanged"),
     "enable_linear_replayssm": ((False,), "states that are replayed are not exchanged"),
     "disaggregation_mode": (("null",), "AMPD moves the KV itself"),
+    "enable_unified_cache_external_linker": ((True,), _LINKER),
+    "unified_cache_external_linker_backend": ((), _LINKER),
+    "unified_cache_external_linker_config": ((), _LINKER),
 }
 """SGLang's arguments that `--engine-args` may not set to any but these values, and why."""
 
@@ -51,6 +55,23 @@ def check_arguments(arguments: Mapping[str, Any], prog: str) -> None:
         allowed, reason = _REFUSED.get(name, ((value,), ""))
         if value not in allowed:
             raise UserError(f"{prog}: --engine-args: {name}={json.dumps(value)} does not work here: {reason}")
+
+
+TRIED_PAGE_TOKENS = (16, 32, 64)
+
+
+def check_page_size(page_tokens: int, prog: str) -> None:
+    """Refuse a page size with which the KV store was never tried.
+
+    Raises:
+        UserError: it names the sizes that were, and how to try this one.
+    """
+    if page_tokens not in TRIED_PAGE_TOKENS:
+        sizes = ", ".join(map(str, TRIED_PAGE_TOKENS))
+        raise UserError(
+            f"{prog}: --page-size {page_tokens} was never tried with the KV store; use one of: {sizes}, or try it with "
+            "--allow-untested"
+        )
 
 
 def check_degree(model: Path, tp: int, prog: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import OldFlag, Settings
-from workers.engines.sglang_limits import check_arguments, check_degree
+from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
 from workers.kv.store_memory import default_size_bytes
 
 _GIB = 1 << 30
@@ -56,6 +56,9 @@ class SglangSettings(Settings):
     )
     kv_checksums: bool = Field(
         False, description="Verify checksums of pages from the store or another worker. Slow: to find errors."
+    )
+    allow_untested: bool = Field(
+        False, description="Run page sizes, KV types and pairs of KV pools with which the KV store was never tried."
     )
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
@@ -124,10 +127,13 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
     """Refuse what SGLang cannot run, before any process is started.
 
     Raises:
-        UserError: no model with weights in the folder, a degree that does not fit its heads, or engine arguments that
-            the KV exchange cannot follow. The line starts with `prog`.
+        UserError: no model with weights in the folder, a degree that does not fit its heads, engine arguments that
+            the KV exchange cannot follow, or a page size that was never tried. The line starts with `prog`.
     """
-    check_arguments(json.loads(settings.engine_args), prog)
+    arguments = json.loads(settings.engine_args)
+    check_arguments(arguments, prog)
+    if not settings.allow_untested:
+        check_page_size(arguments.get("page_size", settings.page_size), prog)
     model = check_model_folder(settings.model, prog)
     check_degree(model, settings.tp, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):

@@ -9,10 +9,15 @@ log = logging.getLogger(__name__)
 
 
 class ForeignPeers:
-    """Refuses such workers, and logs each of them once."""
+    """Refuses such workers, and logs each of them once. A worker that starts again has another id."""
 
     def __init__(self) -> None:
-        self._logged: set[tuple[str, str]] = set()
+        self._differences: dict[str, str] = {}
+
+    def check(self, worker_id: str) -> None:
+        """Refuse a worker that was refused before, without asking it again. Raises as `refuse`."""
+        if worker_id in self._differences:
+            self.refuse(worker_id, self._differences[worker_id])
 
     def refuse(self, worker_id: str, difference: str) -> NoReturn:
         """Raise the error of a read. `difference`: what differs.
@@ -20,8 +25,8 @@ class ForeignPeers:
         Raises:
             ValueError: always.
         """
-        if (worker_id, difference) not in self._logged:
-            self._logged.add((worker_id, difference))
+        if worker_id not in self._differences:
+            self._differences[worker_id] = difference
             log.warning(
                 "worker %s has another kind of KV than this worker (%s): nothing is read from it, its KV is computed "
                 "here; do both run the same weights, engine arguments and version of SGLang?",

@@ -26,10 +26,23 @@ class Records(Struct, array_like=True, frozen=True):
 
 
 class Hello(Struct, tag=True, frozen=True):
-    """A rank has mapped the store. `geometry`: `KvGeometry.to_json`, equal on all ranks."""
+    """A rank has mapped the store.
+
+    Attributes:
+        geometry: `KvGeometry.to_json`, equal on all ranks.
+        warnings: one line each, for the worker's log.
+    """
 
     rank: int
     geometry: dict[str, object]
+    warnings: list[str] = []
+
+
+class Refused(Struct, tag=True, frozen=True):
+    """A rank cannot exchange the KV of its engine, and ends. `reason`: one line."""
+
+    rank: int
+    reason: str
 
 
 class Offer(Struct, tag=True, frozen=True):
@@ -102,7 +115,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Hold | Drop | Settle
-ToWorker = Hello | Offer | Written | Forgotten | Loaded | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Done
 
 _encoder = Encoder()
 _to_rank = Decoder(ToRank)

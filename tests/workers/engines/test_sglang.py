@@ -48,7 +48,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(model: Path, **changes: Any) -> SglangSettings:
-    return SglangSettings(**{"model": model, "dtype": "float32", "device": "cpu", "max_total_tokens": 8000, **changes})
+    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000, "kv_checksums": True}
+    return SglangSettings(**{"model": model, **usual, **changes})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -251,6 +252,19 @@ async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngin
     assert len((await ask(engine, 2)).token_ids) == 2
 
 
+async def test_a_pool_that_the_store_refuses_is_named_in_the_one_line(
+    engine: SglangEngine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_USE_HND_KVCACHE", "1")
+    before = set(multiprocessing.active_children())
+    refused = SglangEngine(settings_of(model))
+    with pytest.raises(EngineError) as failed:
+        await refused.start()
+    assert str(failed.value) == "SGLang did not start: the KV store needs KV in the layout nhd, not hnd"
+    assert set(multiprocessing.active_children()) == before
+    assert len((await ask(engine, 2)).token_ids) == 2
+
+
 def test_a_degree_that_does_not_divide_the_heads_is_refused(model: Path) -> None:
     with pytest.raises(UserError, match="--tp"):
         SglangEngine(settings_of(model, tp=3))
@@ -262,7 +276,9 @@ from pathlib import Path
 from workers.engines.sglang import SglangEngine, SglangSettings
 
 async def main():
-    engine = SglangEngine(SglangSettings(model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000))
+    engine = SglangEngine(SglangSettings(
+        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000, kv_checksums=True
+    ))
     await engine.start()
     print(*(process.pid for process in engine._processes), flush=True)
     await asyncio.sleep(600)

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ pytest.importorskip("nixl")
 from tests.harness.cpu_families import ENGINE_ARGUMENTS, cpu_family
 from tests.harness.sglang_pair import (
     GREEDY,
-    PAGE,
     LocalPeers,
     Pair,
     SwitchedTransport,
@@ -48,22 +48,25 @@ ROUTES = {"remote": (True,), "local": (False,), "alternating": (True, False)}
 STATE_TOKENS = 64
 """SGLang keeps the state of a gated delta net at multiples of this, and decoding 8 tokens keeps none."""
 
-CELLS = [
-    ("qwen3_moe", 1, 1, ("kv",)),
-    ("deepseek_v3", 1, 1, ("kv",)),
-    ("deepseek_v3", 2, 1, ("kv",)),
-    ("gpt_oss", 1, 1, ("kv", "swa")),
-    ("gpt_oss", 1, 2, ("kv", "swa")),
-    ("gemma_4", 1, 1, ("kv", "swa")),
-    ("qwen3_next", 1, 1, ("kv", "mamba")),
+CELLS: list[tuple[str, int, int, tuple[str, ...], int, dict[str, Any]]] = [
+    ("qwen3_moe", 1, 1, ("kv",), 16, {}),
+    ("deepseek_v3", 1, 1, ("kv",), 16, {}),
+    ("deepseek_v3", 2, 1, ("kv",), 16, {}),
+    ("gpt_oss", 1, 1, ("kv", "swa"), 16, {}),
+    ("gpt_oss", 1, 2, ("kv", "swa"), 16, {}),
+    ("gemma_4", 1, 1, ("kv", "swa"), 16, {}),
+    ("qwen3_next", 1, 1, ("kv", "mamba"), 16, {}),
+    ("qwen3_next", 2, 1, ("kv", "mamba"), 16, {}),
 ]
-"""Family, TP of the prefill worker, TP of the decode worker, pools."""
+"""Family, TP of the prefill worker, TP of the decode worker, pools, page size, further arguments of SGLang."""
 
 
 @asynccontextmanager
-async def pair_of(folder: Path, family: str, degrees: Sequence[int]) -> AsyncIterator[Pair]:
+async def pair_of(
+    folder: Path, family: str, degrees: Sequence[int], page_size: int, arguments: dict[str, Any]
+) -> AsyncIterator[Pair]:
     made = make_family(folder / family, family)
-    more = {"engine_args": json.dumps(ENGINE_ARGUMENTS.get(family, {}))}
+    more = {"engine_args": json.dumps(ENGINE_ARGUMENTS.get(family, {}) | arguments), "page_size": page_size}
     engines = [SglangEngine(pair_settings(made, tp).model_copy(update=more), SwitchedTransport) for tp in degrees]
     async with AsyncExitStack() as stack:
         stack.enter_context(cpu_family(family))
@@ -113,12 +116,18 @@ async def check_route(
         await forget_device(pair)
 
 
-@pytest.mark.parametrize(("family", "prefill_tp", "decode_tp", "pools"), CELLS)
+@pytest.mark.parametrize(("family", "prefill_tp", "decode_tp", "pools", "page_size", "arguments"), CELLS)
 async def test_a_family_exchanges_all_its_pools(
-    tmp_path: Path, family: str, prefill_tp: int, decode_tp: int, pools: tuple[str, ...]
+    tmp_path: Path,
+    family: str,
+    prefill_tp: int,
+    decode_tp: int,
+    pools: tuple[str, ...],
+    page_size: int,
+    arguments: dict[str, Any],
 ) -> None:
-    slack = STATE_TOKENS + NEW if "mamba" in pools else PAGE
-    async with pair_of(tmp_path, family, (prefill_tp, decode_tp)) as pair:
+    slack = STATE_TOKENS + NEW if "mamba" in pools else page_size
+    async with pair_of(tmp_path, family, (prefill_tp, decode_tp), page_size, arguments) as pair:
         assert tuple(pool.name for pool in pair.decode.kv.store.geometry.pools) == pools
         rounds = await alone(pair.decode)
         for name, routes in ROUTES.items():

@@ -257,6 +257,8 @@ async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.M
     assert fetched.tokens == 0
     assert fetched.error is not None
     assert "weights or settings differ" in fetched.error
+    monkeypatch.undo()
+    pair.connect()  # it forgets the refusal
     await empty(pair.prefill, pair.decode)
 
 
@@ -379,6 +381,21 @@ async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
 
 async def emptied(engine: SglangEngine) -> bool:
     return engine.kv.session_tokens == 0
+
+
+async def test_a_request_may_load_until_it_ends(pair: Pair) -> None:
+    """SGLang computes a request again that it had to interrupt while it decoded."""
+    prompt, store, request_id = text(133, 300), pair.decode.kv.store, rid()
+    await run(pair.decode, "s", prompt, 4)
+    await until(lambda: idle(pair.decode))
+    stream: Any = pair.decode.generate(EngineRequest(request_id, "s", prompt, 5000, GREEDY))
+    for _ in range(8):
+        await anext(stream)
+    assert store._running == {request_id}
+    assert request_id in store.directory._holds
+    await stream.aclose()
+    await until(lambda: not store._running and not store._known and not store.directory._holds)
+    await empty(pair.prefill, pair.decode)
 
 
 async def test_parallel_sessions_on_both_routes(pair: Pair) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.perf.presets import DEGREES
-from workers.engines.sglang_limits import check_arguments, check_degree
+from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
 
 
 def model(folder: Path, **config: Any) -> Path:
@@ -86,6 +86,9 @@ def test_a_broken_model_configuration_is_one_line(tmp_path: Path, text: str) -> 
         {"enable_int8_mamba_checkpoint": True},
         {"enable_linear_replayssm": True},
         {"disaggregation_mode": "prefill"},
+        {"enable_unified_cache_external_linker": False},
+        {"unified_cache_external_linker_backend": "dynamic"},
+        {"unified_cache_external_linker_config": {}},
     ],
 )
 def test_what_the_exchange_cannot_follow_is_refused_by_name(arguments: dict[str, Any]) -> None:
@@ -97,3 +100,14 @@ def test_what_the_exchange_cannot_follow_is_refused_by_name(arguments: dict[str,
 
 def test_other_arguments_pass() -> None:
     check_arguments({"pp_size": 1, "kv_cache_dtype": "fp8_e4m3", "speculative_algorithm": None, "max_running": 4}, "w")
+
+
+def test_a_page_size_that_was_never_tried_is_refused_with_a_way_to_try_it() -> None:
+    for page_tokens in (16, 32, 64):
+        check_page_size(page_tokens, "worker")
+    with pytest.raises(UserError) as refusal:
+        check_page_size(8, "worker")
+    assert str(refusal.value) == (
+        "worker: --page-size 8 was never tried with the KV store; use one of: 16, 32, 64, or try it with "
+        "--allow-untested"
+    )

@@ -38,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def supervision(model: Path) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
-    inner = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000))
+    inner = SglangEngine(
+        SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000, kv_checksums=True)
+    )
     engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
     await engine.start()
     lost = asyncio.create_task(engine.wait_lost())

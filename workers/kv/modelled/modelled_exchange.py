@@ -171,6 +171,7 @@ class ModelledExchange:
         """Read pages from a peer into the store; returns how many."""
         if self._peers is None:
             raise ConnectionError("not connected to other workers yet")
+        self._foreign.check(source_worker_id)
         lease: KvRequest = {"op": "lease", "keys": list(missing), "ttl_s": timeout_s + _LEASE_MARGIN_S}
         reply = await self._peers.call(source_worker_id, lease, timeout_s)
         if error := reply.get("error"):

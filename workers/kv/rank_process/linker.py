@@ -16,12 +16,14 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
+from ampd.errors import one_line_of
 from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.page_loader import PageLoader
+from workers.kv.rank_process.pinning import pin
 from workers.kv.rank_process.rank_copies import RankCopies
-from workers.kv.rank_process.rank_link import RankLink
+from workers.kv.rank_process.rank_link import RankLink, refuse
 from workers.kv.rank_process.sglang_fingerprint import engine_fingerprint
-from workers.kv.rank_process.sglang_pools import engine_pools
+from workers.kv.rank_process.sglang_pools import check_tried, engine_pools
 from workers.kv.restorable import restorable_lengths
 from workers.kv.store_memory import StoreMemory
 
@@ -48,7 +50,7 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     Args:
         extra_config: `control` (address of the worker's socket, by rank) and `store` (process id, file descriptor and
-            bytes of the store).
+            bytes of the store), `allow_untested` (whether KV that was never tried is taken).
     """
 
     def __init__(
@@ -62,20 +64,26 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     ) -> None:
         self.forward_stream = forward_stream
         self.page_size = int(params.page_size)
-        model = ModelConfig.from_server_args(server_args)
-        pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
+        rank = _rank(params)
+        address = extra_config["control"][rank]
+        try:
+            model = ModelConfig.from_server_args(server_args)
+            pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
+            if not extra_config["allow_untested"]:
+                check_tried(params.token_to_kv_pool_allocator.get_kvcache())
+        except ValueError as error:
+            refuse(address, rank, one_line_of(error))
+            raise
         # SGLang leaves out the transfers of pools that are not named here.
         self.pools = {PoolName(name): None for name in pools.buffers}
         self.layer_done_counter = LayerWiseLoadCounter(pools.layers)
         self._memory = StoreMemory.open(*extra_config["store"])
         store = torch.frombuffer(self._memory.map, dtype=torch.uint8)
         self._on_gpu = torch.cuda.is_available()
-        if self._on_gpu:
-            torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), 0)
-        rank = _rank(params)
+        warnings = pin(store) if self._on_gpu else []
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
         writer = StreamWriter(copies, on_gpu=self._on_gpu)
-        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), writer)
+        self._link = RankLink(address, rank, pools.geometry.to_json(), writer, warnings)
         self._loader = PageLoader(copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu)
 
     # -- loads

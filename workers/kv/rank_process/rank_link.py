@@ -22,6 +22,7 @@ from workers.kv.rank_messages import (
     Hold,
     Loaded,
     Offer,
+    Refused,
     Settle,
     ToRank,
     ToWorker,
@@ -35,6 +36,17 @@ from workers.kv.rank_process.offer_queue import Offered, OfferQueue, StoreWriter
 log = logging.getLogger(__name__)
 
 
+_REFUSAL_MS = 5000
+
+
+def refuse(address: str, rank: int, reason: str) -> None:
+    """Send the worker the reason why this rank ends. Returns when the message is on its way."""
+    with Context() as context, context.socket(PAIR) as socket:
+        socket.setsockopt(LINGER, _REFUSAL_MS)
+        socket.connect(address)
+        socket.send(encode(Refused(rank, reason)))
+
+
 class RankLink:
     """Offers and held records of one rank.
 
@@ -43,13 +55,21 @@ class RankLink:
         rank: among the ranks that share out the heads.
         geometry: `KvGeometry.to_json` of the rank's pools.
         writer: copies pages.
+        warnings: for the worker's log, because SGLang shows only errors of its ranks.
     """
 
-    def __init__(self, address: str, rank: int, geometry: dict[str, object], writer: StoreWriter) -> None:
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        geometry: dict[str, object],
+        writer: StoreWriter,
+        warnings: Sequence[str] = (),
+    ) -> None:
         self._rank = rank
         self._offers = OfferQueue(writer)
         self._held = HeldRecords()
-        self._outbox: deque[ToWorker] = deque([Hello(rank, geometry)])
+        self._outbox: deque[ToWorker] = deque([Hello(rank, geometry, list(warnings))])
         self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(address,), name="ampd-kv-rank", daemon=True)

@@ -63,6 +63,26 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
     return EnginePools(geometry, buffers, int(model_config.num_hidden_layers), tp)
 
 
+_UNTRIED_TYPES = ("torch.float8_e5m2",)
+
+
+def check_tried(pool: Any) -> None:
+    """Refuse KV that `engine_pools` describes, but that no engine was ever run with.
+
+    Args:
+        pool: SGLang's.
+
+    Raises:
+        ValueError: one line says what it is, and how to try it.
+    """
+    how = "try it with --allow-untested"
+    if str(pool.dtype) in _UNTRIED_TYPES:
+        raise ValueError(f"the KV store was never tried with KV of the type {pool.dtype}; {how}")
+    full = type(getattr(pool, "full_kv_pool", None)).__name__
+    if full == "MLATokenToKVPool":
+        raise ValueError(f"the KV store was never tried with a {full} within a {type(pool).__name__}; {how}")
+
+
 _DIVISIONS = ("nnodes", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size")
 """SGLang's further ways to divide a model, as they are in effect; some models choose them by themselves."""
 

@@ -95,6 +95,11 @@ class EngineStore:
         """Grows whenever the engine has computed pages."""
         return self._offers.decided if self._offers else 0
 
+    @property
+    def refusal(self) -> str:
+        """Why the engine's KV cannot be exchanged, in one line; empty: no rank has refused it."""
+        return self._links.refusal
+
     async def open(self, timeout_s: float) -> None:
         """Meet the engine's ranks.
 
@@ -103,6 +108,8 @@ class EngineStore:
             ValueError: ranks differ from each other, or from those of the engine before.
         """
         hellos = await self._links.hellos(timeout_s)
+        for warning in dict.fromkeys(warning for hello in hellos for warning in hello.warnings):
+            log.warning("KV store: %s", warning)
         for hello in hellos:
             geometry = KvGeometry.from_json(hello.geometry)
             if self._geometry is None:
@@ -155,6 +162,8 @@ class EngineStore:
     ) -> int:
         """A request is about to run. The engine may load what is stored of its context; returns those tokens.
 
+        It may do so until the request has ended, because SGLang computes a request again that it had to interrupt.
+
         Args:
             on_reload: called with the seconds of the copies to the device, if there were any.
 
@@ -171,29 +180,32 @@ class EngineStore:
         self._changed()
         return held.tokens
 
-    def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """The session's request is over; `keys` name its context now."""
+    def end_request(
+        self,
+        rid: str,
+        session_id: str,
+        keys: Sequence[bytes],
+        given_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """The session's request is over; `keys` name its context now.
+
+        Args:
+            given_up: returns when the engine loads nothing more for the request; None: it has given it up already.
+        """
         if session_id:
             self.directory.sessions.end_request(session_id, keys)
             self._changed()
-
-    def loaded(self, rid: str, after: Callable[[], Awaitable[None]] | None = None) -> None:
-        """The engine will load nothing more for a request, because its first output is there.
-
-        Args:
-            after: for a request that ended without an output: returns when the engine has given it up.
-        """
         if rid in self._running:
-            self._later(self._loaded(rid, after))
+            self._later(self._ended(rid, given_up))
 
-    async def _loaded(self, rid: str, after: Callable[[], Awaitable[None]] | None) -> None:
-        if after is not None:
-            await after()
+    async def _ended(self, rid: str, given_up: Callable[[], Awaitable[None]] | None) -> None:
+        if given_up is not None:
+            await given_up()
         self._running.discard(rid)
         await self.let_go(rid)
 
     async def let_go(self, rid: str) -> None:
-        """Protect nothing for a request any more. Without effect while the engine has it; see `loaded`."""
+        """Protect nothing for a request any more. Without effect while the engine has it; see `end_request`."""
         if rid in self._running:
             return
         if rid in self._known:

@@ -55,6 +55,7 @@ class Offers:
         self.decided = 0
         self._forgotten = dict.fromkeys(self._ranks, 0)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._has_gone = False
 
     def receive(self, rank: int, message: ToWorker) -> None:
         """A message of a rank."""
@@ -74,6 +75,8 @@ class Offers:
 
     async def settled(self, offers: int) -> None:
         """Wait until the first `offers` offers are readable, or were refused. Raises `ConnectionError`: it has gone."""
+        if self._has_gone:  # the call that counted the offers may end after the engine
+            raise ConnectionError("the engine has gone")
         if self._is_settled(offers):
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,6 +85,7 @@ class Offers:
 
     def abandon(self) -> None:
         """The engine has gone: what it did not finish copying is given up."""
+        self._has_gone = True
         for copy in self._copies.values():
             self._directory.give_up(copy.reservation.id)
         self._copies.clear()

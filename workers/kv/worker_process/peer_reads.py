@@ -66,6 +66,7 @@ class PeerReads:
             ValueError: the worker has another kind of KV, or its answer makes no sense.
             RuntimeError: the store has no room, or the worker refused.
         """
+        self._foreign.check(source)
         left_s = deadline_s - self._clock()
         request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S)
         reply = await self._peers.call(source, request, left_s)

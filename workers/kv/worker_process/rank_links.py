@@ -21,6 +21,7 @@ from workers.kv.rank_messages import (
     Hello,
     Hold,
     Records,
+    Refused,
     Settle,
     ToRank,
     ToWorker,
@@ -40,6 +41,9 @@ class RankLinks:
     Args:
         ranks: of the engine.
         on_message: called with the rank and each message that is not the answer to a call.
+
+    Attributes:
+        refusal: why a rank cannot exchange the KV of its engine, in one line; empty: none has refused it.
     """
 
     def __init__(self, ranks: int, on_message: Callable[[int, ToWorker], None]) -> None:
@@ -57,6 +61,7 @@ class RankLinks:
         self._waiting: dict[tuple[int, int], asyncio.Future[Done]] = {}
         loop = asyncio.get_running_loop()
         self._hellos: list[asyncio.Future[Hello]] = [loop.create_future() for _ in range(ranks)]
+        self.refusal = ""
         self._on_message = on_message
         self._readers = [SupervisedTask(f"kv-rank-{rank}", partial(self._read, rank)) for rank in range(ranks)]
         for reader in self._readers:
@@ -141,6 +146,8 @@ class RankLinks:
                     answer = self._waiting.get((rank, call))
                     if answer is not None and not answer.done():
                         answer.set_result(message)
+                case Refused(_, reason):
+                    self.refusal = self.refusal or reason
                 case Hello():
                     if not self._hellos[rank].done():
                         self._hellos[rank].set_result(message)

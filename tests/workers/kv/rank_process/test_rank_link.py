@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until
 from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
 from workers.kv.rank_process.offer_queue import Offered
-from workers.kv.rank_process.rank_link import RankLink
+from workers.kv.rank_process.rank_link import RankLink, refuse
 from workers.kv.worker_process.rank_links import RankLinks
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
@@ -153,3 +153,25 @@ async def test_a_rank_that_has_gone_ends_a_call() -> None:
         side.ranks[1].close = lambda: None  # type: ignore[method-assign]
         with pytest.raises((ConnectionError, TimeoutError)):
             await side.links.drop("r", 0.2)
+
+
+async def test_a_rank_that_refuses_its_kv_leaves_the_reason() -> None:
+    links = RankLinks(2, lambda _rank, _message: None)
+    try:
+        assert links.refusal == ""
+        await asyncio.to_thread(refuse, links.addresses[1], 1, "no such pool")
+        await until(lambda: links.refusal)
+        assert links.refusal == "no such pool"
+    finally:
+        await links.close()
+
+
+async def test_a_rank_sends_its_warnings_with_its_first_message() -> None:
+    links = RankLinks(1, lambda _rank, _message: None)
+    rank = RankLink(links.addresses[0], 0, {}, Writer(), ["slow memory"])
+    try:
+        (hello,) = await links.hellos(10.0)
+        assert hello.warnings == ["slow memory"]
+    finally:
+        rank.close()
+        await links.close()

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from workers.kv.geometry import mismatch  # noqa: E402
 from workers.kv.rank_process.rank_copies import RankCopies  # noqa: E402
-from workers.kv.rank_process.sglang_pools import EnginePools, engine_pools  # noqa: E402
+from workers.kv.rank_process.sglang_pools import EnginePools, check_tried, engine_pools  # noqa: E402
 
 PAGE, SLOTS = 16, 64
 COMMON: dict[str, Any] = {"page_size": PAGE, "device": "cpu", "enable_memory_saver": False}
@@ -232,3 +232,15 @@ def test_pools_that_were_never_tried_are_refused_by_name(monkeypatch: pytest.Mon
     refused("MLATokenToKVPool whose layers are spread over ranks", shard)
     with pytest.raises(ValueError, match="does not know the KV pool DSATokenToKVPool"):
         described(DSATokenToKVPool.__new__(DSATokenToKVPool))
+
+
+@with_real_pools
+def test_kv_that_no_engine_was_run_with_is_refused_with_a_way_to_try_it() -> None:
+    check_tried(mha(2, dtype=torch.float8_e4m3fn))
+    check_tried(hybrid(2, states(1)))
+    latent = hybrid(2, states(1))
+    latent.full_kv_pool = mla()
+    for pool, words in ((mha(2, dtype=torch.float8_e5m2), "float8_e5m2"), (latent, "MLATokenToKVPool within a Hybrid")):
+        with pytest.raises(ValueError, match=words) as refusal:
+            check_tried(pool)
+        assert "--allow-untested" in str(refusal.value)

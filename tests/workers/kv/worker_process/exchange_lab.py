@@ -86,8 +86,7 @@ class Worker:
         for rank in self.ranks:
             rank.offer(session_id, keys)
         await self.exchange.store.settle(10.0)
-        self.exchange.store.loaded(f"r-{session_id}")
-        self.exchange.store.end_request(session_id, keys)
+        self.exchange.store.end_request(f"r-{session_id}", session_id, keys)
         return keys
 
     async def read(self, rid: str, tokens: Sequence[int], source: str, timeout_s: float) -> KvFetch:

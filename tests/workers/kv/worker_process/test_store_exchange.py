@@ -107,6 +107,23 @@ async def test_a_worker_that_does_not_answer_costs_the_timeout_and_no_memory(op:
         peers.before = None
 
 
+async def test_a_worker_with_another_kind_of_kv_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with workers(a=(a := Worker(fingerprint="other")), b=(b := Worker())) as peers:
+        asked = []
+
+        async def note(request: KvRequest) -> None:
+            asked.append(request["op"])
+
+        peers.before = note  # type: ignore[assignment]
+        await a.compute("s", text(1, 4))
+        errors = [(await b.read(rid, text(1, 4), "a", 10.0)).error for rid in ("r1", "r2", "r3")]
+        assert len(set(errors)) == 1
+        assert "another kind of KV" in str(errors[0])
+        await until(lambda: not a.exchange.store.directory._leases)
+        assert asked == ["lease", "unlease"]
+        assert [record.levelname for record in caplog.records if "another kind" in record.message] == ["WARNING"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -144,9 +161,8 @@ async def test_a_store_that_is_full_of_running_sessions_refuses_and_frees() -> N
         fetched = await b.read("r", second, "a", 10.0)
         assert fetched.error is not None
         assert "no room" in fetched.error
-        b.exchange.store.end_request("running", keys)
+        b.exchange.store.end_request("r-running", "running", keys)
         await b.exchange.release_session("running")
-        b.exchange.store.loaded("r-running")
         await asyncio.sleep(0.05)
         again = await b.read("r", second, "a", 10.0)
         assert again.tokens == 4 * PAGE
@@ -224,8 +240,7 @@ async def test_a_damaged_record_is_not_loaded(caplog: pytest.LogCaptureFixture) 
             # The run that has the page goes with all that follows it.
             kept = 4 * PAGE if damaged >= 4 else 0
             assert await store.begin_request("r", "s", keys) == a.held["s"] == kept
-            store.loaded("r")
-            store.end_request("s", keys)
+            store.end_request("r", "s", keys)
             assert await a.compute("s", tokens) == keys
             assert a.stored(keys) == [record_of(key) for key in keys]
         assert a.exchange.figures.evicted_tokens == {"damaged": (2 + 4) * PAGE}
@@ -273,7 +288,7 @@ async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
         keys = await a.compute("s", text(1, 4))
         await a.exchange.store.begin_request("r", "s", keys)
         a.ranks[1].link.begin_load("r")
-        a.exchange.store.loaded("r")
+        a.exchange.store.end_request("r", "s", keys)
         await until(lambda: not a.ranks[1].link.held("r"))
         while a.ranks:
             a.ranks.pop().close()
