@@ -85,11 +85,16 @@ async def _end_old_master(scene: Scene) -> None:
     scene.kept.pop("old").__exit__()
 
 
-async def _load_slowly(scene: Scene) -> None:
-    """The server restarts from a dump that takes it seconds to read."""
+async def _fill(scene: Scene) -> None:
+    """Keys for a dump that takes seconds to read."""
     async with _admin(scene) as client:
         for key in _DUMPED_KEYS:
             await client.set(key, os.urandom(_DUMPED_BYTES))
+
+
+async def _load_slowly(scene: Scene) -> None:
+    """The server restarts from a dump."""
+    async with _admin(scene) as client:
         await client.execute_command("SAVE")
     redis = scene.graph.redis
     redis.stop()
@@ -162,7 +167,7 @@ REDIS_FAULTS = [
         _commands("ACL SETUSER ampd -@write"),
         _commands("ACL SETUSER ampd +@all"),
     ),
-    _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped),
+    _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped, prepare=_fill),
     _fault("misconf", "writes are refused: MISCONF, the dump cannot be written", _fail_to_save, _save_again),
     _fault("clock-forward", "its clock jumps forward by an hour, and back", _steps(_STEP_S), _steps(-_STEP_S)),
     _fault("clock-back", "its clock jumps back by an hour, and forward", _steps(-_STEP_S), _steps(_STEP_S)),
