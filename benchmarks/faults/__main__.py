@@ -17,57 +17,42 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.faults.cell import CellResult, CellRunner, p99
-from benchmarks.faults.cluster import LiveGraph, live_graph
+from benchmarks.faults.cluster import live_graph
 from benchmarks.faults.fault import Fault
 from benchmarks.faults.faults import FAULTS, NONE
 from benchmarks.faults.matrix import as_json, tables
 from benchmarks.faults.moments import Moment
-from benchmarks.faults.sglang import MOMENTS as SGLANG_MOMENTS
-from benchmarks.faults.sglang import SGLANG_FAULTS, SglangRunner
-from benchmarks.faults.sglang import WORKER_FLAGS as SGLANG_FLAGS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen cells and print the matrix."""
     options = _options(argv)
-    is_sglang = options.engine == "sglang"
-    known = {fault.name: fault for fault in SGLANG_FAULTS} if is_sglang else FAULTS
-    if unknown := set(options.fault or ()) - known.keys():
-        raise SystemExit(f"no faults with --engine {options.engine}: {', '.join(sorted(unknown))}")
-    chosen = {name: known[name] for name in options.fault or known}
-    moments = [Moment(name) for name in options.moment] or list(SGLANG_MOMENTS if is_sglang else Moment)
+    chosen = {name: FAULTS[name] for name in options.fault or FAULTS}
+    moments = [Moment(name) for name in options.moment] or list(Moment)
     with tempfile.TemporaryDirectory(prefix="ampd-faults-") as name:
         folder = options.logs or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         records = Records(options.records)
-        kind = ENGINES[options.engine]
-        results = asyncio.run(run(folder, list(chosen.values()), moments, options.repeats, records, kind))
+        results = asyncio.run(run(folder, list(chosen.values()), moments, options.repeats, records))
     print(json.dumps(as_json(results), indent=1) if options.json else tables(results, chosen))
     return int(any(result.violations for result in results))
 
 
 async def run(
-    folder: Path,
-    faults: Sequence[Fault],
-    moments: Sequence[Moment],
-    repeats: int,
-    records: Records | None = None,
-    engine: Engine | None = None,
+    folder: Path, faults: Sequence[Fault], moments: Sequence[Moment], repeats: int, records: Records | None = None
 ) -> list[CellResult]:
     """All cells on one graph; a graph that a fault has left unusable is replaced."""
     records = records or Records(None)
-    engine = engine or ENGINES["modelled"]
     cells = [(fault, moment) for _ in range(repeats) for fault in (NONE, *faults) for moment in moments]
     results = records.take(cells)
     missing = deque(cell for cell in cells if not records.has_taken(cell))
     while missing:
-        async with live_graph(Path(tempfile.mkdtemp(dir=folder)), engine.worker_flags, engine.name) as graph:
-            runner = engine.runner(graph)
+        async with live_graph(Path(tempfile.mkdtemp(dir=folder))) as graph:
+            runner = CellRunner(graph)
             await runner.start()
             while missing:
                 result = await _run_cell(runner, *missing.popleft())
@@ -77,17 +62,6 @@ async def run(
                     break
     return results
 
-
-@dataclass(frozen=True)
-class Engine:
-    """How cells run with one kind of engine."""
-
-    name: str
-    runner: Callable[[LiveGraph], CellRunner]
-    worker_flags: Sequence[str] = ()
-
-
-ENGINES = {"modelled": Engine("modelled", CellRunner), "sglang": Engine("sglang", SglangRunner, SGLANG_FLAGS)}
 
 _UNUSABLE = "the run failed"
 
@@ -142,10 +116,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults",
         description=(__doc__ or "").splitlines()[0],
-        epilog=f"faults: {', '.join(FAULTS)}; with SGLang: {', '.join(fault.name for fault in SGLANG_FAULTS)}",
+        epilog=f"faults: {', '.join(FAULTS)}",
     )
-    parser.add_argument("--engine", choices=list(ENGINES), default="modelled", help="engine of the workers")
-    parser.add_argument("--fault", action="append", metavar="NAME", help="default: all")
+    parser.add_argument("--engine", choices=("modelled",), default="modelled", help="engine of the workers")
+    parser.add_argument("--fault", action="append", choices=list(FAULTS), metavar="NAME", help="default: all")
     parser.add_argument("--moment", action="append", choices=list(Moment), default=[], help="default: all")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")

@@ -19,7 +19,7 @@ from benchmarks.faults.invariants import check_endings, check_idle, check_owners
 from benchmarks.faults.load import BackgroundLoad, Client, Ending, RoundResult
 from benchmarks.faults.moments import MissedMomentError, Moment, Stage
 from benchmarks.faults.strike import strike
-from benchmarks.faults.tokens import Expected, expected_tokens
+from benchmarks.faults.tokens import expected_tokens
 from tests.waiting import until
 
 BOUND_S = 20.0
@@ -93,24 +93,18 @@ class LoopLag:
 
 
 class CellRunner:
-    """Runs cells on one graph. `start` must run before the first one.
+    """Runs cells on one graph. `start` must run before the first one."""
 
-    Args:
-        agents: sessions beside the victim.
-    """
-
-    def __init__(self, graph: LiveGraph, expected: Expected | None = None, agents: int = AGENTS) -> None:
+    def __init__(self, graph: LiveGraph) -> None:
         self._graph = graph
-        self._expected = expected or expected_tokens(graph.model)
-        self._agents = agents
+        self._expected = expected_tokens(graph.model)
         self._tasks_at_start: dict[str, Mapping[str, int]] = {}
         self._number = 0
 
     async def start(self) -> None:
         """Serve some sessions, then note which asyncio tasks an idle process has."""
         client = self._client()
-        await self.prepare(client, "warm-up")
-        load = BackgroundLoad(client, self._expected, "warm-up", self._agents, Stage.rng("warm-up"))
+        load = BackgroundLoad(client, self._expected, "warm-up", AGENTS, Stage.rng("warm-up"))
         await asyncio.sleep(1.0)
         await load.stop()
         await client.close()
@@ -121,9 +115,6 @@ class CellRunner:
             kind = name.rpartition("-")[0]
             most = Counter(self._tasks_at_start.get(kind, {})) | Counter(view["tasks"])
             self._tasks_at_start[kind] = most
-
-    async def prepare(self, client: Client, name: str) -> None:
-        """Before the sessions of a run begin."""
 
     async def run(self, fault: Fault, moment: Moment) -> CellResult:
         """Run a cell until the fault has struck at the moment."""
@@ -144,12 +135,11 @@ class CellRunner:
         name = f"c{self._number}"
         for member in graph.members:
             member.forget_log()
-        await self.prepare(client, name)
         stage = Stage(graph, client, self._expected, name)
         scene = Scene(graph, client, stage, moment)
         await fault.prepare(scene)
         lag = LoopLag()
-        load = BackgroundLoad(client, self._expected, name, self._agents, Stage.rng(name))
+        load = BackgroundLoad(client, self._expected, name, AGENTS, Stage.rng(name))
         try:
             struck = await strike(fault, scene)
             await graph.until_whole()

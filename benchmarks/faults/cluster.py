@@ -51,8 +51,6 @@ _READY = {
 """Beginning of the log line by which a process is ready; its id follows."""
 
 _STARTS = 3
-_START_S = 120.0
-"""The longest start of a process: of a real engine on a busy machine."""
 
 _PATIENCE_S = 20.0
 """Timeout of the harness' own calls."""
@@ -178,21 +176,14 @@ class LiveGraph:
         worker_model: folder of new workers; `model` is that of the tokenizer.
 
     Args:
-        worker_flags: further ones of all workers. engine: theirs.
+        worker_flags: further ones of all workers.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        server: ForkServer,
-        redis: FaultyRedis,
-        proxy: RedisProxy,
-        worker_flags: Sequence[str] = (),
-        engine: str = "modelled",
+        self, folder: Path, server: ForkServer, redis: FaultyRedis, proxy: RedisProxy, worker_flags: Sequence[str] = ()
     ) -> None:
         self.folder = folder
         self._worker_flags = worker_flags
-        self._engine = engine
         self.redis = redis
         self.proxy = proxy
         self.namespace = f"faults{uuid4().hex[:8]}"
@@ -233,9 +224,8 @@ class LiveGraph:
         if kind == "coordinator":
             return [*shared, "--model-name", MODEL, "--routing", "always-remote"]
         # Slices would end each prefill at many places. Here a prefill is one span of time.
-        flags = ["--role", kind, "--engine", self._engine, "--slicing", "whole", "--kv-timeout-s", str(KV_TIMEOUT_S)]
-        own = ["--eos-every-tokens", "0"] if self._engine == "modelled" else []
-        return [*shared, *flags, *own, *self._worker_flags]
+        flags = ["--role", kind, "--engine", "modelled", "--eos-every-tokens", "0", "--slicing", "whole"]
+        return [*shared, *flags, "--kv-timeout-s", str(KV_TIMEOUT_S), *self._worker_flags]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind and member.is_running]
@@ -266,7 +256,7 @@ class LiveGraph:
                     return True
             return False
 
-        await until(is_ready, timeout_s=_START_S, poll_s=0.02)
+        await until(is_ready, timeout_s=60, poll_s=0.02)
         member.is_ready = True
 
     async def end(self, member: Member, number: signal.Signals) -> None:
@@ -353,16 +343,14 @@ async def _serves(url: str) -> bool:
 
 
 @asynccontextmanager
-async def live_graph(
-    folder: Path, worker_flags: Sequence[str] = (), engine: str = "modelled"
-) -> AsyncIterator[LiveGraph]:
+async def live_graph(folder: Path, worker_flags: Sequence[str] = ()) -> AsyncIterator[LiveGraph]:
     """A graph that serves; its processes end with the block."""
     async with AsyncExitStack() as stack:
         stack.enter_context(suppress(TimeoutExpired))  # the processes that do not end in time end with this one
         server = stack.enter_context(ForkServer(PRELOADED))
         redis = stack.enter_context(FaultyRedis())
         proxy = await stack.enter_async_context(RedisProxy(redis.port))
-        graph = LiveGraph(folder, server, redis, proxy, worker_flags, engine)
+        graph = LiveGraph(folder, server, redis, proxy, worker_flags)
         stack.callback(lambda: graph.redis.__exit__())  # a fault may have replaced the first one
         stack.callback(graph.stop)
         await graph.replace_ended()

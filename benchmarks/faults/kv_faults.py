@@ -48,10 +48,8 @@ async def _break_tasks(scene: Scene) -> None:
     await _ask_all(members, op="arm", fault=TASK_EXCEPTION)
 
 
-KV_REFUSED = Fault("kv-refused", _GROUP, "workers refuse reads of their KV", _arms_workers(worker.KV_FAILS), _disarm)
-
 KV_FAULTS = [
-    KV_REFUSED,
+    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", _arms_workers(worker.KV_FAILS), _disarm),
     Fault(
         "kv-stalls",
         _GROUP,

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.tokens import Expected, random_prompt
+from benchmarks.faults.tokens import ExpectedTokens, random_prompt
 from tests.harness.graph import completion, session
 
 RETRY_PAUSE_S = 0.2
@@ -77,7 +77,7 @@ class Client:
         bound_s: a round that has not ended after this time is lost.
     """
 
-    def __init__(self, urls: Callable[[], Sequence[str]], expected: Expected, bound_s: float) -> None:
+    def __init__(self, urls: Callable[[], Sequence[str]], expected: ExpectedTokens, bound_s: float) -> None:
         self.results: list[RoundResult] = []
         self.bound_s = bound_s
         self._urls = urls
@@ -109,7 +109,7 @@ class Client:
         result = RoundResult(session_id, time.monotonic())
         self.results.append(result)
         expected = self._expected.text(self._expected.output(prompt, output_tokens))
-        body = completion(list(prompt), max_tokens=output_tokens, stream=True, temperature=0, **options)
+        body = completion(list(prompt), max_tokens=output_tokens, stream=True, **options)
         try:
             async with asyncio.timeout(self.bound_s):
                 headers = session(session_id, final=is_final)
@@ -198,7 +198,7 @@ class Agent:
         context: prompt and output of the last round. prompt: of the round in progress, or else of the last one.
     """
 
-    def __init__(self, client: Client, expected: Expected, session_id: str, rng: random.Random) -> None:
+    def __init__(self, client: Client, expected: ExpectedTokens, session_id: str, rng: random.Random) -> None:
         self.session_id = session_id
         self.context: list[int] = []
         self.prompt: list[int] = []
@@ -241,7 +241,7 @@ class BackgroundLoad:
     LONGEST_GAP_S = 0.25
     MOST_ROUNDS = 40
 
-    def __init__(self, client: Client, expected: Expected, name: str, agents: int, rng: random.Random) -> None:
+    def __init__(self, client: Client, expected: ExpectedTokens, name: str, agents: int, rng: random.Random) -> None:
         self._agents = [Agent(client, expected, f"{name}-load-{number}", rng) for number in range(agents)]
         self._rng = rng
         self._is_over = asyncio.Event()

@@ -15,18 +15,11 @@ from ampd.page_keys import PAGE_TOKENS
 from ampd.session_key import session_key
 from benchmarks.faults.cluster import LiveGraph, Member
 from benchmarks.faults.load import Agent, Client, Ending, RoundResult
-from benchmarks.faults.tokens import Expected
+from benchmarks.faults.tokens import ExpectedTokens
 from tests.waiting import until
 
-HISTORY_TOKENS, INCREMENT_TOKENS, LAST_INCREMENT_TOKENS = 480, 320, 80
+HISTORY_TOKENS, INCREMENT_TOKENS = 480, 320
 FIRST_OUTPUT_TOKENS, OUTPUT_TOKENS = 16, 40
-VICTIM_ROUNDS = (
-    (HISTORY_TOKENS, FIRST_OUTPUT_TOKENS),
-    (INCREMENT_TOKENS, OUTPUT_TOKENS),
-    (LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS),
-    (PAGE_TOKENS, 1),
-)
-"""Tokens of the increment and of the output. The first round is local, the last one ends the session."""
 BLOCKING_TOKENS = 1600
 DECODING_FROM_TOKENS = 4
 LOCAL = {"presence_penalty": 0.5}
@@ -76,7 +69,7 @@ class Victim:
 class Stage:
     """Brings the victim to a moment, and finds the processes that work for it."""
 
-    def __init__(self, graph: LiveGraph, client: Client, expected: Expected, name: str) -> None:
+    def __init__(self, graph: LiveGraph, client: Client, expected: ExpectedTokens, name: str) -> None:
         self._graph = graph
         self._client = client
         self._expected = expected
@@ -173,7 +166,7 @@ class Stage:
             with contextlib.suppress(asyncio.CancelledError):
                 await victim.round
         await asyncio.gather(*self._blockers)
-        await victim.agent.round(LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
+        await victim.agent.round(INCREMENT_TOKENS // 4, FIRST_OUTPUT_TOKENS)
         store = await self._graph.store()
         try:
             bound = await store.binding(session_key("", victim.session_id))

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -14,18 +13,6 @@ from workers.engines.modelled_tokens import ContextHash, TokenSource, read_model
 
 _LOWEST, _HIGHEST = 20, 290
 """Range of the token ids of prompts: plain words and syllables of the tiny model."""
-
-
-class Expected(Protocol):
-    """What rounds must answer."""
-
-    def output(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that follow `prompt` in the next round's context."""
-        ...
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text that a client must get for such tokens."""
-        ...
 
 
 class ExpectedTokens:

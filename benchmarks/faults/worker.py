@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,18 +35,16 @@ def install() -> None:
     """Put the faults into the modules of the worker, before its process starts."""
     from workers.engines import supervised
 
-    is_modelled = "sglang" not in sys.argv
-    if is_modelled:
-        supervised.STALL_FLOOR_S = WATCHDOG_S
-    _install_control(figures if is_modelled else sglang_figures)
+    supervised.STALL_FLOOR_S = WATCHDOG_S
+    _install_control()
     install_tasks()
     install_clock()
-    (_install_kv if is_modelled else _install_sglang_kv)()
+    _install_kv()
     _install_publications()
     _install_engine()
 
 
-def _install_control(figures: Callable[[Any], dict[str, Any]]) -> None:
+def _install_control() -> None:
     from workers.component import Worker
 
     run = Worker.run
@@ -70,23 +67,6 @@ def figures(worker: Any) -> dict[str, Any]:
         "rounds": rounds.running,
         "queued": len(rounds._queue),
         "engine requests": len(engine._alive),
-        "holds": len(directory._holds),
-        "page leases": len(directory._leases),
-        "writers": len(directory._writers),
-        "session tokens": directory.session_tokens,
-        "kept sessions": len(rounds._sessions._uses),
-        "store tokens": directory.figures.used_tokens,
-    }
-
-
-def sglang_figures(worker: Any) -> dict[str, Any]:
-    """The same of a real engine. Its ranks may keep holds a little longer than their requests."""
-    engine, directory, rounds = worker._engine._engine, worker._engine.kv.store.directory, worker._rounds
-    directory.collect(time.monotonic())
-    return {
-        "rounds": rounds.running,
-        "queued": len(rounds._queue),
-        "engine requests": len(engine._running),
         "holds": len(directory._holds),
         "page leases": len(directory._leases),
         "writers": len(directory._writers),
@@ -142,19 +122,6 @@ def _install_kv() -> None:
 
     ModelledExchange.serve = serve_faulty  # type: ignore[method-assign]
     ModelledExchange._copy = copy_faulty  # type: ignore[method-assign]
-
-
-def _install_sglang_kv() -> None:
-    from workers.kv.worker_process.store_exchange import StoreExchange
-
-    serve = StoreExchange.serve
-
-    async def serve_faulty(exchange: StoreExchange, request: Any) -> Any:
-        if request["op"] == "lease" and ARMED.strikes(KV_FAILS):
-            return {"error": "injected"}
-        return await serve(exchange, request)
-
-    StoreExchange.serve = serve_faulty  # type: ignore[method-assign]
 
 
 def _install_publications() -> None:
