@@ -92,10 +92,12 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     window(served())
     window.add_sessions(3, 1)
     window.add_refused()
+    window.add_unnamed()
     clock.now_s += 9.5
     window(served(ttft_s=0.3))
     before = window.read()
     assert (before.rounds, before.sessions_bound, before.sessions_repinned, before.refused) == (2, 3, 1, 1)
+    assert before.unnamed == 1
     clock.now_s += 1.0
     after = window.read()
     assert (after.rounds, after.sessions_bound, after.sessions_repinned, after.refused) == (1, 0, 0, 0)

@@ -240,9 +240,11 @@ def _sessions(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         f"{count(window['sessions_bound'])} bound, "
     )
     line = _append_bad(line, f"{count(window['sessions_repinned'])} moved", window["sessions_repinned"])
-    if window["unnamed"]:
-        line.append(f"; {count(window['unnamed'])} rounds without a session")
     shown = [line]
+    if window["unnamed"]:
+        shown.append(
+            Text(f"{count(window['unnamed'])} rounds without a session, which have no affinity and no history")
+        )
     largest = [
         f"{_shortened(row['session_id'])} {count(row['tokens'])} on {short[row['worker_id']]}"
         for row in sessions["largest"]

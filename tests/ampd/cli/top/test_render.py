@@ -148,3 +148,10 @@ def test_long_lists_are_cut_to_the_height_and_say_so() -> None:
     (more,) = (line.plain for line in cut if "more" in line.plain)
     shown = sum("decode" in line.plain for line in cut)
     assert more.startswith(f"... {64 - shown} more")
+
+
+def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
+    for unnamed in (0, 25):
+        window = ServedWindow(length_s=60, span_s=60, rounds=40, sessions_bound=12, unnamed=unnamed)
+        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=window)]), 80)
+        assert ("25 rounds without a session" in text) is bool(unnamed)

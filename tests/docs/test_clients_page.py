@@ -1,0 +1,76 @@
+"""Each snippet of the page on clients runs against a graph, and its rounds are one session there."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from ampd.session_key import session_key
+from tests.harness.graph import Graph, profile
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+SNIPPETS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
+MODULES = {"langgraph": "langchain_openai", "llama_index": "llama_index.llms.openai_like"}
+"""The module that shows whether a snippet's packages are installed, where it has another name than the snippet."""
+PYTHON = os.environ.get("CLIENTS_PYTHON", sys.executable)
+"""An interpreter with the extra `clients`. It may be another one, because SGLang pins some of the same packages."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(graph: Graph) -> AsyncIterator[Graph]:
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
+    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
+    coordinator = graph.start_coordinator("always-remote")
+    graph.start_frontend()
+    for role in ("prefill", "decode"):
+        await graph.new_worker(role, perf)
+    await graph.until_answers([coordinator])
+    yield graph
+
+
+async def _run(code: str) -> tuple[int | None, str]:
+    """Exit code and output of Python code in the interpreter of the clients."""
+    environment = {**os.environ, "OPENAI_API_KEY": "none", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    environment.pop("PYTHONPATH", None)
+    process = await asyncio.create_subprocess_exec(
+        PYTHON, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) -> None:
+    module = MODULES.get(name, name)
+    if (await _run(f"import {module}"))[0] != 0:
+        pytest.skip(f"{PYTHON} cannot import {module}: pip install 'ampd[clients]'")
+    session_id = f"client-{name}"
+    store = await served.store()
+    try:
+        unnamed = sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
+        code, output = await _run(f"URL, SESSION = {served.url!r}, {session_id!r}\n{SNIPPETS[name]}")
+        assert code == 0, output[-3000:]
+        key = session_key("", session_id)
+        tokens: list[int] = []
+
+        async def is_held() -> bool:
+            held = [view.held_tokens[key] for view in await store.snapshot() if key in view.held_tokens]
+            tokens[:] = held
+            return bool(held)
+
+        await until(is_held)
+        binding = await store.binding(key)
+        assert binding is not None
+        assert binding.epoch == 1
+        assert max(tokens) > 40, "the second round is in it"
+        assert sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators) <= unnamed
+    finally:
+        await store.close()
