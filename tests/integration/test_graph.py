@@ -409,12 +409,15 @@ async def test_several_coordinators_agree_on_one_decode_worker_a_session(
     assert all(one["hist_tokens"] >= 32 for one in again)
 
 
-@pytest.mark.usefixtures("remote")
-async def test_a_coordinator_whose_dynamo_ends_says_so(graph: Graph) -> None:
-    name = graph.start_coordinator("ampd", module="tests.harness.ending_coordinator")
-    line = await graph.until_ended(name)
-    assert "exit code 1" in line
-    assert "Dynamo ended without a signal" in graph.log(name)
+async def test_a_coordinator_whose_dynamo_ends_says_so(
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
+) -> None:
+    with empty_graph(tmp_path, redis_server.url, fork_server) as one:
+        one.start_worker("decode", profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002))
+        await one.until_workers(1)
+        name = one.start_coordinator("always-local", module="tests.harness.ending_coordinator")
+        assert "exit code 1" in await one.until_ended(name)
+        assert "Dynamo ended without a signal" in one.log(name)
 
 
 async def test_coordinators_that_started_before_the_workers_register_their_context(
