@@ -12,6 +12,7 @@ from typing import Any
 
 from dynamo.llm import HttpError
 
+from ampd.policies.base import OtherPolicies
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
@@ -25,6 +26,7 @@ from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
+from router.load_recorder import LoadRecorder
 from router.outputs import Chunk, merged_usage
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
@@ -96,6 +98,7 @@ class Coordinator:
         )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
+        self._load_recorder = _load_recorder(policies, store, clock)
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(self.view, store, placement, _session_limits(settings), SUSPECT_S, self.gate, clock),
@@ -105,7 +108,7 @@ class Coordinator:
             clock=clock,
             spawn=self._background.spawn,
             deaths=WorkerDeaths(clock),
-            observers=(end_logger(self._round_log), *observers),
+            observers=(end_logger(self._round_log), *self._load_recorder, *observers),
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
@@ -137,6 +140,8 @@ class Coordinator:
         self._services.access.ended.start()
         self._lease_probe.start()
         self._rounds.start()
+        for recorder in self._load_recorder:
+            recorder.start()
         if self.pools is not None:
             self.pools.start()
 
@@ -149,6 +154,8 @@ class Coordinator:
         if self.pools is not None:
             await self.pools.stop()
         await self._rounds.stop()
+        for recorder in self._load_recorder:
+            await recorder.stop()
         await self._background.finish(timeout_s)
         await self._services.access.guard.stop()
         await self._services.access.ended.stop()
@@ -206,6 +213,14 @@ def _session_limits(settings: CoordinatorSettings) -> SessionLimits:
     )
 
 
+def _load_recorder(
+    policies: CoordinatorPolicies, store: StateStore, clock: Callable[[], float]
+) -> tuple[LoadRecorder, ...]:
+    """One, if the pools policy reads the recent load."""
+    keep_s = policies.pools.load_s if policies.pools else 0.0
+    return (LoadRecorder(store, keep_s, clock),) if keep_s else ()
+
+
 def _pools_keeper(
     settings: CoordinatorSettings,
     policies: CoordinatorPolicies,
@@ -217,5 +232,6 @@ def _pools_keeper(
     policy = policies.pools
     if policy is None or policy.is_idle:
         return None
-    review = RoleReview(policy, policies.model, settings.slo, rng)
+    others = OtherPolicies(policies.binding, policies.routing)
+    review = RoleReview(policy, policies.model, settings.slo, rng, others)
     return PoolsKeeper(view, store, review, settings.pools_interval_s, settings.lease_s, clock)

@@ -12,15 +12,18 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
-from ampd.serving.roles import DueChange, RoleReview
+from ampd.policies.base import Considered, PoolsSituation, RoleChange
+from ampd.recent_load import RecentLoad
+from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView, pool_name
+from router.policy_process import PolicyProcess
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class PoolsKeeper:
 
     Attributes:
         assignments: how often a role was assigned, by role and reason.
+        considered: the last sets of roles that the policy considered; None: it names none.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class PoolsKeeper:
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
         self._warned: set[str] = set()
+        self._process = PolicyProcess(review.policy) if review.policy.is_slow else None
+        self.considered: Considered | None = None
         self._task = SupervisedTask("pools", self._run)
 
     @property
@@ -87,6 +93,8 @@ class PoolsKeeper:
         if not self._task.is_running:
             return
         await self._task.stop()
+        if self._process is not None:
+            self._process.stop()
         with contextlib.suppress(StateUnavailableError):
             await self._store.resign(self._holder)
 
@@ -123,13 +131,35 @@ class PoolsKeeper:
     async def _ask(self, lead: Leadership) -> None:
         now_s = self._clock()
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
-        due = self._review.due(self._as_assigned(now_s), now_s, changed_s)
+        wanted = await self._wanted(now_s, changed_s)
+        if isinstance(wanted, Considered):
+            self.considered = wanted
+            log.info("pools: %s", in_words(wanted))
+        due = due_changes(self._as_assigned(now_s), wanted)
         for kept in due.kept:
             change = kept.change
             self._warn_once(f"worker {change.worker_id} stays {kept.before.role} ({change.reason}): it is the last one")
         for due_change in due.changes:
             if not await self._assign(due_change):
                 return
+
+    async def _wanted(self, now_s: float, changed_s: float) -> Sequence[RoleChange]:
+        """The policy's answer. A slow policy answers later; until then nothing is wanted, and the lead is kept."""
+        if self._process is None:
+            return self._review.policy.change(await self._situation(now_s, changed_s))
+        if self._process.is_due(now_s):
+            self._process.ask(await self._situation(now_s, changed_s))
+        return self._process.answer(now_s)
+
+    async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:
+        """The question, with the recent load of all coordinators for a policy that reads it."""
+        load = NO_LOAD
+        if load_s := self._review.policy.load_s:
+            recent = RecentLoad(load_s)
+            for session_id, item in sorted(await self._store.recent_load(), key=lambda loaded: loaded[1].sent_s):
+                recent.add(session_id, item)
+            load = recent.until(now_s)
+        return self._review.situation(self._as_assigned(now_s), now_s, changed_s, load)
 
     async def _assign(self, due: DueChange) -> bool:
         change, before = due.change, due.before
@@ -172,3 +202,11 @@ class PoolsKeeper:
         if line not in self._warned:
             self._warned.add(line)
             log.warning("pools: %s", line)
+
+
+def in_words(considered: Considered) -> str:
+    """The sets of roles that a policy considered, as one line: the best first."""
+    tried = sorted(considered.tried, key=lambda each: -each.attained)
+    listed = "; ".join(f"{each.roles}{' (now)' if each.is_now else ''} {each.attained:.1%}" for each in tried)
+    verdict = f"{len(considered)} workers change" if considered else "all stay"
+    return f"{considered.rounds} recent rounds served again: {listed}: {verdict}"

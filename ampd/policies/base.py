@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, overload
 
 from ampd.perf.model import PerformanceModel
+from ampd.recent_load import Load
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 
 # Not frozen: a situation is made for every decision, and a frozen dataclass takes twice as long to make.
@@ -178,6 +179,52 @@ class RoleChange:
     lane: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherPolicies:
+    """The policies of the graph beside its pools policy, as far as they are known; None: the default."""
+
+    binding: BindingPolicy | None = None
+    routing: RoutingPolicy | None = None
+    ordering: OrderingPolicy | None = None
+    slicing: SlicingPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRoles:
+    """A set of roles that a pools policy has considered.
+
+    Attributes:
+        roles: in words, as `2 prefill, 2 decode`.
+        attained: the predicted share of rounds that meet their targets.
+        is_now: these are the present roles.
+    """
+
+    roles: str
+    attained: float
+    is_now: bool = False
+
+
+class Considered(Sequence[RoleChange]):
+    """The changes that are due, and the sets of roles that were considered."""
+
+    def __init__(self, changes: Sequence[RoleChange], tried: Sequence[TriedRoles], rounds: int) -> None:
+        self.changes = tuple(changes)
+        self.tried = tuple(tried)
+        self.rounds = rounds
+
+    @overload
+    def __getitem__(self, index: int) -> RoleChange: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RoleChange]: ...
+
+    def __getitem__(self, index: int | slice) -> RoleChange | Sequence[RoleChange]:
+        return self.changes[index]
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
 @dataclass(slots=True, kw_only=True)
 class PoolsSituation(Situation):
     """The roles of the workers are under review, as they are several times per second.
@@ -187,12 +234,16 @@ class PoolsSituation(Situation):
         slo: the default targets of a round.
         changed_s: time of the latest change of a role; minus infinity if there was none.
         rng: the only source of chance.
+        load: the recent rounds, for a policy that has a `load_s`.
+        others: the policies that decide about rounds.
     """
 
     workers: Sequence[WorkerView]
     slo: Slo
     changed_s: float
     rng: random.Random
+    load: Load = field(default_factory=dict)
+    others: OtherPolicies = field(default_factory=lambda: OtherPolicies())
 
 
 class PoolsPolicy(Protocol):
@@ -200,10 +251,22 @@ class PoolsPolicy(Protocol):
 
     Attributes:
         is_idle: the policy never changes a role, so that it does not have to be asked.
+        interval_s: least time between two questions to it; 0: as often as its keeper likes.
+        load_s: length of the recent load that it reads; 0: it reads none.
+        is_slow: a question takes so long that it must not be asked on the event loop.
     """
 
     @property
     def is_idle(self) -> bool: ...
+
+    @property
+    def interval_s(self) -> float: ...
+
+    @property
+    def load_s(self) -> float: ...
+
+    @property
+    def is_slow(self) -> bool: ...
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         """The changes that are due."""

@@ -49,6 +49,7 @@ class Policy(BaseModel):
     Attributes:
         policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
+        interval_s, load_s, is_slow: as in `PoolsPolicy`.
         is_whole: a slicing policy that computes every prefill in one slice.
     """
 
@@ -56,6 +57,9 @@ class Policy(BaseModel):
 
     policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False
+    interval_s: ClassVar[float] = 0.0
+    load_s: ClassVar[float] = 0.0
+    is_slow: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
 
 

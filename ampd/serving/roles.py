@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
+from ampd.policies.base import OtherPolicies, PoolsPolicy, PoolsSituation, RoleChange
+from ampd.recent_load import Load
 from ampd.types import Slo, WorkerView
 
 POOLS_INTERVAL_S = 0.5
@@ -35,43 +36,74 @@ class DueChanges:
     kept: Sequence[DueChange]
 
 
+NO_LOAD: Load = {}
+
+
 class RoleReview:
     """A pools policy, and what is done of its answers."""
 
-    def __init__(self, policy: PoolsPolicy, model: PerformanceModel, slo: Slo, rng: random.Random) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: PoolsPolicy,
+        model: PerformanceModel,
+        slo: Slo,
+        rng: random.Random,
+        others: OtherPolicies = OtherPolicies(),  # noqa: B008 - it is frozen
+    ) -> None:
+        self.policy = policy
         self._model = model
         self._slo = slo
         self._rng = rng
+        self._others = others
 
-    def due(self, workers: Sequence[WorkerView], now_s: float, changed_s: float) -> DueChanges:
-        """Ask the policy, and leave out what cannot be done.
-
-        A change to the role and lane that a worker already has is no change. An unknown worker is skipped. The last
-        worker that owns sessions does not become a prefill worker, because no session could begin then.
+    def situation(
+        self, workers: Sequence[WorkerView], now_s: float, changed_s: float, load: Load = NO_LOAD
+    ) -> PoolsSituation:
+        """The question to the policy.
 
         Args:
             changed_s: time of the latest change of a role; minus infinity if there was none.
+            load: the recent rounds, for a policy with a `load_s`.
+        """
+        return PoolsSituation(
+            model=self._model,
+            now_s=now_s,
+            workers=workers,
+            slo=self._slo,
+            changed_s=changed_s,
+            rng=self._rng,
+            load=load,
+            others=self._others,
+        )
+
+    def due(self, situation: PoolsSituation) -> DueChanges:
+        """Ask the policy, and leave out what cannot be done.
 
         Raises:
             UserError: the performance model lacks a worker's parallelism.
         """
-        situation = PoolsSituation(
-            model=self._model, now_s=now_s, workers=workers, slo=self._slo, changed_s=changed_s, rng=self._rng
-        )
-        current = {view.worker_id: view for view in workers}
-        changes: list[DueChange] = []
-        kept: list[DueChange] = []
-        for change in self._policy.change(situation):
-            before = current.get(change.worker_id)
-            if before is None or (before.role, before.lane) == (change.role, change.lane):
-                continue
-            if _leaves_an_owner(current, change):
-                changes.append(DueChange(change, before))
-                current[change.worker_id] = replace(before, role=change.role, lane=change.lane)
-            else:
-                kept.append(DueChange(change, before))
-        return DueChanges(changes, kept)
+        return due_changes(situation.workers, self.policy.change(situation))
+
+
+def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> DueChanges:
+    """The changes that are made of those that a policy wants.
+
+    A change to the role and lane that a worker already has is no change. An unknown worker is skipped. The last
+    worker that owns sessions does not become a prefill worker, because no session could begin then.
+    """
+    current = {view.worker_id: view for view in workers}
+    changes: list[DueChange] = []
+    kept: list[DueChange] = []
+    for change in wanted:
+        before = current.get(change.worker_id)
+        if before is None or (before.role, before.lane) == (change.role, change.lane):
+            continue
+        if _leaves_an_owner(current, change):
+            changes.append(DueChange(change, before))
+            current[change.worker_id] = replace(before, role=change.role, lane=change.lane)
+        else:
+            kept.append(DueChange(change, before))
+    return DueChanges(changes, kept)
 
 
 def _leaves_an_owner(workers: Mapping[str, WorkerView], change: RoleChange) -> bool:

@@ -8,12 +8,14 @@ raise `CodecError` for a record that is malformed, or of a kind that this versio
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ampd import wire
+from ampd.recent_load import RecentRound
 from ampd.state.checks import check_duration, checked
 from ampd.state.store import (
+    LoadedRound,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -71,6 +73,16 @@ def encode_view(view: WorkerView, now_s: float) -> str:
 def decode_view(record: str | bytes, written_s: float) -> WorkerView:
     """A view that was written at `written_s` on the reader's clock."""
     return _read(record, lambda fields: _view(fields, written_s))
+
+
+def encode_load(rounds: Sequence[LoadedRound], now_s: float) -> str:
+    """Ended rounds as written at `now_s`, on the clock of their times."""
+    return _dump([_loaded_fields(session_id, item, now_s) for session_id, item in rounds])
+
+
+def decode_load(record: str | bytes, written_s: float) -> list[LoadedRound]:
+    """Ended rounds that were written at `written_s` on the reader's clock."""
+    return _read(record, lambda batch: [_loaded_round(fields, written_s) for fields in _listed(batch)])
 
 
 def encode_coordinator(view: CoordinatorView) -> str:
@@ -215,3 +227,29 @@ def _read(record: str | bytes, build: Callable[[Any], T]) -> T:
     except _MALFORMED as error:
         reason = str(error) if type(error) is ValueError else repr(error)
         raise CodecError(f"unreadable record: {reason}") from None
+
+
+def _listed(batch: Any) -> list[Any]:
+    if not isinstance(batch, list):
+        raise ValueError("not a list")
+    return batch
+
+
+def _loaded_fields(session_id: str, item: RecentRound, now_s: float) -> list[Any]:
+    assert item.ended_s is not None
+    times = [round(now_s - when_s, 4) for when_s in (item.sent_s, item.ended_s)]
+    return [session_id, *times, item.kept_tokens, item.prompt_tokens, item.output_tokens, int(bool(item.is_met))]
+
+
+def _loaded_round(fields: list[Any], written_s: float) -> LoadedRound:
+    session_id, sent_ago_s, ended_ago_s, *tokens, is_met = fields
+    kept_tokens, prompt_tokens, output_tokens = tokens
+    for ago_s in (sent_ago_s, ended_ago_s):
+        check_duration(ago_s)
+    if not all(type(count) is int and count >= 0 for count in tokens) or kept_tokens > prompt_tokens:
+        raise ValueError(f"no counts of tokens: {tokens}")
+    if not isinstance(session_id, str) or sent_ago_s < ended_ago_s:
+        raise ValueError(f"no round: {session_id!r}, sent {sent_ago_s} s ago, ended {ended_ago_s} s ago")
+    item = RecentRound(written_s - sent_ago_s, kept_tokens, prompt_tokens)
+    item.end(written_s - ended_ago_s, output_tokens, bool(is_met))
+    return session_id, item

@@ -31,6 +31,7 @@ class Schema:
         self.leader = self.prefix + b"leader"
         self.assigned = self.prefix + b"assigned"
         self.live = self.prefix + b"live"
+        self.load = self.prefix + b"load"
         self.events = self.prefix + b"events"
         self.roles = self.prefix + b"roles"
 

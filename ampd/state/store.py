@@ -8,6 +8,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from ampd.errors import RunError
+from ampd.recent_load import RecentRound
 from ampd.state.counting import RoundTrips
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, WorkerView
@@ -152,6 +153,10 @@ class RoleAssigned:
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
 
 
+LoadedRound = tuple[str, RecentRound]
+"""(session, a round of it that has ended)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leadership:
     """Whether a coordinator leads.
@@ -268,6 +273,14 @@ class StateStore(Protocol):
         ...
 
     # -- readers
+    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
+        """Add rounds that ended to the recent load of the graph, which keeps them for `keep_s`."""
+        ...
+
+    async def recent_load(self) -> Sequence[LoadedRound]:
+        """The rounds that were recorded, in any order, with times on this handle's clock."""
+        ...
+
     async def overview(self) -> Overview:
         """All live workers, and then all live coordinators: two reads, not one moment."""
         ...

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.policies.estimates import local
+from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal
 from ampd.serving.local_only import PREFILL_WORKER_REFUSED
 from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
@@ -54,6 +55,7 @@ class Coordinators:
         self._max_context_tokens = max_context_tokens
         self._prefills = prefills
         self._refused = refused
+        self._load = world.load
         self._rng = random.Random(f"{world.options.seed}/coordinators")
         self.refusals = 0
         self._admission: Admission | None = None
@@ -162,5 +164,8 @@ class Coordinators:
         round_.session.users |= {round_.decode, worker}
         if worker is not round_.decode:
             worker.resident.copies.add(record.session_id)
+        if self._load is not None:
+            round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
+            self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, task)
         self._prefills.enter(round_, task, fetches=decision.route is Route.REMOTE and task.hist_tokens > 0)

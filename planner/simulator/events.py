@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 
@@ -64,10 +65,10 @@ class EventLoop:
         """The virtual time, as a clock function."""
         return self.now_s
 
-    def run(self) -> None:
-        """Run until no action is left."""
+    def run(self, until_s: float = inf) -> None:
+        """Run until no action is left, or only later ones than `until_s`."""
         heap = self._heap
-        while heap:
+        while heap and heap[0][0] <= until_s:
             when_s, _, action, argument = heappop(heap)
             self.now_s = when_s
             self.handled += 1

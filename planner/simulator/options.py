@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
@@ -49,6 +50,7 @@ class SimulationOptions:
         pools_interval_s: how often the pools policy is asked.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
+        until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
 
@@ -66,4 +68,5 @@ class SimulationOptions:
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
     max_wait: float = 0.0
+    until_s: float = inf
     keeps_timeline: bool = False

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+from ampd.policies.base import OtherPolicies
 from ampd.serving.roles import DueChange, RoleReview
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
@@ -27,11 +28,17 @@ class RoleKeeper:
     ) -> None:
         self.role_flips = 0
         self._loop = world.loop
-        self._interval_s = world.options.pools_interval_s
+        self._interval_s = max(world.options.pools_interval_s, world.policies.pools.interval_s)
         self._is_idle = world.policies.pools.is_idle
+        policies = world.policies
         self._review = RoleReview(
-            world.policies.pools, world.belief, world.slo, random.Random(f"{world.options.seed}/pools")
+            policies.pools,
+            world.belief,
+            world.slo,
+            random.Random(f"{world.options.seed}/pools"),
+            OtherPolicies(policies.binding, policies.routing, policies.ordering, policies.slicing),
         )
+        self._load = world.load
         self._workers = {worker.worker_id: worker for worker in workers}
         self._views = views
         self._is_over = is_over
@@ -46,7 +53,9 @@ class RoleKeeper:
         if self._is_over():
             return
         now_s = self._loop.now_s
-        for due in self._review.due(self._views.workers(0), now_s, self._changed_s).changes:
+        load = {} if self._load is None else self._load.until(now_s)
+        situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load)
+        for due in self._review.due(situation).changes:
             self._apply(due)
         self._loop.at(now_s + self._interval_s, self._ask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampd.recent_load import RecentRound
 from ampd.serving.prefill_queue import QueueEntry
 from ampd.types import PrefillTask
 from planner.simulator.outcome import SimulatedRound
@@ -36,6 +37,7 @@ class ActiveRound:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
         is_exact: the history of its task is what its prefill worker really holds.
         uncounted_tokens: history whose origin at the prefill worker is not counted yet.
+        recent: its entry in the recent load; None: the load is not recorded.
         read_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
 
@@ -49,6 +51,7 @@ class ActiveRound:
         "prefill",
         "prompt_tokens",
         "read_tokens",
+        "recent",
         "record",
         "session",
         "uncounted_tokens",
@@ -67,6 +70,7 @@ class ActiveRound:
         self.is_exact = False
         self.is_started = False
         self.fetched = False
+        self.recent: RecentRound | None = None
 
     @property
     def task(self) -> PrefillTask:

@@ -15,6 +15,7 @@ class SessionRunner:
     """Sends the rounds of sessions and records their ends.
 
     Args:
+        begin: prepares a session that arrives.
         send: hands a session's next round to the coordinators.
         on_round: called after each round.
 
@@ -23,17 +24,26 @@ class SessionRunner:
         sessions_over: how many sessions have ended.
     """
 
-    def __init__(self, world: World, send: Callable[[ActiveSession], None], on_round: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        begin: Callable[[ActiveSession], None],
+        send: Callable[[ActiveSession], None],
+        on_round: Callable[[], None],
+    ) -> None:
         self.finished: list[SimulatedRound] = []
         self.sessions_over = 0
         self._loop = world.loop
         self._slo = world.slo
+        self._begin = begin
         self._send = send
         self._on_round = on_round
 
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
-        self._send(ActiveSession(session))
+        active = ActiveSession(session)
+        self._begin(active)
+        self._send(active)
 
     def finish(self, round_: ActiveRound, now_s: float) -> None:
         """The round's last token is out."""
@@ -42,7 +52,10 @@ class SessionRunner:
         if record.output_tokens > 1 and record.ttft_s is not None:
             record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
         session.context_tokens = round_.prompt_tokens + record.output_tokens
-        session.has_missed = session.has_missed or not meets(record, self._slo)
+        is_met = meets(record, self._slo)
+        session.has_missed = session.has_missed or not is_met
+        if round_.recent is not None:
+            round_.recent.end(now_s, record.output_tokens, is_met)
         session.index += 1
         if session.index == len(session.rounds):
             self.end(session, record)

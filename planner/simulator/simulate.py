@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.recent_load import RecentLoad
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
 from planner.simulator.cluster import Cluster
@@ -21,11 +22,13 @@ from planner.simulator.roles import RoleKeeper
 from planner.simulator.sessions import SessionRunner
 from planner.simulator.transfers import KvTransfers
 from planner.simulator.views import DelayedViews, FreshViews, Views
+from planner.simulator.warm_start import WarmStart
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()
+_NO_CONTEXTS: Mapping[str, int] = {}
 
 
 def simulate(
@@ -37,6 +40,7 @@ def simulate(
     options: SimulationOptions = _DEFAULTS,
     on_round: Callable[[], None] = lambda: None,
     belief: PerformanceModel | None = None,
+    contexts: Mapping[str, int] = _NO_CONTEXTS,
 ) -> SimulationRun:
     """Serve all sessions on a cluster in virtual time.
 
@@ -44,6 +48,7 @@ def simulate(
         model: the times of everything that happens.
         on_round: called after each finished round, for progress.
         belief: the times that the policies predict with; default: `model`.
+        contexts: session id -> tokens of its context before its first round, of sessions that are under way.
     """
     world = World(
         loop=EventLoop(),
@@ -54,6 +59,7 @@ def simulate(
         options=options,
         gaps=[],
         spans=[] if options.keeps_timeline else None,
+        load=RecentLoad(policies.pools.load_s) if policies.pools.load_s else None,
     )
     loop = world.loop
     workers = [
@@ -65,12 +71,12 @@ def simulate(
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
     roles = {worker.worker_id: worker.role.value for worker in workers}
-    runner, coordinators = _connected(world, workers, views, cluster.max_context_tokens, on_round)
+    runner, coordinators = _connected(world, workers, views, cluster.max_context_tokens, contexts, on_round)
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
     for session in sessions:
         loop.at(session.arrival_s, runner.arrive, session)
-    loop.run()
+    loop.run(options.until_s)
     return SimulationRun(
         rounds=runner.finished,
         rounds_planned={session.session_id: len(session.rounds) for session in sessions},
@@ -114,11 +120,13 @@ def _connected(
     workers: Sequence[SimulatedWorker],
     views: Views,
     max_context_tokens: int,
+    contexts: Mapping[str, int],
     on_round: Callable[[], None],
 ) -> tuple[SessionRunner, Coordinators]:
     """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
     transfers = KvTransfers(world)
-    runner = SessionRunner(world, lambda session: coordinators.send(session), on_round)
+    warm = WarmStart(contexts, [worker for worker in workers if worker.role.owns_sessions])
+    runner = SessionRunner(world, warm.place, lambda session: coordinators.send(session), on_round)
     decodes = Decodes(world, transfers, runner.finish)
     prefills = Prefills(world, transfers, decodes.hand_over, decodes.last_token)
     coordinators = Coordinators(world, workers, views, max_context_tokens, prefills, runner.end)

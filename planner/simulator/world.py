@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
+from ampd.recent_load import RecentLoad
 from ampd.types import Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.options import Policies, SimulationOptions
@@ -21,6 +22,7 @@ class World:
         slo: the targets of all rounds.
         gaps: gaps between tokens, in order of their end.
         spans: where the timeline is recorded; None: nowhere.
+        load: where the rounds of the last minutes are recorded, for the pools policy; None: it reads no load.
     """
 
     loop: EventLoop
@@ -31,3 +33,4 @@ class World:
     options: SimulationOptions
     gaps: list[GapRun]
     spans: list[Span] | None
+    load: RecentLoad | None = None

@@ -233,7 +233,9 @@ async def test_a_worker_that_is_lost_and_its_sessions() -> None:
 async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     change = RoleChange("d2", Role.PREFILL, "ttft-short")
     other = RoleChange("d3", Role.PREFILL, "7 s late")
-    policy = SimpleNamespace(change=lambda *_: (change, other), is_idle=False)
+    policy = SimpleNamespace(
+        change=lambda *_: (change, other), is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0
+    )
     one = await site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
         await until(lambda: one.total("ampd_role_assignments_total", reason=OTHER))

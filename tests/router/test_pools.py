@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import time
 import uuid
@@ -12,14 +13,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.policies.base import Considered, PoolsPolicy, PoolsSituation, RoleChange, TriedRoles
+from ampd.recent_load import Load, RecentRound
 from ampd.serving.roles import RoleReview
 from ampd.state.connect import open_store
 from ampd.state.store import RoleAssigned, StateStore, Watcher
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
-from router.pools import PoolsKeeper
+from router.pools import PoolsKeeper, in_words
 from tests.memory_store import MemoryState, MemoryStore
+from tests.router.slow_policies import TellsItsProcess
 from tests.virtual_time import run_virtually
 from tests.waiting import until
 from workers.pending_changes import PendingChanges
@@ -40,10 +43,15 @@ class Script:
     shown: list[dict[str, str]] = field(default_factory=list)
     since_s: list[float] = field(default_factory=list)
     is_idle: bool = False
+    is_slow: bool = False
+    interval_s: float = 0.0
+    load_s: float = 0.0
+    loads: list[Load] = field(default_factory=list)
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         self.shown.append({view.worker_id: str(view.role) + view.lane for view in situation.workers})
         self.since_s.append(situation.now_s - situation.changed_s)
+        self.loads.append(situation.load)
         return tuple(self.wants)
 
 
@@ -67,7 +75,7 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
 
 
 @asynccontextmanager
-async def replica(opened: Open, policy: Script, lease_s: float = LEASE_S) -> AsyncIterator[PoolsKeeper]:
+async def replica(opened: Open, policy: PoolsPolicy, lease_s: float = LEASE_S) -> AsyncIterator[PoolsKeeper]:
     """A coordinator's part, not asking yet."""
     store = await opened()
     async with ClusterView(store, lease_s=LEASE_S) as view:
@@ -117,6 +125,57 @@ async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.Lo
         assert 0 <= one.since_s[2] < 20
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("worker d2: decode -> prefill/long (busy)") == 1
+
+
+async def test_a_policy_that_reads_load_gets_the_rounds_of_all_coordinators(opened: Open) -> None:
+    store, other, script = await opened(), await opened(), Script(load_s=30.0)
+    now_s = time.monotonic()
+    for handle, name, ago_s in ((store, "a", 9.0), (other, "b", 5.0), (other, "a", 3.0), (store, "old", 40.0)):
+        await handle.record_load([(name, RecentRound(now_s - ago_s, 16, 64, now_s - ago_s + 1, 8, is_met=True))], 60.0)
+    await publish(store, d1="decode")
+    async with replica(opened, script) as keeper:
+        await keeper.step()
+    (load,) = script.loads
+    assert {name: [round(now_s - item.sent_s) for item in rounds] for name, rounds in load.items()} == {
+        "a": [9, 3],
+        "b": [5],
+    }
+    assert load["b"][0].prompt_tokens == 64
+
+
+async def test_a_policy_that_reads_no_load_costs_no_call(opened: Open) -> None:
+    store, script = await opened(), Script()
+    await publish(store, d1="decode")
+    async with replica(opened, script) as keeper:
+        await keeper.step()
+    assert script.loads == [{}]
+    assert "load" not in store.round_trips.calls
+
+
+@pytest.mark.slow
+async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(opened: Open) -> None:
+    store = await opened()
+    await publish(store, d1="decode", d2="decode")
+    async with replica(opened, TellsItsProcess()) as keeper:
+        await keeper.step()
+        assert keeper.is_leading
+        assert await roles(store) == {"d1": None, "d2": None}  # the process has just been started
+
+        async def is_assigned() -> bool:
+            await keeper.step()
+            return any(role is not None for role in (await roles(store)).values())
+
+        await until(is_assigned)
+        (assigned,) = [role for role in (await roles(store)).values() if role is not None]
+    assert assigned.role is Role.PREFILL
+    assert assigned.reason != str(os.getpid())
+
+
+def test_what_was_considered_is_one_line() -> None:
+    tried = (TriedRoles("2 prefill, 2 decode", 0.9, is_now=True), TriedRoles("1 prefill, 3 decode", 0.95))
+    line = "400 recent rounds served again: 1 prefill, 3 decode 95.0%; 2 prefill, 2 decode (now) 90.0%: "
+    assert in_words(Considered([to_prefill("d1")], tried, 400)) == line + "1 workers change"
+    assert in_words(Considered([], tried, 400)) == line + "all stay"
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:

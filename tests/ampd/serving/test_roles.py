@@ -19,7 +19,8 @@ SLO = Slo(1.0, 0.1)
 class Wants:
     """Wants these changes, and keeps the last situation."""
 
-    is_idle = False
+    is_idle = is_slow = False
+    interval_s = load_s = 0.0
 
     def __init__(self, *changes: RoleChange) -> None:
         self._changes = changes
@@ -36,7 +37,8 @@ def turn(worker_id: str, role: Role, lane: str = "") -> RoleChange:
 
 def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
     views = [WorkerView(name, role) for name, role in workers.items()]
-    return RoleReview(Wants(*changes), MODEL, SLO, random.Random(1)).due(views, 5.0, 1.0)
+    review = RoleReview(Wants(*changes), MODEL, SLO, random.Random(1))
+    return review.due(review.situation(views, 5.0, 1.0))
 
 
 def names(found: DueChanges) -> tuple[list[str], list[str]]:
@@ -48,7 +50,8 @@ PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}
 
 def test_the_policy_sees_the_situation() -> None:
     policy, views, rng = Wants(), [WorkerView("d", Role.DECODE)], random.Random(1)
-    found = RoleReview(policy, MODEL, SLO, rng).due(views, 5.0, -math.inf)
+    review = RoleReview(policy, MODEL, SLO, rng)
+    found = review.due(review.situation(views, 5.0, -math.inf))
     assert names(found) == ([], [])
     seen = policy.situation
     assert seen is not None

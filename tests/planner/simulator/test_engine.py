@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop
+from math import inf
 from typing import Any
 
 import pytest
@@ -96,8 +97,8 @@ def _looked_at() -> Iterator[list[int]]:
             queues.append(self)
 
     class WatchedLoop(EventLoop):
-        def run(self) -> None:
-            while self._heap:
+        def run(self, until_s: float = inf) -> None:
+            while self._heap and self._heap[0][0] <= until_s:
                 when_s, _, action, argument = heappop(self._heap)
                 if when_s > self.now_s:
                     looks[0] += 1

@@ -21,3 +21,12 @@ def test_equal_times_keep_the_order_of_entry() -> None:
         loop.at(1.0, seen.append, number)
     loop.run()
     assert seen == list(range(20))
+
+
+def test_it_stops_before_the_first_later_event() -> None:
+    loop = EventLoop()
+    seen: list[float] = []
+    for when_s in (1.0, 2.0, 3.0):
+        loop.at(when_s, seen.append, when_s)
+    loop.run(until_s=2.0)
+    assert (seen, loop.now_s) == ([1.0, 2.0], 2.0)

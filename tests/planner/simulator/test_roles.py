@@ -24,7 +24,8 @@ LATE_VIEWS = replace(OFTEN, state_delay_s=0.5)
 class Scripted:
     """Changes roles as told, each when its time has come; notes what it saw."""
 
-    is_idle = False
+    is_idle = is_slow = False
+    interval_s = load_s = 0.0
 
     def __init__(self, *changes: tuple[float, str, Role]) -> None:
         self._changes = list(changes)

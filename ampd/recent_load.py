@@ -1,0 +1,92 @@
+"""The rounds of the last minutes, by session: the load that a pools policy may replay under other roles."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RecentRound:
+    """A round, as far as it has come.
+
+    Attributes:
+        sent_s: its arrival, on the clock of decisions.
+        kept_tokens: the part of its prompt that the context of its session held already.
+        ended_s, output_tokens, is_met: its end, its output, and whether it met its targets; None while it runs.
+    """
+
+    sent_s: float
+    kept_tokens: int
+    prompt_tokens: int
+    ended_s: float | None = None
+    output_tokens: int | None = None
+    is_met: bool | None = None
+
+    def end(self, ended_s: float, output_tokens: int, is_met: bool) -> None:
+        """Note the end of the round."""
+        self.ended_s, self.output_tokens, self.is_met = ended_s, output_tokens, is_met
+
+
+Load = Mapping[str, Sequence[RecentRound]]
+"""Session -> its rounds, in the order of their arrival; no session is without a round."""
+
+
+class RecentLoad:
+    """Records rounds. A session is forgotten `window_s` after its latest round arrived."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._sessions: OrderedDict[str, list[RecentRound]] = OrderedDict()
+
+    def add(self, session_id: str, arrived: RecentRound) -> None:
+        """A round has arrived. Rounds come in the order of their arrival."""
+        self._sessions.setdefault(session_id, []).append(arrived)
+        self._sessions.move_to_end(session_id)
+        self._forget(arrived.sent_s)
+
+    def until(self, now_s: float) -> Load:
+        """The rounds that arrived within the window before `now_s`."""
+        self._forget(now_s)
+        return rounds_since(self._sessions, now_s - self._window_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._sessions:
+            session_id, rounds = next(iter(self._sessions.items()))
+            if rounds[-1].sent_s >= now_s - self._window_s:
+                return
+            del self._sessions[session_id]
+
+
+def rounds_since(load: Load, since_s: float) -> Load:
+    """The rounds that arrived at `since_s` or later."""
+    recent = {name: [item for item in rounds if item.sent_s >= since_s] for name, rounds in load.items()}
+    return {name: rounds for name, rounds in recent.items() if rounds}
+
+
+def latest_rounds(load: Load, most_rounds: int) -> Load:
+    """The rounds that arrived last, at most `most_rounds` (and those that arrived at the same time as the first)."""
+    arrivals = sorted((item.sent_s for item in all_rounds(load)), reverse=True)
+    return rounds_since(load, arrivals[most_rounds - 1]) if len(arrivals) > most_rounds else load
+
+
+def all_rounds(load: Load) -> Iterator[RecentRound]:
+    """The rounds of all sessions."""
+    for rounds in load.values():
+        yield from rounds
+
+
+def met_and_missed(load: Load, now_s: float, last_s: float, ttft_s: float) -> tuple[int, int]:
+    """How many rounds of the last `last_s` seconds met and missed their targets.
+
+    A round that ended counts at its end. A round in progress counts as missed once it is so old that half of the
+    rounds that ended were faster by the TTFT target: otherwise a round that never ends would never count.
+    """
+    ended = [item for item in all_rounds(load) if item.ended_s is not None]
+    recent = [item for item in ended if item.ended_s is not None and item.ended_s >= now_s - last_s]
+    met = sum(bool(item.is_met) for item in recent)
+    lasted_s = sorted(item.ended_s - item.sent_s for item in ended if item.ended_s is not None)
+    usual_s = lasted_s[len(lasted_s) // 2] if lasted_s else 0.0
+    overdue = sum(item.ended_s is None and now_s - item.sent_s > usual_s + ttft_s for item in all_rounds(load))
+    return met, len(recent) - met + overdue

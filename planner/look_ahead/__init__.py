@@ -1,0 +1,1 @@
+"""Looks ahead: the simulator serves the recent load again, under other roles of the workers."""

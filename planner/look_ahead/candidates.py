@@ -1,0 +1,58 @@
+"""The sets of roles that a look ahead tries: those of now, and what a few moves make of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.estimates import queued_s
+from ampd.types import Role, WorkerView
+
+Roles = Mapping[str, Role]
+"""Worker id -> its role."""
+
+
+def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> Iterator[Roles]:
+    """The present roles; one worker (of each parallelism) and a quarter of them moved either way; all decoding.
+
+    All decoding is co-located serving. Decode workers with the least KV of sessions move first, and prefill workers
+    with the shortest queue. Sets that differ only in workers of equal parallelism count as one.
+    """
+    now = {view.worker_id: view.role for view in workers}
+    decode = sorted((view for view in workers if view.role is Role.DECODE), key=_held_tokens)
+    prefill = sorted(
+        (view for view in workers if view.role is Role.PREFILL),
+        key=lambda view: (queued_s(view, model), view.worker_id),
+    )
+    quarter = max(len(workers) // 4, 2)
+    tried: list[Roles] = [now]
+    tried += [now | _all([view], Role.PREFILL) for view in _first_of_each(decode)]
+    tried += [now | _all([view], Role.DECODE) for view in _first_of_each(prefill)]
+    tried += [now | _all(decode[:quarter], Role.PREFILL), now | _all(prefill[:quarter], Role.DECODE)]
+    tried.append(_all(workers, Role.DECODE))
+    seen: set[frozenset[tuple[object, int]]] = set()
+    for roles in tried:
+        shape = frozenset(Counter((view.parallelism, roles[view.worker_id]) for view in workers).items())
+        if shape not in seen and any(role.owns_sessions for role in roles.values()):
+            seen.add(shape)
+            yield roles
+
+
+def in_words(roles: Roles) -> str:
+    """As `2 prefill, 6 decode`."""
+    count = Counter(roles.values())
+    return ", ".join(f"{count[role]} {role.value}" for role in Role if count[role])
+
+
+def _first_of_each(views: Sequence[WorkerView]) -> list[WorkerView]:
+    """The first one of each parallelism."""
+    return list({view.parallelism: view for view in reversed(views)}.values())
+
+
+def _all(workers: Sequence[WorkerView], role: Role) -> dict[str, Role]:
+    return {view.worker_id: role for view in workers}
+
+
+def _held_tokens(view: WorkerView) -> tuple[int, str]:
+    return sum(view.held_tokens.values()), view.worker_id

@@ -1,0 +1,86 @@
+"""Our pools with a look ahead: other roles are simulated with the recent load before they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from ampd.policies.base import Considered, PoolsSituation, RoleChange, TriedRoles
+from ampd.policies.registry import Policy, register
+from ampd.recent_load import latest_rounds, met_and_missed
+from ampd.types import Role
+from planner.look_ahead.candidates import Roles, candidate_roles, in_words
+from planner.look_ahead.recorded import recorded_load
+from planner.look_ahead.replay import Replay, replay
+
+
+@register("pools", "look-ahead")
+class LookAheadPools(Policy):
+    """Serve the recent load again in the simulator, under other roles, and take the roles that serve it best.
+
+    Reads: the rounds of the last five minutes (arrival, prompt, history, output, whether they met their targets); the
+    workers' parallelism, memory, queues and sessions; the performance model; the targets; the graph's other policies.
+
+    Rule:
+
+    1. Nothing is tried while more than `content` of the rounds of the last 30 s met their targets, and none within
+       `cooldown_s` of a change.
+    2. The latest rounds, `rounds_per_worker` for each worker, are served again by the simulator, with arrivals and
+       pauses `stress` times as short: under the present roles, with one worker and with a quarter of the workers moved
+       either way, and with all workers decoding, which is co-located serving.
+    3. The best roles are taken if they attain `gain` more than the present ones, and if the difference is not chance
+       (two standard deviations of the rounds that only one of the two met). The attainment is the mean of that of the
+       rounds and that of the sessions.
+
+    Limits: it knows only the load that came. A change helps the sessions to come, because sessions stay where they are
+    bound. A look takes a second or more of one core; a live graph gives it to a process of its own.
+
+    Example: `--pools look-ahead`
+    """
+
+    interval_s: ClassVar[float] = 10.0
+    load_s: ClassVar[float] = 300.0
+    is_slow: ClassVar[bool] = True
+
+    content: float = Field(0.97, gt=0, le=1, description="Share of met rounds above which no other roles are tried.")
+    gain: float = Field(0.02, ge=0, description="Least gain of attainment for which roles change.")
+    cooldown_s: float = Field(15.0, ge=0, description="Least time between two changes, in seconds.")
+    rounds_per_worker: int = Field(100, ge=1, description="Rounds that are served again, per worker.")
+    stress: float = Field(1.15, gt=0, description="How many times as short arrivals and pauses are made.")
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        now_s = situation.now_s
+        if now_s - situation.changed_s < self.cooldown_s:
+            return ()
+        met, missed = met_and_missed(situation.load, now_s, _RECENT_S, situation.slo.ttft_s)
+        if met + missed < _LEAST_ROUNDS or met > self.content * (met + missed):
+            return ()
+        return self._look(situation)
+
+    def _look(self, situation: PoolsSituation) -> Considered:
+        most_rounds = min(self.rounds_per_worker * len(situation.workers), _MOST_ROUNDS)
+        recorded = recorded_load(latest_rounds(situation.load, most_rounds), self.stress)
+        now, *others = candidate_roles(situation.workers, situation.model)
+        present = replay(recorded, now, situation)
+        replays = [(roles, replay(recorded, roles, situation)) for roles in others]
+        tried = [TriedRoles(in_words(now), present.share, is_now=True)]
+        tried += [TriedRoles(in_words(roles), each.share) for roles, each in replays]
+        return Considered(self._changes(now, present, replays), tried, recorded.rounds)
+
+    def _changes(self, now: Roles, present: Replay, replays: Sequence[tuple[Roles, Replay]]) -> Sequence[RoleChange]:
+        better = [(roles, each) for roles, each in replays if each.is_better_than(present, self.gain)]
+        if not better:
+            return ()
+        best, _ = max(better, key=lambda item: item[1].share)
+        changes = [RoleChange(name, role, "look-ahead") for name, role in best.items() if role is not now[name]]
+        # New decode workers first: the last one could not leave before.
+        return sorted(changes, key=lambda change: change.role is not Role.DECODE)
+
+
+_RECENT_S = 30.0
+"""Rounds that ended within this time count for `content`."""
+_LEAST_ROUNDS = 20
+"""With fewer rounds nothing is known."""
+_MOST_ROUNDS = 5000

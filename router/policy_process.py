@@ -1,0 +1,92 @@
+"""A process of its own for a pools policy that takes long, so that rounds do not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from math import inf
+from multiprocessing import get_context
+
+from ampd.errors import UserError
+from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
+
+log = logging.getLogger(__name__)
+
+TIME_SHARE = 0.1
+"""Most of the time that the policy may compute: after an answer it rests nine times as long."""
+
+_NICE = 19
+"""Any other process goes first."""
+
+
+class PolicyProcess:
+    """Asks a pools policy in one child process, one question at a time. The first question starts the process."""
+
+    def __init__(self, policy: PoolsPolicy) -> None:
+        self._policy = policy
+        self._pool: ProcessPoolExecutor | None = None
+        self._asked: asyncio.Task[Sequence[RoleChange]] | None = None
+        self._asked_s = 0.0
+        self._next_s = -inf
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the next question may be asked."""
+        return self._asked is None and now_s >= self._next_s
+
+    def ask(self, situation: PoolsSituation) -> None:
+        """Ask a question; `answer` has the answer later."""
+        self._asked_s = situation.now_s
+        self._asked = asyncio.create_task(self._change(situation))
+
+    def answer(self, now_s: float) -> Sequence[RoleChange]:
+        """The answer, once; nothing before it has come.
+
+        Raises:
+            UserError: the performance model lacks a worker's parallelism.
+        """
+        if self._asked is None or not self._asked.done():
+            return ()
+        asked, self._asked = self._asked, None
+        self._next_s = now_s + max(self._policy.interval_s, (now_s - self._asked_s) * (1 / TIME_SHARE - 1))
+        return asked.result()
+
+    async def _change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(_NICE,))
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._pool, _answer, self._policy, situation)
+        except BrokenProcessPool:
+            log.warning("the process of the pools policy died: roles stay as they are until the next question")
+            self._end_process()
+            return ()
+        if isinstance(answer, str):
+            raise UserError(answer)
+        return answer
+
+    def stop(self) -> None:
+        """End the process, even in the middle of an answer."""
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
+        self._end_process()
+
+    def _end_process(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        children = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.kill()
+
+
+def _answer(policy: PoolsPolicy, situation: PoolsSituation) -> Sequence[RoleChange] | str:
+    """In the child. An error of a user travels as its text, because not every exception can be unpickled."""
+    try:
+        return policy.change(situation)
+    except UserError as error:
+        return str(error)

@@ -1,0 +1,92 @@
+"""The look ahead as a policy: when it looks, and what it then changes."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ampd.perf.presets import analytic_model
+from ampd.policies.base import Considered, OtherPolicies, PoolsSituation, RoleChange
+from ampd.policies.registry import create
+from ampd.recent_load import RecentRound
+from ampd.types import Parallelism, Role, Slo, WorkerView
+from planner.look_ahead.pools import LookAheadPools
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies
+from planner.simulator.simulate import simulate
+from workloads.trace import Round, Session
+
+MODEL = analytic_model("llama-3.1-8b", "h20")
+SLO = Slo(1.0, 0.02)
+POLICY = LookAheadPools()
+OTHERS = OtherPolicies(routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
+
+LONG_PREFILLS = {f"s{n}": [RecentRound(n / 8, 0, 1500, n / 8 + 0.5, 4, is_met=False)] for n in range(80)}
+"""Eight prompts of 1,500 tokens per second, which all missed their targets."""
+
+
+def situation(load: Mapping[str, Sequence[RecentRound]], prefill: int = 1, decode: int = 3) -> PoolsSituation:
+    roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
+    workers = [WorkerView(f"w{number}", role, Parallelism(1)) for number, role in enumerate(roles)]
+    return PoolsSituation(
+        model=MODEL,
+        now_s=10.0,
+        workers=workers,
+        slo=SLO,
+        changed_s=float("-inf"),
+        rng=random.Random(1),
+        load=load,
+        others=OTHERS,
+    )
+
+
+def test_it_takes_the_roles_that_attain_more_and_tells_what_it_tried() -> None:
+    found = POLICY.change(situation(LONG_PREFILLS))
+    assert isinstance(found, Considered)
+    assert found.rounds == 80
+    present, *others = found.tried
+    assert present.is_now
+    assert present.roles == "1 prefill, 3 decode"
+    best = max(others, key=lambda tried: tried.attained)
+    assert best.attained >= present.attained + POLICY.gain
+    assert [(change.role, change.reason) for change in found] == [(Role.PREFILL, "look-ahead")] * len(found)
+    assert in_words_after(found) == best.roles
+
+
+def in_words_after(changes: Sequence[RoleChange]) -> str:
+    return f"{1 + len(changes)} prefill, {3 - len(changes)} decode"
+
+
+def test_it_looks_at_nothing_while_rounds_meet_their_targets() -> None:
+    fine = {name: [replace(item, is_met=True) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
+    assert POLICY.change(situation(fine)) == ()
+
+
+def test_it_looks_at_nothing_soon_after_a_change_and_without_rounds() -> None:
+    asked = situation(LONG_PREFILLS)
+    asked.changed_s = asked.now_s - POLICY.cooldown_s / 2
+    assert POLICY.change(asked) == ()
+    assert POLICY.change(situation({})) == ()
+    few = {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:19]}
+    assert POLICY.change(situation(few)) == ()
+
+
+def test_it_stays_where_nothing_else_is_better() -> None:
+    found = POLICY.change(situation(LONG_PREFILLS, prefill=3, decode=1))
+    assert isinstance(found, Considered)
+    assert list(found) == []
+    assert len(found.tried) > 1
+
+
+def test_a_simulated_cluster_that_looks_ahead_serves_more() -> None:
+    """Ten prompts of 1,500 tokens per second, none prefilled on a decode worker: one prefill worker is too few."""
+    sessions = [
+        Session(session_id=f"s{n}", arrival_s=n / 10, rounds=(Round(incr_tokens=1500, output_tokens=8),))
+        for n in range(300)
+    ]
+    group = ReplicaGroup(3, Parallelism(1))
+    cluster = Cluster(decode=(group,), prefill=(replace(group, replicas=1),))
+    policies = Policies(create("binding", "least-kv"), create("routing", "always-remote"), create("ordering", "fcfs"))
+    static = simulate(sessions, cluster, MODEL, policies, SLO)
+    looking = simulate(sessions, cluster, MODEL, replace(policies, pools=POLICY), SLO)
+    assert looking.role_flips
+    assert looking.attainment(SLO).rounds > static.attainment(SLO).rounds + 0.2

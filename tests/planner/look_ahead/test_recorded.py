@@ -1,0 +1,49 @@
+"""Recorded rounds become sessions that the simulator serves as they were."""
+
+import pytest
+
+from ampd.recent_load import RecentRound
+from planner.look_ahead.recorded import recorded_load
+
+
+def ended(sent_s: float, kept_tokens: int, prompt_tokens: int, ended_s: float, output_tokens: int) -> RecentRound:
+    return RecentRound(sent_s, kept_tokens, prompt_tokens, ended_s, output_tokens, is_met=True)
+
+
+def test_a_session_under_way_keeps_its_context_and_its_pauses() -> None:
+    load = {
+        "new": [ended(12.0, 0, 50, 13.0, 10)],
+        "old": [ended(10.0, 100, 140, 11.0, 20), ended(14.0, 160, 200, 16.0, 5), ended(17.0, 64, 96, 18.0, 6)],
+    }
+    recorded = recorded_load(load, stress=1.0)
+    old, new = recorded.sessions
+    assert (old.session_id, old.arrival_s, new.arrival_s) == ("old", 0.0, 2.0)
+    assert recorded.contexts == {"old": 100, "new": 0}
+    assert [(item.keep_tokens, item.incr_tokens, item.output_tokens) for item in old.rounds] == [
+        (100, 40, 20),
+        (160, 40, 5),
+        (64, 32, 6),  # its context was rewritten
+    ]
+    assert [item.tool_s for item in old.rounds] == [0.0, 3.0, 1.0]
+    assert (recorded.rounds, recorded.span_s) == (4, 7.0)
+
+
+def test_stress_shortens_pauses_and_arrivals() -> None:
+    load = {"a": [ended(0.0, 0, 50, 1.0, 10), ended(3.0, 60, 80, 4.0, 10)], "b": [ended(6.0, 0, 50, 7.0, 10)]}
+    recorded = recorded_load(load, stress=2.0)
+    assert [session.arrival_s for session in recorded.sessions] == [0.0, 3.0]
+    assert recorded.sessions[0].rounds[1].tool_s == 1.0
+    assert recorded.span_s == 3.0
+
+
+def test_a_round_in_progress_gets_the_mean_output_and_ends_its_session() -> None:
+    load = {"a": [ended(0.0, 0, 50, 1.0, 10), RecentRound(2.0, 60, 80), RecentRound(3.0, 60, 90)]}
+    recorded = recorded_load(load, stress=1.0)
+    assert [item.output_tokens for item in recorded.sessions[0].rounds] == [10, 10]
+    assert recorded.rounds == 2
+
+
+@pytest.mark.parametrize("stress", [1.0, 1.15])
+def test_nothing_recorded_is_nothing_to_serve(stress: float) -> None:
+    recorded = recorded_load({}, stress)
+    assert (list(recorded.sessions), recorded.rounds, recorded.span_s) == ([], 0, 0.0)

@@ -1,0 +1,65 @@
+"""What a replay attains, and when a gain is more than chance."""
+
+import random
+from dataclasses import replace
+
+from ampd.perf.presets import analytic_model
+from ampd.policies.base import OtherPolicies, PoolsSituation
+from ampd.policies.registry import create
+from ampd.recent_load import RecentRound
+from ampd.types import Parallelism, Role, Slo, WorkerView
+from planner.look_ahead.recorded import recorded_load
+from planner.look_ahead.replay import Replay, replay
+
+MODEL = analytic_model("llama-3.1-8b", "h20")
+OTHERS = OtherPolicies(routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
+
+
+def met(*numbers: int) -> frozenset[tuple[str, int]]:
+    return frozenset(("s", number) for number in numbers)
+
+
+def test_a_gain_must_be_large_and_no_chance() -> None:
+    base = Replay(met(*range(80)), 0.80)
+    assert Replay(met(*range(84)), 0.84).is_better_than(base, 0.02)
+    assert not Replay(met(*range(83)), 0.83).is_better_than(base, 0.02)  # three rounds, against none: chance
+    assert not Replay(met(*range(84)), 0.84).is_better_than(base, 0.05)
+    assert not Replay(met(*range(20, 104)), 0.84).is_better_than(base, 0.02)  # 24 won, 20 lost
+
+
+def situation(slo: Slo, *roles: Role) -> PoolsSituation:
+    workers = [WorkerView(f"w{number}", role, Parallelism(1)) for number, role in enumerate(roles)]
+    return PoolsSituation(
+        model=MODEL, now_s=9.0, workers=workers, slo=slo, changed_s=float("-inf"), rng=random.Random(1), others=OTHERS
+    )
+
+
+def test_long_prefills_want_prefill_workers() -> None:
+    """Eight prompts of 1,500 tokens per second, with short answers, never prefilled on a decode worker."""
+    load = {f"s{n}": [RecentRound(n / 8, 0, 1500, n / 8 + 0.5, 4, is_met=False)] for n in range(80)}
+    asked = situation(Slo(1.0, 0.02), Role.PREFILL, Role.DECODE, Role.DECODE, Role.DECODE)
+    now = {view.worker_id: view.role for view in asked.workers}
+    recorded = recorded_load(load, 1.0)
+    present, more = (
+        replay(recorded, now, asked),
+        replay(recorded, now | {"w1": Role.PREFILL, "w2": Role.PREFILL}, asked),
+    )
+    assert more.is_better_than(present, 0.02)
+
+
+def test_kv_that_sessions_have_is_not_computed_again() -> None:
+    load = {f"s{n}": [RecentRound(n / 4, 20_000, 20_100, n / 4 + 0.5, 4, is_met=True)] for n in range(40)}
+    asked = situation(Slo(0.5, 0.05), Role.DECODE)
+    now = {"w0": Role.DECODE}
+    assert replay(recorded_load(load, 1.0), now, asked).share == 1.0
+    cold = {name: [replace(item, kept_tokens=0) for item in rounds] for name, rounds in load.items()}
+    assert replay(recorded_load(cold, 1.0), now, asked).share < 0.5
+
+
+def test_rounds_that_do_not_end_in_time_are_missed() -> None:
+    load = {
+        "s": [RecentRound(0.0, 0, 100, 1.0, 5000, is_met=True)],
+        "t": [RecentRound(0.0, 0, 100, 1.0, 4, is_met=True)],
+    }
+    done = replay(recorded_load(load, 1.0), {"w0": Role.DECODE}, situation(Slo(0.5, 1e-6), Role.DECODE))
+    assert ("s", 0) not in done.met
