@@ -117,7 +117,8 @@ class Window:
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: every slice of a prefill makes one per round of the batch, and a frozen one takes three times as long.
+@dataclass(slots=True)
 class RunningRound:
     """One round of a decode batch, as its worker knows it.
 

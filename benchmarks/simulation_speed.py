@@ -1,12 +1,15 @@
 """Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn trace, disaggregated.
 
-    python benchmarks/simulation_speed.py [--workload NAME] [--sessions 600] [--repeats 5] [--json]
+    python benchmarks/simulation_speed.py [--workload NAME] [--sessions 600] [--repeats 5] [--json] [--overload]
 
 Workloads: the shipped real traces `tau-bench-airline` and `coding-agents`, repeated, and generated `toolbench`, `gaia`.
 
 The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
 kind. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours around
 `simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+
+`--overload` runs ours alone, with the default policies: the CPU time per round at the load that the workers can just
+carry, and at three times that load, where queues are long. Runs alternate in one process.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.perf.piecewise import load_performance_model
+from ampd.policies import defaults
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -49,6 +53,10 @@ def main() -> int:
         return 0
     sessions = _sessions(options.workload, options.sessions, options.seed)
     rounds = sum(len(session.rounds) for session in sessions)
+    if options.overload:
+        result = {"workload": options.workload, "rounds": rounds, "repeats": options.repeats} | _overload(options)
+        print(json.dumps(result, indent=1) if options.json else _overload_table(result))
+        return 0
     with tempfile.TemporaryDirectory(prefix="ampd-speed-") as name:
         folder = Path(name)
         write_trace(sessions, folder / "ours.jsonl")
@@ -70,24 +78,65 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--overload", action="store_true", help="ours alone, at the full load and at three times it")
     parser.add_argument("--ours", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _sessions(workload: str, count: int, seed: int) -> list[Session]:
-    rate = _RATES[workload]
+def _sessions(workload: str, count: int, seed: int, rate: float | None = None) -> list[Session]:
+    rate = rate or _RATES[workload]
     if workload in shipped_traces():
         return retime(load_trace(workload), rate, seed, count)
     return list(generate(workload, count, rate, seed, Lengths.PER_SESSION))
 
 
-def _ours(sessions: Sequence[Session]) -> dict[str, float]:
+def _ours(sessions: Sequence[Session], policies: Policies | None = None) -> dict[str, float]:
     group = ReplicaGroup(_WORKERS, Parallelism(4), _CAPACITY_TOKENS)
-    policies = Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
+    if policies is None:
+        policies = Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
     model = load_performance_model("qwen3-32b-h20")
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     run = simulate(sessions, Cluster((group,), (group,)), model, policies, Slo(0.35, 0.04))
-    return {"seconds": time.perf_counter() - start_s, "rounds": len(run.rounds), "virtual_s": run.duration_s}
+    return {
+        "seconds": time.perf_counter() - start_s,
+        "cpu_s": time.process_time() - start_cpu_s,
+        "rounds": len(run.rounds),
+        "virtual_s": run.duration_s,
+    }
+
+
+# -- overload
+
+
+def _overload(options: argparse.Namespace) -> dict[str, Any]:
+    """Median CPU time per round by load, where load 1 is what the workers finish per second when all sessions wait."""
+    policies = Policies(
+        create("binding", defaults.BINDING),
+        create("routing", defaults.ROUTING),
+        create("ordering", defaults.ORDERING),
+        create("slicing", defaults.SLICING),
+    )
+    at_once = _ours(_sessions(options.workload, options.sessions, options.seed, 1e6), policies)
+    carried = options.sessions / at_once["virtual_s"]
+    loads = {load: _sessions(options.workload, options.sessions, options.seed, load * carried) for load in (1, 3)}
+    runs: dict[int, list[dict[str, float]]] = {load: [] for load in loads}
+    for _ in range(options.repeats):
+        for load, sessions in loads.items():
+            runs[load].append(_ours(sessions, policies))
+    times_us = {
+        load: statistics.median(1e6 * each["cpu_s"] / each["rounds"] for each in done) for load, done in runs.items()
+    }
+    return {
+        "carried_sessions_per_s": carried,
+        "us_per_round": times_us,
+        "ratio_of_overload": times_us[3] / times_us[1],
+    }
+
+
+def _overload_table(result: dict[str, Any]) -> str:
+    lines = [f"{result['workload']}, {result['rounds']} rounds, medians of {result['repeats']}"]
+    lines += [f"{load} x the load: {time_us:.0f} us CPU per round" for load, time_us in result["us_per_round"].items()]
+    return "\n".join([*lines, f"ratio: {result['ratio_of_overload']:.2f}"])
 
 
 # -- theirs

@@ -43,12 +43,17 @@ class Expectations(Policy):
         due_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
         return _new(Job, (due_s, time_s, self.missed_weight if task.session_missed else 1.0, position))
 
-    def on_time(self, prefills: Iterable[Waiting], stretch: float, now_s: float) -> list[Job]:
-        """Those of a queue's prefills that can still be on time, as jobs, where each takes `stretch` times as long."""
+    def on_time(
+        self, prefills: Iterable[Waiting], stretch: float, now_s: float
+    ) -> list[tuple[float, float, float, int]]:
+        """The fields of `job`, without positions, for those of a queue's prefills that can still be on time.
+
+        Args:
+            stretch: how many times longer than alone each prefill takes.
+        """
         headroom, missed_weight = self.headroom, self.missed_weight
-        # Without `job()`, because this is called for several queues per decision.
         return [
-            _new(Job, (due_s, time_s, missed_weight if session_missed else 1.0, 0))
+            (due_s, time_s, missed_weight if session_missed else 1.0, 0)
             for _, ttft_s, arrival_s, plain_s, session_missed in prefills
             if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
         ]

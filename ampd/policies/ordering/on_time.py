@@ -92,10 +92,11 @@ class OnTimeOrdering(Expectations):
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
         prefill_s, parallelism, now_s = situation.model.prefill_s, situation.parallelism, situation.now_s
+        headroom = self.headroom
         jobs: list[Job] = []
         hopeless: list[int] = []
         for position, task in enumerate(situation.queue):
-            if self.left_s(task, now_s) <= 0.0:
+            if headroom * task.slo.ttft_s - (now_s - task.arrival_s) <= 0.0:  # `left_s`, without its call
                 hopeless.append(position)
                 continue
             time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)

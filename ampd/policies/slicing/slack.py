@@ -100,8 +100,12 @@ class SlackSlicing(Policy):
             pause_s = target_s * round_.tokens - round_.elapsed_s - step_s
             if spare_s <= 0.0 or pause_s < -lost_tokens * spare_s:
                 continue
-            budget_s = min(budget_s, pause_s + ahead_tokens * spare_s)
-            gain_s = min(gain_s, spare_s)
+            # Without `min`, because this runs for every round of the batch at every slice.
+            room_s = pause_s + ahead_tokens * spare_s
+            if room_s < budget_s:
+                budget_s = room_s
+            if spare_s < gain_s:
+                gain_s = spare_s
         return budget_s, gain_s, step_s
 
 
