@@ -46,7 +46,7 @@ def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
     """(the jobs that are kept, the weight of those given up). Every job must fit alone."""
     kept: _Kept = []
     _, given_up = _go_on(sorted(jobs), kept, 0.0, 0.0)
-    return [Job(*fields) for _, *fields in kept], given_up
+    return [Job(due_s, time_s, weight, position) for _, due_s, time_s, weight, position in kept], given_up
 
 
 def weight_lost_to(job: _PlainJob, jobs: Iterable[_PlainJob]) -> float:
