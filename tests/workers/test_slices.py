@@ -14,7 +14,7 @@ from ampd.policies.registry import create
 from ampd.policies.slicing.slack import SlackSlicing
 from tests.virtual_time import run_virtually
 from tests.waiting import until
-from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, protects_nothing, run, tokens
+from tests.workers.engines.modelled_lab import Lab, Predicted, Times, prompt_of, protects_nothing, run, tokens
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import ENOUGH, Recorded, Switched, message, out, script
 from workers.engines.base import EngineError
@@ -24,7 +24,7 @@ from workers.round_service import RoundService
 
 @dataclass
 class Station:
-    """One decode worker without Dynamo."""
+    """One decode worker without Dynamo. `predicted`: the model that its decisions ask."""
 
     lab: Lab
     engine: Recorded
@@ -32,6 +32,7 @@ class Station:
     rounds: RoundService
     slicing: Switched
     ordering: Switched
+    predicted: Times
 
     @property
     def times(self) -> Times:
@@ -45,14 +46,17 @@ class Station:
 @pytest.fixture
 def station(model_folder: Path) -> Callable[..., Any]:
     @asynccontextmanager
-    async def open_station(policy: Any, ordering: str = "fcfs") -> AsyncIterator[Station]:
+    async def open_station(
+        policy: Any, ordering: str = "fcfs", *, follows_times: bool = True
+    ) -> AsyncIterator[Station]:
         lab = Lab(model_folder, Times())
         async with lab.engine("D") as modelled:
             engine = Recorded(modelled)
             slicing, switched = Switched(policy), Switched(create("ordering", ordering))
             clock = asyncio.get_running_loop().time
-            parts = worker_parts("D", engine, lab.times, slicing=slicing, ordering_policy=switched, clock=clock)
-            yield Station(lab, engine, parts.queue, parts.rounds, slicing, switched)
+            predicted = Predicted(lab.times if follows_times else Times())
+            parts = worker_parts("D", engine, predicted, slicing=slicing, ordering_policy=switched, clock=clock)
+            yield Station(lab, engine, parts.queue, parts.rounds, slicing, switched, predicted)
 
     return open_station
 
@@ -150,8 +154,10 @@ async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(station:
         async with aclosing(one.rounds.prefill(request)) as chunks:
             (chunk,) = [chunk async for chunk in chunks]
         assert one.engine.calls == [(384, 0, 320), (448, 0, 384), (500, 1, 448)]
-        # The first two are predictions, because KV is read only where that is faster than computing it.
-        assert one.times.prefills == [(320, 180), (0, 500), (320, 64), (384, 64), (448, 52)]
+        assert one.times.prefills == [(320, 64), (384, 64), (448, 52)]
+        # KV is read only where that is predicted to be faster than computing it.
+        asked = one.predicted.prefills
+        assert (320, 180) in asked[: asked.index((0, 500))]
         assert policy.asked == [(320, 180), (320, 180), (384, 116), (448, 52)]
         report = chunk["ampd"]
         assert (report["kv_read_tokens"], report["cached_tokens"], report["slices"]) == (320, 320, 3)
@@ -361,7 +367,7 @@ def test_a_prefill_that_waits_for_the_batch_lets_a_more_urgent_one_pass(
 @pytest.mark.parametrize("stage", ["computing", "waiting"])
 async def test_a_client_that_goes_between_slices_leaves_nothing(station: Any, stage: str) -> None:
     policy = script()
-    async with station(policy) as one:
+    async with station(policy, follows_times=False) as one:
         one.times.step_s = 0.001
         decoding = asyncio.create_task(one.round(prompt_of(64), 4000, session="a"))
         await until(lambda: one.times.steps)

@@ -48,6 +48,27 @@ class Times:
         return self.reload_token_s * tokens
 
 
+class Predicted(Times):
+    """The times of another model for the decisions beside an engine: it notes prefills apart from those computed."""
+
+    def __init__(self, times: Times) -> None:
+        super().__init__(steps=times.steps, transfers=times.transfers)
+        self._times = times
+
+    def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
+        self.prefills.append((hist_tokens, incr_tokens))
+        return self._times.per_token_s * incr_tokens
+
+    def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
+        return self._times.decode_step_s(batch, context_tokens, parallelism)
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        return self._times.kv_transfer_s(tokens, source, target)
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        return self._times.reload_s(tokens, parallelism)
+
+
 class LocalPeers:
     """`KvPeers` within one process."""
 
