@@ -56,8 +56,10 @@ def delay_rank(rank: int, longest_s: float) -> None:
             pause(self._link)
             self._writer.write(*args)
 
-    def make_slow(link: RankLink, address: str, number: int, geometry: dict[str, object], writer: Any) -> None:
-        make(link, address, number, geometry, SlowWriter(link, writer))
+    def make_slow(
+        link: RankLink, address: str, number: int, geometry: dict[str, object], writer: Any, *more: Any
+    ) -> None:
+        make(link, address, number, geometry, SlowWriter(link, writer), *more)
 
     def answer_late(link: RankLink, message: Any) -> None:
         pause(link)

@@ -296,3 +296,21 @@ async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
         await a.exchange.release_session("s")
         a.exchange.store.directory.clear()
         assert not a.exchange.store.directory.used_bytes
+
+
+async def test_what_a_request_may_load_stays_until_the_engine_gives_it_up() -> None:
+    async with workers(a=(a := Worker())):
+        store, keys = a.exchange.store, await a.compute("s", text(1, 4))
+        await store.begin_request("r", "s", keys)
+        given_up, asked = asyncio.Event(), asyncio.Event()
+
+        async def until_given_up() -> None:
+            asked.set()
+            await given_up.wait()
+
+        store.end_request("r", "s", keys, until_given_up)
+        await asked.wait()
+        await store.let_go("r")
+        assert [len(rank.link.held("r")["kv"]) for rank in a.ranks] == [4, 4]
+        given_up.set()
+        await until(lambda: not any(rank.link.held("r") for rank in a.ranks) and not store.directory._holds)
