@@ -163,9 +163,9 @@ class Seen:
 
 
 class Clients:
-    """Clients of one graph."""
+    """Clients of one graph. Other clients need another seed, because engines still have the KV of equal prompts."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: str) -> None:
         self._host, port = url.removeprefix("http://").split(":")
         self._port = int(port)
         self._seed = seed
@@ -186,8 +186,8 @@ class Clients:
         return seen
 
     async def _session(self, seen: Seen) -> None:
-        name = f"s{next(self._names)}"
-        rng = random.Random(f"{self._seed}/{name}")
+        name = f"s{self._seed}-{next(self._names)}"
+        rng = random.Random(name)
         honours = rng.random() < 0.5
         limit_s = LEAVES_S if rng.random() < 0.1 else 600.0
         messages: list[dict[str, str]] = []
@@ -368,7 +368,7 @@ async def _loads(
 
 
 async def _load(url: str, watch: Watch, load: float, rate: float, options: argparse.Namespace) -> dict[str, Any]:
-    clients, seconds = Clients(url, options.seed), 60.0 * options.minutes
+    clients, seconds = Clients(url, f"{options.seed}-{load:g}"), 60.0 * options.minutes
     watch.begin()
     before, bytes_before, used_s = await watch.metrics(), await watch.written_bytes(), time.process_time()
     cpu_before_s = cpu_s()
