@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampd.wire import REPORT_KEY
+from router.continuation import LINK, link
 from router.decision_record import DecisionRecord
 from router.outputs import Chunk, merged_usage
 from router.request import RoundRequest
@@ -50,6 +51,7 @@ class ClientStream:
             self.emitted += token_ids
             self._last_s = now_s
         if self._record.ttft_s is None:
+            chunk[LINK] = link(self._record.trace_id, self._request.client_prompt_tokens)
             self._record.ttft_s = now_s - self.arrival_s
             if self._request.wants_record:
                 self._attach_record(chunk)
@@ -63,11 +65,11 @@ class ClientStream:
         """
         self._finished_choices += 1
         usage: Mapping[str, Any] | None = chunk.get("completion_usage")
-        if tokens_before or self.prefilled_cached_tokens is not None:
-            completion_tokens = tokens_before + ((usage or {}).get("completion_tokens") or 0)
-            prompt_tokens = len(self._request.token_ids)
+        continued_tokens = self._request.continued_tokens
+        if tokens_before or continued_tokens or self.prefilled_cached_tokens is not None:
+            completion_tokens = continued_tokens + tokens_before + ((usage or {}).get("completion_tokens") or 0)
             chunk["completion_usage"] = merged_usage(
-                usage, prompt_tokens, completion_tokens, self.prefilled_cached_tokens
+                usage, self._request.client_prompt_tokens, completion_tokens, self.prefilled_cached_tokens
             )
         if self._request.wants_record and (has_report or self.is_complete):
             self._attach_record(chunk)

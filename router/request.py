@@ -14,6 +14,7 @@ from ampd.tenant import tenant_of
 from ampd.types import Slo
 from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
+from router.continuation import continued_tokens
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
@@ -42,6 +43,7 @@ class RoundRequest:
         choices: number of choices (`n`).
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
         uncarried: the option that forbids a remote prefill, if one does.
+        continued_tokens: output tokens at the end of the prompt, which came out before another coordinator died.
         clamped_targets: the targets that the client set outside of the graph's limits; `slo` has the nearest limits.
         engine_request: the parts that an engine needs.
     """
@@ -58,6 +60,7 @@ class RoundRequest:
     choices: int
     wants_record: bool
     uncarried: str | None
+    continued_tokens: int = 0
     clamped_targets: tuple[str, ...] = ()
     engine_request: dict[str, Any] = field(default_factory=dict)
 
@@ -65,6 +68,11 @@ class RoundRequest:
     def token_ids(self) -> Sequence[int]:
         """The whole prompt."""
         return memoryview(self.prompt).cast("I")
+
+    @property
+    def client_prompt_tokens(self) -> int:
+        """Length of the client's own prompt."""
+        return len(self.token_ids) - self.continued_tokens
 
     @property
     def is_named(self) -> bool:
@@ -120,6 +128,9 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         tenant = tenant_of(request)
     except ValueError as error:
         raise RoundRefusedError(400, str(error)) from None
+    continued = continued_tokens(request)
+    if continued is not None:
+        request = _continued(request, continued)
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
@@ -137,6 +148,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         choices=_choices(request.get("sampling_options") or {}),
         wants_record=_wants_record(request),
         uncarried=uncarried_option(request),
+        continued_tokens=continued or 0,
         clamped_targets=targets.clamped,
         engine_request=_engine_request(request),
     )
@@ -152,6 +164,19 @@ def _engine_request(request: Mapping[str, Any]) -> dict[str, Any]:
     if outputs.get("logprobs") == 0:
         parts["output_options"] = {**outputs, "logprobs": 1}
     return parts
+
+
+def _continued(request: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+    """A request that another coordinator began, as one for the rest of the output. Dynamo has reduced `max_tokens`."""
+    if option := uncarried_option(request):
+        raise RoundRefusedError(
+            503,
+            f"the coordinator was lost after {tokens} tokens, and a request with {option} cannot be continued "
+            "elsewhere; send it again",
+        )
+    stops = request.get("stop_conditions") or {}
+    least = _count(stops, "min_tokens")
+    return {**request, "stop_conditions": {**stops, "min_tokens": max(least - tokens, 0)}} if least else request
 
 
 def _announced(request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -218,7 +218,15 @@ class LiveGraph:
     def _flags(self, kind: str, port: int, model: Path) -> list[str]:
         if kind == "frontend":
             flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "round-robin"]
-            return [*flags, "--namespace", self.namespace, "--router-session-affinity-ttl-secs", "60"]
+            return [
+                *flags,
+                "--namespace",
+                self.namespace,
+                "--router-session-affinity-ttl-secs",
+                "60",
+                "--migration-limit",
+                "1",
+            ]
         shared = ["--dyn-namespace", self.namespace, "--state-url", self.proxy.url, "--lease-s", str(LEASE_S)]
         shared += ["--perf", str(self._perf), "--grace-s", "0.3", "--model", str(model)]
         if kind == "coordinator":

@@ -193,9 +193,9 @@ class Graph:
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
 
-    def start_frontend(self) -> str:
-        flags = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
-        return self._start("frontend", "dynamo.frontend", *flags, "--namespace", self.namespace)
+    def start_frontend(self, *flags: str) -> str:
+        usual = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
+        return self._start("frontend", "dynamo.frontend", *usual, "--namespace", self.namespace, *flags)
 
     def pid(self, name: str) -> int:
         return pids(self.supervisor)[name]

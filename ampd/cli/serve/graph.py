@@ -128,4 +128,6 @@ def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     if settings.coordinators > 1:
         # A replica remembers its sessions' contexts. Any replica can serve any round; affinity only saves a KV query.
         flags += ["--router-session-affinity-ttl-secs", str(int(settings.session_ttl_s))]
+        # A round whose coordinator dies goes on at another one, but only once, so that no request ends them all.
+        flags += ["--migration-limit", "1"]
     return python_module("dynamo.frontend", flags)

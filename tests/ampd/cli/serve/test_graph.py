@@ -45,6 +45,13 @@ def test_as_many_processes_as_asked_for() -> None:
     assert len({spec.name for spec in specs}) == 8
 
 
+@pytest.mark.parametrize(("coordinators", "limit"), [("1", 0), ("2", 1)])
+def test_a_round_whose_coordinator_dies_goes_on_at_another_if_there_is_one(coordinators: str, limit: int) -> None:
+    flags = _flags(_specs("--coordinators", coordinators, "--engine", "modelled")[-1])
+    assert flags.count("--migration-limit") == limit
+    assert not limit or flags[flags.index("--migration-limit") + 1] == "1"
+
+
 @pytest.mark.parametrize(
     ("flags", "roles"),
     [

@@ -1,0 +1,70 @@
+"""A coordinator dies in the middle of rounds: another one gives the rest of them, or refuses it."""
+
+import asyncio
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.graph import Graph, completion, events, profile
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+OUTPUT_TOKENS = 60
+PROMPT = [5 + position % 300 for position in range(60)]
+
+
+class Stream:
+    """A streamed completion.
+
+    Attributes:
+        has_tokens: set when the fifth chunk has come.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, **options: Any) -> None:
+        self._client = client
+        usage = {"include_usage": True}
+        self._body = completion(PROMPT, max_tokens=OUTPUT_TOKENS, stream=True, stream_options=usage, **options)
+        self.has_tokens = asyncio.Event()
+        self.text = ""
+        self.usage: tuple[int, int] | None = None
+        self.error: Any = None
+
+    async def read(self) -> None:
+        async with self._client.stream("POST", "/v1/completions", json=self._body) as reply:
+            chunks = 0
+            async for event in events(reply):
+                chunks += 1
+                self.error = self.error or event.get("error")
+                self.text += "".join(choice["text"] for choice in event.get("choices", ()))
+                if usage := event.get("usage"):
+                    self.usage = (usage["prompt_tokens"], usage["completion_tokens"])
+                if chunks == 5:
+                    self.has_tokens.set()
+
+
+async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearly(graph: Graph) -> None:
+    coordinators = [graph.start_coordinator("always-local") for _ in range(2)]
+    graph.start_frontend("--migration-limit", "1")
+    steady = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1)
+    await graph.new_worker("decode", steady)
+    await graph.until_answers(coordinators)
+    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+        expected = Stream(client)
+        await expected.read()
+        plain = [Stream(client) for _ in range(6)]
+        seeded = [Stream(client, seed=7, temperature=0.5) for _ in range(6)]
+        reading = [asyncio.create_task(stream.read()) for stream in (*plain, *seeded)]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(stream.has_tokens.wait() for stream in (*plain, *seeded)))
+        await graph.end(coordinators[0], signal.SIGKILL)
+        await asyncio.gather(*reading)
+    assert [(stream.text, stream.usage, stream.error) for stream in plain] == [
+        (expected.text, (len(PROMPT), OUTPUT_TOKENS), None)
+    ] * len(plain)
+    left = [stream for stream in seeded if stream.error is None]
+    assert 0 < len(left) < len(seeded), "each coordinator had some of them"
+    assert {stream.text for stream in left} == {expected.text}
+    refusals = graph.log(coordinators[1])
+    assert "a request with seed cannot be continued elsewhere" in refusals
