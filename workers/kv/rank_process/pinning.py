@@ -12,6 +12,6 @@ def pin(store: torch.Tensor) -> list[str]:
         return []
     return [
         f"its memory was not pinned for the GPU (cudaHostRegister: error {result}), so that copies between store and "
-        "device are several times slower and hold up the engine; raise the limit of locked memory (ulimit -l "
-        "unlimited; in a container the capability IPC_LOCK), or make the store smaller (--kv-store-gib)"
+        "device are slower and hold up the engine; raise the limit of locked memory (ulimit -l, or LimitMEMLOCK of the "
+        "container runtime), or make the store smaller (--kv-store-gib)"
     ]
