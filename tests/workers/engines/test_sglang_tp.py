@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ pytestmark = [
 INCREMENTS = (203, 70, 33, 100, 17, 60)
 NEW = 8
 DEGREES = (1, 2, 4)
+ROUTES = {"remote": (True,), "local": (False,), "alternating": (True, False)}
 LONGEST_DELAY_S = 0.1
 
 
@@ -94,11 +96,11 @@ async def alone(made: SglangEngine, seed: int = 0) -> Conversation:
     return conversation
 
 
-async def check_rounds(pair: Pair, session: str, conversation: Conversation) -> None:
-    """Rounds on alternating routes give the tokens, and no history is computed again."""
+async def check_rounds(pair: Pair, session: str, conversation: Conversation, routes: Sequence[bool]) -> None:
+    """Rounds give the tokens on these routes (True: remote), and no history is computed again."""
     for number, (prompt, expected) in enumerate(zip(conversation.prompts, conversation.tokens, strict=True)):
         increment = new_tokens(conversation, number)
-        if number % 2:
+        if not routes[number % len(routes)]:
             output = await run(pair.decode, session, prompt, NEW)
             assert output.token_ids == expected
             assert len(prompt) - output.cached_tokens <= increment + PAGE
@@ -112,17 +114,21 @@ async def check_rounds(pair: Pair, session: str, conversation: Conversation) -> 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.usefixtures("delayed")
-async def test_two_engines_of_any_two_degrees(tmp_path: Path, kv_heads: int) -> None:
-    async with (
-        engine(tmp_path, kv_heads, 1) as first,
-        engine(tmp_path, kv_heads, 2) as second,
-    ):
-        conversation = await alone(first)
-        for prefill, decode in ((first, second), (second, first)):
-            await empty(first, second)
+async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_heads: int) -> None:
+    async with AsyncExitStack() as stack:
+        prefills = [await stack.enter_async_context(engine(tmp_path, kv_heads, tp)) for tp in (1, 2)]
+        decodes = [await stack.enter_async_context(engine(tmp_path, kv_heads, tp)) for tp in (1, 2)]
+        conversation = await alone(prefills[0])
+        await empty(prefills[0])
+        for prefill, decode in product(prefills, decodes):
             pair = Pair(prefill, decode, LocalPeers())
             pair.connect()
-            await check_rounds(pair, f"{prefill.info.parallelism.tp}-{decode.info.parallelism.tp}", conversation)
+            for name, routes in ROUTES.items():
+                if name == "local" and prefill is prefills[1]:
+                    continue  # the prefill worker has no part in it
+                session = f"{prefill.info.parallelism.tp} x {decode.info.parallelism.tp} {name}"
+                await check_rounds(pair, session, conversation, routes)
+                await empty(prefill, decode)
 
 
 @pytest.mark.usefixtures("delayed")
