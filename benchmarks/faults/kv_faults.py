@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from benchmarks.faults import worker
 from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, Member
 from benchmarks.faults.fault import Action, Fault, Scene
 from benchmarks.faults.inside import TASK_EXCEPTION
+from tests.waiting import until
 
 _GROUP = "Inside workers"
+_GIVEN_UP_S = 15.0
+"""Longer than ten times any predicted prefill here, after which a worker gives up an engine that hangs."""
 
 
 async def _ask_all(members: list[Member], **request: str) -> None:
@@ -38,9 +42,17 @@ def _arms_engine_of_the_round(fault: str) -> Action:
     """A worker may end with its engine."""
 
     async def act(scene: Scene) -> None:
-        await scene.worker_to_end.ask(op="arm", fault=fault)
+        scene.kept["broken"] = scene.worker_to_end
+        await scene.kept["broken"].ask(op="arm", fault=fault)
 
     return act
+
+
+async def _until_given_up(scene: Scene) -> None:
+    """The worker ends with its engine, so that it can be replaced before the next run."""
+    with suppress(TimeoutError):
+        await until(lambda: not scene.kept["broken"].is_running, _GIVEN_UP_S)
+    await _disarm(scene)
 
 
 async def _break_tasks(scene: Scene) -> None:
@@ -81,7 +93,7 @@ KV_FAULTS = [
         _GROUP,
         f"the engine of the worker hangs (given up after {worker.WATCHDOG_S:g} s here, 60 s in real workers)",
         _arms_engine_of_the_round(worker.ENGINE_HANGS),
-        _disarm,
+        _until_given_up,
         holds_s=worker.WATCHDOG_S + 2.0,
         aim_s=worker.WATCHDOG_S + 1.0,
     ),
