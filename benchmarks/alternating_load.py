@@ -1,0 +1,128 @@
+"""Roles under a load that changes its kind every minute: static, predictive and look-ahead, in the simulator.
+
+Two kinds of agents take turns, each for a minute: one reads much and writes little, the other reads little and writes
+much. Roles that follow the load are always a little late here, so this is the load that punishes changes most.
+
+    python -m benchmarks.alternating_load [--seeds 3] [--minutes 8] [--rates 2.5,6]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import planner.look_ahead.pools  # noqa: F401 - registers its policy
+from ampd.perf.presets import analytic_model
+from ampd.policies import defaults
+from ampd.policies.registry import create_named
+from ampd.types import Parallelism, Slo
+from planner.parallel import in_parallel
+from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.simulate import simulate
+from workloads.trace import Round, Session
+
+SLO = Slo(1.5, 0.04)
+_TP = Parallelism(2)
+_MINUTE_S = 60.0
+LAYOUTS = ("static 1+3", "static 2+2", "static 3+1", "static co-located", "predictive", "look-ahead")
+
+
+def reader(name: str, arrival_s: float, rng: random.Random) -> Session:
+    """An agent that reads: 3 rounds with 3,000 to 6,000 new tokens, and answers of 20 to 60."""
+    rounds = [
+        Round(
+            incr_tokens=rng.randint(3000, 6000),
+            output_tokens=rng.randint(20, 60),
+            tool_s=rng.uniform(0.5, 3.0) if number else 0.0,
+        )
+        for number in range(3)
+    ]
+    return Session(session_id=name, arrival_s=arrival_s, rounds=tuple(rounds))
+
+
+def writer(name: str, arrival_s: float, rng: random.Random) -> Session:
+    """An agent that writes: 2 rounds with 100 to 400 new tokens, and answers of 400 to 900."""
+    rounds = [
+        Round(
+            incr_tokens=rng.randint(100, 400),
+            output_tokens=rng.randint(400, 900),
+            tool_s=rng.uniform(0.5, 3.0) if number else 0.0,
+        )
+        for number in range(2)
+    ]
+    return Session(session_id=name, arrival_s=arrival_s, rounds=tuple(rounds))
+
+
+def alternating(rates: tuple[float, float], minutes: int, seed: int) -> list[Session]:
+    """Poisson arrivals: readers in even minutes, writers in odd ones, at their own rates per second."""
+    rng = random.Random(seed)
+    sessions: list[Session] = []
+    for minute in range(minutes):
+        kind, rate = ((reader, rates[0]), (writer, rates[1]))[minute % 2]
+        now_s = minute * _MINUTE_S + rng.expovariate(rate)
+        while now_s < (minute + 1) * _MINUTE_S:
+            sessions.append(kind(f"{kind.__name__}-{len(sessions)}", now_s, rng))
+            now_s += rng.expovariate(rate)
+    return sessions
+
+
+def attained(rates: tuple[float, float], minutes: int, case: tuple[str, int]) -> tuple[float, float, int]:
+    """(share of the rounds, share of the sessions, changes of roles) of one layout and seed."""
+    layout, seed = case
+    model = analytic_model("qwen3-32b", "h20")
+    group = ReplicaGroup(1, _TP, model.kv_capacity_tokens(_TP) or 0)
+    prefill = {"static 1+3": 1, "static 3+1": 3, "static co-located": 0}.get(layout, 2)
+    cluster = Cluster(
+        decode=(replace(group, replicas=4 - prefill),),
+        prefill=(replace(group, replicas=prefill),) if prefill else (),
+    )
+    policies = Policies(
+        create_named("binding", defaults.BINDING),
+        create_named("routing", defaults.ROUTING),
+        create_named("ordering", defaults.ORDERING),
+        create_named("slicing", defaults.SLICING),
+        create_named("pools", layout.split()[0]),
+    )
+    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, SLO, SimulationOptions(seed=seed))
+    shares = done.attainment(SLO)
+    return shares.rounds, shares.sessions, done.role_flips
+
+
+def table(rates: tuple[float, float], minutes: int, seeds: int, jobs: int | None) -> str:
+    """Means over the seeds, and the lowest difference of a seed to static 2+2, where all others but three start."""
+    cases = [(layout, seed) for layout in LAYOUTS for seed in range(seeds)]
+    results = in_parallel(partial(attained, rates, minutes), cases, "simulating", jobs)
+    by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(LAYOUTS)}
+    start = by_layout["static 2+2"]
+    lines = [
+        "| roles | rounds | sessions | changes | lowest difference to 2+2 (rounds) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for layout, outcomes in by_layout.items():
+        rounds, sessions, flips = (_mean([outcome[column] for outcome in outcomes]) for column in range(3))
+        lowest = min(mine[0] - theirs[0] for mine, theirs in zip(outcomes, start, strict=True))
+        lines.append(f"| {layout} | {rounds:.1%} | {sessions:.1%} | {flips:.1f} | {100 * lowest:+.1f} points |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=int, default=8)
+    parser.add_argument("--rates", default="2.5,6", help="sessions per second of readers and of writers")
+    parser.add_argument("--jobs", type=int, default=None)
+    options = parser.parse_args()
+    readers, writers = (float(rate) for rate in options.rates.split(","))
+    print(table((readers, writers), options.minutes, options.seeds, options.jobs))
+
+
+if __name__ == "__main__":
+    main()
