@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -11,9 +11,10 @@ from ampd.policies.base import Considered, PoolsSituation, RoleChange, TriedRole
 from ampd.policies.registry import Policy, register
 from ampd.recent_load import latest_rounds, met_and_missed
 from ampd.types import Role
-from planner.look_ahead.candidates import Roles, candidate_roles, in_words
-from planner.look_ahead.recorded import recorded_load
-from planner.look_ahead.replay import Replay, replay
+
+if TYPE_CHECKING:
+    from planner.look_ahead.candidates import Roles
+    from planner.look_ahead.replay import Replay
 
 
 @register("pools", "look-ahead")
@@ -60,6 +61,11 @@ class LookAheadPools(Policy):
         return self._look(situation)
 
     def _look(self, situation: PoolsSituation) -> Considered:
+        # Every process of a graph imports all policies. Only the one that looks needs the simulator.
+        from planner.look_ahead.candidates import candidate_roles, in_words
+        from planner.look_ahead.recorded import recorded_load
+        from planner.look_ahead.replay import replay
+
         most_rounds = min(self.rounds_per_worker * len(situation.workers), _MOST_ROUNDS)
         recorded = recorded_load(latest_rounds(situation.load, most_rounds), self.stress)
         now, *others = candidate_roles(situation.workers, situation.model)
