@@ -20,6 +20,7 @@ class CoordinatorView:
         is_leading: it assigns the workers' roles (with static pools no coordinator does).
         is_state_heard: it is connected to the shared state; otherwise it decides by its last view.
         state_losses: times that it lost the shared state since it started.
+        considered: the roles that its pools policy considered last, in words; "": none.
         window: the rounds that ended there in the last minute.
     """
 
@@ -32,4 +33,5 @@ class CoordinatorView:
     is_leading: bool = False
     is_state_heard: bool = True
     state_losses: int = 0
+    considered: str = ""
     window: ServedWindow = field(default_factory=ServedWindow)

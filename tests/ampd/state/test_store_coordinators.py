@@ -24,6 +24,7 @@ FULL = CoordinatorView(
     is_leading=True,
     is_state_heard=False,
     state_losses=2,
+    considered="2 prefill, 2 decode (now) 90.0%: all stay",
     window=ServedWindow(
         length_s=60.0,
         span_s=12.5,
