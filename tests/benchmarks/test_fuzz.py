@@ -22,7 +22,7 @@ NAMES = [
     ),
     *("format tau-bench", "format toolbench", "format kv-cache-tester", "format trail", "format azure"),
     *("settings", "policy", "state-url", "profile", "request", "session headers", "view", "task", "role", "event"),
-    *("coordinator", "snapshot", "round report", "error text", "signature", "descriptor"),
+    *("coordinator", "recent load", "snapshot", "round report", "error text", "signature", "descriptor"),
     *("prefill request", "generate request", "KV request", "KV reply", "KV read"),
 ]
 

@@ -165,7 +165,7 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
             await keeper.step()
             return any(role is not None for role in (await roles(store)).values())
 
-        await until(is_assigned)
+        await until(is_assigned, timeout_s=100.0)  # a process starts, on a machine that may be busy
         (assigned,) = [role for role in (await roles(store)).values() if role is not None]
     assert assigned.role is Role.PREFILL
     assert assigned.reason != str(os.getpid())
