@@ -131,6 +131,23 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 await empty(prefill, decode)
 
 
+async def test_eight_ranks_exchange_kv_with_one(tmp_path: Path) -> None:
+    sizes = TinyModel(layers=2, hidden_size=128, heads=8, kv_heads=2, max_context_tokens=2048)
+    folder = make_tiny_model(tmp_path / "eight-heads", sizes)
+    prefill, decode = (SglangEngine(pair_settings(folder, tp), SwitchedTransport) for tp in (1, 8))
+    try:
+        await prefill.start()
+        await decode.start()
+        conversation = await alone(prefill)
+        await empty(prefill)
+        pair = Pair(prefill, decode, LocalPeers())
+        pair.connect()
+        await check_rounds(pair, "1 x 8", conversation, ROUTES["alternating"])
+    finally:
+        await decode.stop()
+        await prefill.stop()
+
+
 @pytest.mark.usefixtures("delayed")
 async def test_all_pairs_of_degrees_with_one_engine_at_a_time(tmp_path: Path) -> None:
     """Each prefill worker serves each decode worker: rounds 0 and 3 are remote, the others local."""
