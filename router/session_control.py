@@ -14,7 +14,7 @@ MOST_LISTED = 1000
 
 
 class SessionControl:
-    """The sessions of a graph as one coordinator knows them: what workers publish, and what it served itself.
+    """The sessions of a graph as one coordinator sees them: what workers publish, and what it served itself.
 
     A request names a session by the client's id and its tenant (`session_id`, `tenant`), or by its name inside of the
     graph (`session_key`). An answer with the key `error` says why a request was not served.
@@ -53,7 +53,11 @@ class SessionControl:
         return {**self._described(key, held), "binding": bound}
 
     async def end(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """End a session everywhere. A round in progress goes on, and keeps its KV until it ends."""
+        """End a session everywhere. A round in progress goes on, and keeps its KV until it ends.
+
+        `released_tokens` in the answer is the KV that workers held. A worker that does not answer releases its part
+        later.
+        """
         try:
             key, tenant = self._named(request)
             binding = await self._store.binding(key)
@@ -76,7 +80,7 @@ class SessionControl:
     def _held(self) -> dict[str, dict[str, int]]:
         """Session -> worker -> tokens whose KV the worker holds."""
         sessions: dict[str, dict[str, int]] = {}
-        for view in {view.worker_id: view for view in (*self._view.decode(), *self._view.prefill())}.values():
+        for view in self._view.workers():
             for key, tokens in view.held_tokens.items():
                 sessions.setdefault(key, {})[view.worker_id] = tokens
         return sessions

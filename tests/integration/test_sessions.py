@@ -36,7 +36,7 @@ class Site:
 
     async def ampd(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, output and errors of `ampd session ...`."""
-        argv = ("-m", "ampd", "session", *arguments, "--url", self._control)
+        argv = ("-m", "ampd", "session", *arguments, "--coordinator-url", self._control)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=pipe, stderr=pipe)
         out, errors = await process.communicate()
@@ -90,6 +90,9 @@ async def test_a_session_is_listed_shown_and_ended(site: Site) -> None:
         code, _, errors = await site.ampd(operation, "agent-7")
         assert code == 1
         assert "session" in errors
+    code, out, errors = await site.ampd("end", "agent-7", "--json")
+    assert code == 1, errors
+    assert json.loads(out) == {"session_key": key, "was_bound": False, "released_tokens": 0}
 
 
 async def test_a_session_is_ended_by_its_name_in_the_graph(site: Site) -> None:

@@ -131,7 +131,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
                 state_url=site.state_url,
                 url=url,
                 perf=_absolute(settings.perf),
-                control=_control(settings, site),
+                controls=_controls(settings, site),
             )
         )
     try:
@@ -168,9 +168,9 @@ def _stop(supervisor: Supervisor) -> None:
     supervisor.stop()
 
 
-def _control(settings: ServeSettings, site: GraphSite) -> str | None:
-    """The system port of the first coordinator, whose ports come after those of the workers."""
-    return system_url(settings.host, site.system_ports[len(site.worker_env)]) if site.system_ports else None
+def _controls(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
+    """The system ports of the coordinators, which come after those of the workers."""
+    return tuple(system_url(settings.host, port) for port in site.system_ports[len(site.worker_env) :])
 
 
 def _absolute(name_or_path: str) -> str:

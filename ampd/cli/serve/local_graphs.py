@@ -1,6 +1,7 @@
-"""Lets `ampd top` find the graphs that `ampd serve` runs on this machine: a file beside the socket of their Redis.
+"""Lets `ampd top` and `ampd session` find the graphs that `ampd serve` runs on this machine.
 
-The folder belongs to the user and is deleted with the Redis. A file whose Redis does not answer is stale and ignored.
+Each graph has a file beside the socket of its Redis. The folder belongs to the user and is deleted with the Redis. A
+file whose Redis does not answer is stale and ignored.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class LocalGraph(BaseModel, frozen=True):
         state_url: its Redis.
         url: its frontend.
         perf: its performance model.
-        control: the system port of one of its coordinators; None: it has none.
+        controls: the system ports of its coordinators; empty: they have none.
     """
 
     namespace: str
     state_url: str
     url: str
     perf: str
-    control: str | None = None
+    controls: tuple[str, ...] = ()
 
 
 def register(graph: LocalGraph) -> None:

@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _list(argv: Sequence[str]) -> None:
     settings = parse_settings(ListSettings, argv, f"{PROG} list")
-    answer = _asked(settings.url, "list", {"limit": settings.limit})
+    answer = _asked(_control_urls(settings.coordinator_url), "list", {"limit": settings.limit})
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -65,7 +65,7 @@ def _list(argv: Sequence[str]) -> None:
 
 def _show(argv: Sequence[str]) -> None:
     settings = parse_settings(ShowSettings, argv, f"{PROG} show")
-    answer = _asked(settings.url, "show", _names(settings))
+    answer = _asked(_control_urls(settings.coordinator_url), "show", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -80,15 +80,15 @@ def _show(argv: Sequence[str]) -> None:
 
 def _end(argv: Sequence[str]) -> None:
     settings = parse_settings(EndSettings, argv, f"{PROG} end")
-    answer = _asked(settings.url, "end", _names(settings))
+    answer = _asked(_control_urls(settings.coordinator_url), "end", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
-    elif answer["was_bound"] or answer["released_tokens"]:
-        print(f"session {answer['session_key']} has ended; {answer['released_tokens']} tokens of KV are released")
-    else:
+    if not (answer["was_bound"] or answer["released_tokens"]):
         raise RunError(
             f"{PROG} end: no session {answer['session_key']} is alive; if it has a tenant, name it: --tenant"
         )
+    if not settings.as_json:
+        print(f"session {answer['session_key']} has ended; workers held {answer['released_tokens']} tokens of its KV")
 
 
 def _owner(row: dict[str, Any]) -> str:
@@ -105,13 +105,17 @@ def _names(settings: ShowSettings) -> dict[str, str]:
     return {"session_id": settings.session_id, "tenant": settings.tenant}
 
 
-def _asked(given_url: str | None, operation: str, body: dict[str, Any]) -> dict[str, Any]:
-    url = f"{_control_url(given_url)}/engine/{SESSIONS_ROUTE}/{operation}"
+def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the first coordinator that can be reached."""
+    control_url, *others = control_urls
+    url = f"{control_url}/engine/{SESSIONS_ROUTE}/{operation}"
     try:
         reply = httpx.post(url, json=body, timeout=_TIMEOUT_S, trust_env=False)
         answer: dict[str, Any] = reply.json() if reply.is_success else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UserError(f"{PROG}: {url} does not answer as a coordinator ({error}); see --url") from None
+        if others and isinstance(error, httpx.ConnectError):
+            return _asked(others, operation, body)
+        raise UserError(f"{PROG}: {url} does not answer as a coordinator ({error}); see --coordinator-url") from None
     if not reply.is_success:
         raise UserError(f"{PROG}: {url} answers {reply.status_code}; is it a coordinator's system port?")
     if "error" in answer:
@@ -119,13 +123,19 @@ def _asked(given_url: str | None, operation: str, body: dict[str, Any]) -> dict[
     return answer
 
 
-def _control_url(given: str | None) -> str:
+def _control_urls(given: str | None) -> Sequence[str]:
+    """The system ports of the coordinators of one graph; each of them can be asked."""
     if given:
-        return given.rstrip("/")
+        return [given.rstrip("/")]
     if (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
-        return f"http://127.0.0.1:{port}"
-    urls = [graph.control for graph in local_graphs() if graph.control]
-    if len(urls) == 1:
-        return urls[0]
-    found = f"choose one with --url {', or --url '.join(urls)}" if urls else "name a coordinator with --url"
-    raise UserError(f"{PROG}: {'several graphs run' if urls else 'no `ampd serve` runs'} on this machine; {found}")
+        return [f"http://127.0.0.1:{port}"]
+    graphs = [graph.controls for graph in local_graphs() if graph.controls]
+    if len(graphs) == 1:
+        return graphs[0]
+    if not graphs:
+        raise UserError(
+            f"{PROG}: no `ampd serve` with system ports runs on this machine (with --no-metrics there are none); "
+            "name a coordinator with --coordinator-url"
+        )
+    choices = ", or ".join(f"--coordinator-url {urls[0]}" for urls in graphs)
+    raise UserError(f"{PROG}: several graphs run on this machine; choose one with {choices}")

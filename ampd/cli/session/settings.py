@@ -9,7 +9,7 @@ from ampd.settings import Settings
 
 _URL = (
     "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process (in a "
-    "coordinator's container), else that of the `ampd serve` on this machine."
+    "coordinator's container), else those of the `ampd serve` on this machine."
 )
 _JSON = "Print the coordinator's answer as JSON."
 
@@ -18,7 +18,7 @@ class ListSettings(Settings):
     """List the sessions whose KV a worker holds, the largest first."""
 
     limit: int = Field(50, ge=1, description="Sessions to list.")
-    url: str | None = Field(None, description=_URL)
+    coordinator_url: str | None = Field(None, description=_URL)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
@@ -29,9 +29,15 @@ class ShowSettings(Settings):
         description="The client's id of the session, or its name of 32 hexadecimal digits from `ampd session list`."
     )
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
-    url: str | None = Field(None, description=_URL)
+    coordinator_url: str | None = Field(None, description=_URL)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
 class EndSettings(ShowSettings):
     """End a session: its binding and its KV are released everywhere, without a round."""
+
+    tenant: str = Field(
+        "",
+        description="Tenant of the session (x-tenant-id), if it has one. A name of 32 digits needs it too, if another "
+        "coordinator served the last round: otherwise the session counts against its tenant's limit until its TTL.",
+    )

@@ -1,10 +1,12 @@
 """What `ampd serve` gives each of its workers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampd.cli.serve.command import _lost_part, _worker_environments
+from ampd.cli.serve.command import _controls, _lost_part, _worker_environments
+from ampd.cli.serve.graph import GraphSite
 from ampd.cli.serve.settings import EngineName, ServeSettings
 
 STORE = "AMPD_KV_STORE_GIB"
@@ -50,3 +52,19 @@ def test_a_graph_serves_as_long_as_a_worker_may_own_sessions(
     flags: dict[str, Any], ended: set[str], lost: str | None
 ) -> None:
     assert _lost_part(ServeSettings(**flags), ended) == lost
+
+
+@pytest.mark.parametrize(("ports", "controls"), [((1, 2, 3, 4), ("http://h:3", "http://h:4")), ((), ())])
+def test_the_system_ports_of_all_coordinators_are_registered(ports: tuple[int, ...], controls: tuple[str, ...]) -> None:
+    path = Path("/nowhere")
+    site = GraphSite(
+        model_path=path,
+        model_name="m",
+        state_url="",
+        port=1,
+        discovery_dir=path,
+        body_limit_mb=1,
+        worker_env=({}, {}),
+        system_ports=ports,
+    )
+    assert _controls(ServeSettings(host="h", coordinators=2), site) == controls

@@ -1,14 +1,47 @@
 """Wrong calls of `ampd session`, and how it finds a coordinator."""
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from ampd.cli.main import main
 from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.session.command import _control_url
+from ampd.cli.session.command import _asked, _control_urls
+from ampd.cli.session.settings import ListSettings
 from ampd.errors import UserError
+from ampd.settings import parse_settings
 from ampd.state.embedded import EmbeddedRedis
+
+UNKNOWN = {"session_key": "0" * 32, "was_bound": False, "released_tokens": 0}
+DEAD = "http://127.0.0.1:1"
+
+
+class NoSession(BaseHTTPRequestHandler):
+    """Answers as a coordinator that knows no session."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(UNKNOWN).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def coordinator() -> Iterator[str]:
+    """The URL of a coordinator that knows no session."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoSession) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -30,20 +63,48 @@ def no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_calls_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "list, show, end" in _refused(capsys)
     assert "unknown sub-command 'stop'" in _refused(capsys, "stop")
-    assert "--url" in _refused(capsys, "list")
-    assert "does not answer" in _refused(capsys, "list", "--url", "http://127.0.0.1:1")
-    assert "does not answer" in _refused(capsys, "list", "--url", "nonsense")
+    assert "--coordinator-url" in _refused(capsys, "list")
+    assert "does not answer" in _refused(capsys, "list", "--coordinator-url", DEAD)
+    assert "does not answer" in _refused(capsys, "list", "--coordinator-url", "nonsense")
     assert main(["session", "--help"]) == 0
 
 
 def test_the_coordinator_is_that_of_this_process_or_of_the_graph_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedRedis() as redis:
-        graph = LocalGraph(namespace="n", state_url=redis.url, url="http://127.0.0.1:1", perf="tiny-cpu")
+        graph = LocalGraph(namespace="n", state_url=redis.url, url=DEAD, perf="tiny-cpu")
         register(graph)
-        with pytest.raises(UserError, match="no `ampd serve` runs"):
-            _control_url(None)
-        register(graph.model_copy(update={"control": "http://127.0.0.1:7"}))
-        assert _control_url(None) == "http://127.0.0.1:7"
+        with pytest.raises(UserError, match="no `ampd serve` with system ports runs"):
+            _control_urls(None)
+        controls = ("http://127.0.0.1:7", "http://127.0.0.1:8")
+        register(graph.model_copy(update={"controls": controls}))
+        assert _control_urls(None) == controls
+        with EmbeddedRedis() as other:
+            register(graph.model_copy(update={"state_url": other.url, "controls": (DEAD,)}))
+            with pytest.raises(UserError, match="several graphs run"):
+                _control_urls(None)
         monkeypatch.setenv("DYN_SYSTEM_PORT", "9090")
-        assert _control_url(None) == "http://127.0.0.1:9090"
-    assert _control_url("http://host:1/") == "http://host:1"
+        assert _control_urls(None) == ["http://127.0.0.1:9090"]
+    assert _control_urls("http://host:1/") == ["http://host:1"]
+
+
+def test_the_address_of_the_frontend_is_not_that_of_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPD_URL", "http://frontend:8000")
+    assert parse_settings(ListSettings, [], "ampd session list").coordinator_url is None
+    monkeypatch.setenv("AMPD_COORDINATOR_URL", "http://coordinator:9090")
+    assert parse_settings(ListSettings, [], "ampd session list").coordinator_url == "http://coordinator:9090"
+
+
+def test_another_coordinator_is_asked_when_the_first_does_not_run(coordinator: str) -> None:
+    assert _asked([DEAD, coordinator], "end", {"session_id": "s"}) == UNKNOWN
+    with pytest.raises(UserError, match="does not answer"):
+        _asked([DEAD, DEAD], "end", {"session_id": "s"})
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_end_of_an_unknown_session_fails(
+    coordinator: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["session", "end", "s", "--coordinator-url", coordinator, *flags]) == 1
+    captured = capsys.readouterr()
+    assert "no session" in captured.err
+    assert (json.loads(captured.out) if flags else captured.out) == (UNKNOWN if flags else "")
