@@ -34,12 +34,15 @@ class RoundInProgress:
         self.chunks: AsyncGenerator[Chunk, None] | None = None
         self.is_unread = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has chunks, and nothing is waiting for the next one."""
+        return self.chunks is not None and not self.chunks.ag_running  # type: ignore[attr-defined]  # all have it
+
     def check(self) -> bool:
         """Whether the round is unread now, and was at the last check. A round that is just ending is so only once."""
         was_unread = self.is_unread
-        chunks = self.chunks
-        is_waiting = chunks is not None and not chunks.ag_running  # type: ignore[attr-defined]  # all have it
-        self.is_unread = is_waiting and self._context.is_stopped()
+        self.is_unread = self.is_waiting and self._context.is_stopped()
         return was_unread and self.is_unread
 
 
@@ -98,9 +101,10 @@ class RoundsInProgress:
             await self.close_unread()
 
     async def _close(self, round_: RoundInProgress) -> None:
+        if round_.chunks is None or not round_.is_waiting:
+            return  # its reader has come back since the check
         try:
-            if round_.chunks is not None:
-                await round_.chunks.aclose()
+            await round_.chunks.aclose()
         except Exception:
             log.exception("a round that nothing reads could not be closed")
         self.leave(round_)

@@ -61,6 +61,24 @@ async def test_a_round_that_is_read_is_left_to_its_reader() -> None:
     await reading
 
 
+async def test_a_round_whose_reader_comes_back_while_it_is_closed_stays(caplog: pytest.LogCaptureFixture) -> None:
+    rounds, context, source = RoundsInProgress(), FakeContext(), Source()
+    round_ = rounds.enter(context)
+    round_.chunks = source.chunks()
+    source.given.set()
+    await anext(round_.chunks)
+    source.given.clear()
+    context.stop_generating()
+    await rounds.close_unread()
+    closing = asyncio.create_task(rounds.close_unread())
+    reading = asyncio.create_task(anext(round_.chunks))  # it runs after the check, and before the round is closed
+    await closing
+    assert len(rounds) == 1
+    assert caplog.text == ""
+    source.given.set()
+    await reading
+
+
 async def test_a_round_that_cannot_be_closed_counts_no_longer(caplog: pytest.LogCaptureFixture) -> None:
     rounds, context = RoundsInProgress(), FakeContext()
 
