@@ -85,7 +85,11 @@ class EndedSessions:
         self._has_some.set()
 
     def ended(self, session_id: str) -> None:
-        """A session ends: workers that are not there now release it when they come back."""
+        """A session ends: workers that are not there now release it when they come back.
+
+        Only a round at this replica takes it out again. If the session goes on at another one, such a worker loses its
+        KV, and computes it again for the next round there.
+        """
         present = {view.worker_id for view in self._workers()}
         self._present = self._present & present if self._ended else present
         self._ended[session_id] = self._clock() + WORKER_RETURNS_S

@@ -23,7 +23,6 @@ from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
 from router.session_memory import SessionOwner, pack_tokens
-from router.worker_reports import report_of
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ class RoundRun:
         with suppress(RoundRefusedError):
             self._withdraw(await placing)
             if self._request.ends_session:
-                await self._services.end_session(self._request.session_id, self._request.tenant, set())
+                await self._end_session(set())
 
     # -- prefill elsewhere
 
@@ -158,7 +157,7 @@ class RoundRun:
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
         """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
         request, emitted_tokens = self._request, len(self._stream.emitted)
-        report = report_of(chunk, placement.decision.worker_id)
+        report = self._services.access.reports.of(chunk, placement.decision.worker_id)
         if report is not None:
             self._record.prefilled(report)
             self._record.read_history(report)
@@ -202,7 +201,7 @@ class RoundRun:
             with access.guard.watch(worker_id, context) as watched:
                 request = take_over_request(self._generate_request(placement))
                 async for chunk in await access.calls.generate(worker_id, request, context):
-                    if report := report_of(chunk, worker_id):
+                    if report := access.reports.of(chunk, worker_id):
                         self._take_report(worker_id, report)
                     watched.waits()
         except Exception as error:
@@ -225,7 +224,7 @@ class RoundRun:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
                     self._unreached = None
-                    report = report_of(chunk, worker_id)
+                    report = access.reports.of(chunk, worker_id)
                     chunk.pop(REPORT_KEY, None)
                     self._stream.count(chunk)
                     if chunk.get("finish_reason") is not None:
@@ -276,14 +275,17 @@ class RoundRun:
         if request.ends_session:
             used = {placement.binding.worker_id, placement.decision.worker_id, self._recovery.kv_source}
             used |= self._recovery.lost
-            workers = {worker_id for worker_id in used if worker_id}
-            services.spawn(services.end_session(request.session_id, request.tenant, workers))
+            services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
         else:
             context = request.prompt + pack_tokens(self._stream.emitted)
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
             services.sessions.remember(placement.binding, context, missed=missed, owner=owner)
         notify(services.observers, served)
+
+    async def _end_session(self, used: set[str]) -> None:
+        request = self._request
+        await self._services.end_session(request.session_id, request.tenant, used, is_named=request.is_named)
 
 
 def _new_record(request: RoundRequest, context: CallContext, policy: str) -> DecisionRecord:

@@ -50,11 +50,12 @@ class Services:
     deaths: WorkerDeaths
     observers: tuple[Observer, ...] = ()
 
-    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
         """End a session everywhere: in this replica's memory, in the shared state and on the workers.
 
         Args:
             used: workers that served the session's last round.
+            is_named: False: the session was a single round.
         """
         self.sessions.forget(session_id)
-        await self.access.end_session(session_id, tenant, used)
+        await self.access.end_session(session_id, tenant, used, is_named=is_named)

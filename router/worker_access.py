@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
@@ -13,6 +13,7 @@ from router.calls import WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.round_errors import WorkerLostError, WorkerRefusedError
+from router.worker_reports import WorkerReports
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class WorkerAccess:
         guard: gives up calls to workers that hang.
         ended: sessions whose end must still be written.
         call_timeout_s: longest wait for an answer about KV.
+        reports: reads the workers' reports about rounds.
     """
 
     view: ClusterView
@@ -34,6 +36,7 @@ class WorkerAccess:
     guard: StreamGuard
     ended: EndedSessions
     call_timeout_s: float
+    reports: WorkerReports = field(default_factory=WorkerReports)
 
     async def matched_pages(self, worker_id: str, keys: Sequence[bytes]) -> int:
         """How many of the first `keys` a worker holds, in pages.
@@ -60,11 +63,12 @@ class WorkerAccess:
         except StateUnavailableError as error:
             log.debug("task %s stays entered until it expires: %s", task_id, error)
 
-    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
         """End a session's binding, and release its KV on every worker that holds some.
 
         Args:
             used: workers that served the session's last round; they may hold KV that the view does not show yet.
+            is_named: False: the session was a single round, so that no other worker holds KV of it.
         """
         try:
             bound = await self.store.end_session(session_id, tenant)
@@ -72,7 +76,8 @@ class WorkerAccess:
             bound = None
             self.ended.still_bound(session_id, tenant)
             log.warning("session %r stays bound until the shared state is back: %s", session_id, error)
-        self.ended.ended(session_id)
+        if is_named:
+            self.ended.ended(session_id)
         workers = used | {view.worker_id for view in self.view.workers() if session_id in view.held_tokens}
         if bound is not None:
             workers.add(bound.worker_id)

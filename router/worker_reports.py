@@ -24,14 +24,26 @@ _OPTIONAL: Mapping[str, Check] = {
 _PAIR = ("decode_batch", "decode_context_tokens")
 
 
-def report_of(chunk: Mapping[str, Any], worker_id: str) -> RoundReport | None:
-    """The report in a worker's chunk. A malformed one is logged and counts as none."""
-    value = chunk.get(REPORT_KEY)
-    try:
-        return None if value is None else parse_report(value)
-    except ValueError as error:
-        log.warning("worker %s: its report of a round is not used: %s", worker_id, error)
-        return None
+class WorkerReports:
+    """Reads reports. The first malformed one of each worker is logged, because such a worker sends one per round."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def of(self, chunk: Mapping[str, Any], worker_id: str) -> RoundReport | None:
+        """The report in a worker's chunk. A malformed one counts as none."""
+        value = chunk.get(REPORT_KEY)
+        try:
+            return None if value is None else parse_report(value)
+        except ValueError as error:
+            if worker_id not in self._warned:
+                self._warned.add(worker_id)
+                log.warning(
+                    "worker %s: its report of a round is not used (this is logged once per worker): %s",
+                    worker_id,
+                    error,
+                )
+            return None
 
 
 def parse_report(value: Any) -> RoundReport:

@@ -108,6 +108,18 @@ async def test_a_worker_that_was_away_when_a_session_ended_releases_it_when_it_i
         assert released == [KEY]
 
 
+async def test_rounds_without_a_session_do_not_displace_ended_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.ended_sessions._MOST", 1)
+    async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
+        await replica.round()
+        await replica.store.remove_worker("p1")
+        await until(lambda: replica.view.worker("p1") is None)
+        await replica.round(agent_context=FINAL)
+        await replica.round(None)
+        await replica.store.publish_worker(worker("p1", Role.PREFILL, held_tokens={KEY: 64}), 60.0)
+        await until(lambda: "p1" in replica.workers.asked(RELEASE))
+
+
 async def test_a_session_that_lives_again_stays_on_a_worker_that_comes_back() -> None:
     async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
         await replica.round()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampd.types import Role
-from router.worker_reports import parse_report
+from router.worker_reports import WorkerReports, parse_report
 from tests.router.replica_lab import Replica, cluster, worker
 
 REPORT = {
@@ -36,6 +36,15 @@ def test_a_malformed_report_is_refused(wrong: dict[str, Any]) -> None:
         parse_report({**REPORT, **wrong})
     with pytest.raises(ValueError, match="held_tokens is missing"):
         parse_report({name: value for name, value in REPORT.items() if name != "held_tokens"})
+
+
+def test_malformed_reports_are_logged_once_per_worker(caplog: pytest.LogCaptureFixture) -> None:
+    reports = WorkerReports()
+    for worker_id in ("w1", "w2", "w1", "w1"):
+        assert reports.of({"ampd": {"held_tokens": -1}}, worker_id) is None
+    assert reports.of({"ampd": REPORT}, "w1") == REPORT
+    assert reports.of({}, "w3") is None
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["w1", "w2"]
 
 
 @pytest.mark.parametrize("wrong", [{"held_tokens": -5}, {"decode_batch": "many", "decode_context_tokens": 0}])
