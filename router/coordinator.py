@@ -173,7 +173,7 @@ class Coordinator:
         try:
             wanted = parse_round(request, self._targets, self._vocabulary_size)
             del request  # its list of token ids is large
-            if not wanted.is_named:
+            if not wanted.is_named and not wanted.continued_tokens:  # another coordinator has counted a continued one
                 self.unnamed.add()
             trace = trace.of_session(wanted.client_session_id or wanted.session_id)
             if wanted.max_tokens == 0 and wanted.is_final:

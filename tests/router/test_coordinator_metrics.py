@@ -19,6 +19,7 @@ from ampd.policies.base import RoleChange
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
+from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.decision_record import DecisionRecord
@@ -182,6 +183,18 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
         assert one.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
         assert [chunk async for chunk in stream] == []
         await asyncio.wait_for(one.coordinator.drained(), 1.0)
+    finally:
+        await one.coordinator.stop()
+
+
+async def test_a_round_without_a_session_is_counted_only_by_the_coordinator_that_began_it() -> None:
+    one = await site(worker("d1"))
+    try:
+        await one.round(agent_context=None)
+        continued = {"token_ids": [*PROMPT, 64], "migration_link": link(None, len(PROMPT))}
+        await one.round(agent_context=None, **continued)
+        assert one.total("ampd_rounds_total") == 2
+        assert one.total("ampd_rounds_without_session_total") == 1
     finally:
         await one.coordinator.stop()
 
