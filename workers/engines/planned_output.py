@@ -17,6 +17,11 @@ from workers.engines.chat_template import ChatTemplate
 from workers.engines.minimal_json import UnservedSchemaError, minimal_json
 from workers.engines.replies import Replies, Reply, ToolCall
 
+_LONGEST_ANSWER = 100_000
+"""Characters of an answer that a client's grammar makes. The worker's event loop waits while it becomes tokens."""
+_WRONG_SCHEMA = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""The errors to which a keyword with a wrong value leads, such as text where a number should be."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedOutput:
@@ -104,6 +109,9 @@ class _Script:
         whole = self._token_ids[id(reply)]
         for known in range(min(len(whole), len(context)), -1, -1):
             before = len(context) - known
+            # The last token first, because a long reply would be compared once per token of it otherwise.
+            if known and context[-1] != whole[known - 1]:
+                continue
             if list(context[before:]) != whole[:known]:
                 continue
             # Each token has at least a byte, so these are enough to see the opening.
@@ -123,21 +131,27 @@ def _cut(text: str, ends: Sequence[str]) -> str:
 
 
 def _within(guide: Mapping[str, Any], reply: Reply | None) -> str:
-    """An answer within a grammar: the scripted one if it fits, else the smallest."""
-    if choice := guide.get("choice"):
-        return str(choice[0])
+    """An answer within a grammar: the scripted one if it is JSON or one of the choices, else the smallest."""
+    scripted = str(reply.text or reply.message.get("content") or "") if reply is not None else ""
+    if choices := guide.get("choice"):
+        return scripted if scripted and scripted in choices else _bounded(str(choices[0]))
     if (schema := guide.get("json")) is None:
         raise EngineError("the modelled engine cannot follow a grammar of this kind, but JSON schemas", 400)
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         minimal = minimal_json(schema)
-    except (UnservedSchemaError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        smallest = json.dumps(minimal, allow_nan=False)
+    except (UnservedSchemaError, *_WRONG_SCHEMA) as error:
         raise EngineError(f"the modelled engine cannot make a value for the JSON schema: {error}", 400) from None
     if reply is not None and reply.calls:
         return _as_asked(minimal, reply.calls)
-    if reply is not None and _is_json(scripted := reply.text or reply.message.get("content") or ""):
-        return str(scripted)
-    return json.dumps(minimal)
+    return scripted if _is_json(scripted) else _bounded(smallest)
+
+
+def _bounded(answer: str) -> str:
+    if len(answer) > _LONGEST_ANSWER:
+        raise EngineError(f"the answer within the grammar has more than {_LONGEST_ANSWER:,} characters", 400)
+    return answer
 
 
 def _as_asked(minimal: Any, calls: Sequence[ToolCall]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, run, tokens
-from workers.engines.base import EngineError
+from workers.engines.base import EngineError, EngineRequest
 from workers.engines.modelled import ModelledEngine
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.replies import Replies
@@ -142,6 +142,38 @@ async def test_a_scripted_reply_within_a_grammar(
     assert text == (json.dumps(both) if answer == "both" else answer)
 
 
+@pytest.mark.parametrize(("line", "answer"), [("no", "no"), ("perhaps", "yes")])
+async def test_a_scripted_reply_is_taken_if_it_is_a_choice(
+    model_folder: Path, tmp_path: Path, line: str, answer: str
+) -> None:
+    talk = _chat(model_folder, tmp_path, {"content": line})
+    async with talk.lab.engine("D", planner=talk.planner) as engine:
+        assert await talk.says(engine, talk.prompt(), **_guided(choice=["yes", "no"])) == answer
+
+
+class Counted(list[int]):
+    """Tokens that count how often they are read."""
+
+    read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_a_long_reply_is_found_without_a_comparison_per_token(model_folder: Path, tmp_path: Path) -> None:
+    reply = "now " * 1_000 + "and" + " now" * 1_000
+    talk = _chat(model_folder, tmp_path, {"text": reply})
+    whole = talk.ids(reply)
+    known = 1 + next(at for at, token_id in enumerate(whole) if whole.count(token_id) == 1)
+    context = Counted(talk.prompt() + whole[:known])
+    planned = talk.planner.plan(EngineRequest("r", "s", context, None))
+    assert planned is not None
+    assert list(planned.token_ids) == whole[known:]
+    assert context.read < 3 * len(context)
+
+
 @pytest.mark.parametrize(
     ("guide", "words"),
     [
@@ -149,6 +181,13 @@ async def test_a_scripted_reply_within_a_grammar(
         ({"json": {"type": "string", "pattern": "a+"}}, "pattern"),
         ({"json": "{"}, "JSON schema"),
         ({"json": {"type": "array", "minItems": "x"}}, "JSON schema"),
+        ({"json": {"type": "array", "minItems": 10**10}}, "JSON schema"),
+        ({"json": {"type": "array", "minItems": 1, "prefixItems": {"a": 1}}}, "JSON schema"),
+        ({"json": {"type": "number", "minimum": 1, "multipleOf": 0}}, "JSON schema"),
+        ({"json": '{"type": "integer", "minimum": 1e999}'}, "JSON schema"),
+        ({"json": '{"const": 1e999}'}, "JSON schema"),
+        ({"json": {"type": "string", "minLength": 200_000}}, "more than 100,000 characters"),
+        ({"choice": ["x" * 200_000]}, "more than 100,000 characters"),
     ],
 )
 async def test_a_grammar_that_cannot_be_followed_is_refused(talk: Chat, guide: dict[str, Any], words: str) -> None:
