@@ -67,18 +67,24 @@ class ChatTemplate:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     try:
-        config: Mapping[str, Any] = json.loads((folder / "tokenizer_config.json").read_bytes())
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"model folder {folder}: tokenizer_config.json is not usable ({error})") from None
+    if not isinstance(config, Mapping):
+        raise UserError(f"model folder {folder}: tokenizer_config.json is not usable (it is not an object)")
     return config
 
 
 def _source(folder: Path, config: Mapping[str, Any]) -> str:
     source = config.get("chat_template")
     if isinstance(source, list):  # several templates by name
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+        named = [entry for entry in source if isinstance(entry, Mapping)]
+        source = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     if (file := folder / "chat_template.jinja").is_file():
-        source = file.read_text()
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"model folder {folder}: {file.name} cannot be read ({error})") from None
     if not source:
         raise UserError(f"model folder {folder} has no chat template")
     return str(source)

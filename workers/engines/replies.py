@@ -56,7 +56,7 @@ class Replies:
             UserError: it cannot be read, or a line is wrong.
         """
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--replies: {path} cannot be read ({error})") from None
         by_session: dict[str, list[Reply]] = {}

@@ -55,16 +55,29 @@ def test_a_file_of_its_own_wins(tmp_path: Path) -> None:
     ("template", "words"),
     [
         (None, "has no chat template"),
+        (["default", {"name": "default"}], "has no chat template"),
         ("{% if %}", "not usable"),
         ("{{ raise_exception('no users') }}", "no users"),
         ("{{ messages[0].content }}", "opens no message"),
     ],
 )
-def test_an_unusable_template_is_one_line(tmp_path: Path, template: str | None, words: str) -> None:
+def test_an_unusable_template_is_one_line(tmp_path: Path, template: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         ChatTemplate(_folder(tmp_path, template))
 
 
 def test_a_folder_without_configuration_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tokenizer_config"):
+        ChatTemplate(tmp_path)
+
+
+def test_a_configuration_that_is_no_object_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match="is not an object"):
+        ChatTemplate(tmp_path)
+
+
+def test_a_template_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    (_folder(tmp_path, LLAMA) / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"chat_template\.jinja cannot be read"):
         ChatTemplate(tmp_path)

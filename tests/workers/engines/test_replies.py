@@ -1,6 +1,9 @@
 """Files of scripted replies."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,19 @@ def test_both_forms_of_a_tool_call_are_read(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         _read(tmp_path, {"content": "a"}, line)
+
+
+def test_a_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    path.write_text('{"text": "für"}', encoding="utf-8")
+    code = (
+        "import pathlib, sys; from workers.engines.replies import Replies; "
+        "print(ascii(Replies.read(pathlib.Path(sys.argv[1])).all[0].text))"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code, str(path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("'f\\xfcr'\n", "")
 
 
 def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
