@@ -20,16 +20,16 @@ class MissedRound:
     Attributes:
         at_s: when it was clear: the late first token, the last token, or the sending of a round that failed; from the
             start of the run.
-        what: the target and the value.
-        why: the parts of its time, from its decision record; empty if there is none.
+        targets: those that it missed, each with the value.
+        causes: the parts of its time, from its decision record; empty if there is none.
     """
 
     session_id: str
     index: int
     sent_s: float
     at_s: float
-    what: str
-    why: str
+    targets: str
+    causes: str
 
 
 def missed_rounds(records: Sequence[RoundRecord], slo: Slo) -> list[MissedRound]:
@@ -39,23 +39,24 @@ def missed_rounds(records: Sequence[RoundRecord], slo: Slo) -> list[MissedRound]
 
 
 def _missed(record: RoundRecord, slo: Slo) -> MissedRound:
-    at_s, what, why = record.sent_s, [], _why(record.decision)
+    at_s, targets, causes = record.sent_s, [], _causes(record.decision)
     if record.error is not None or record.ttft_s is None:
-        return MissedRound(record.session_id, record.index, at_s, at_s, f"failed: {record.error or 'no token'}", why)
+        failure = f"failed: {record.error or 'no token'}"
+        return MissedRound(record.session_id, record.index, at_s, at_s, failure, causes)
     if record.itl_s is not None and record.itl_s > slo.itl_s:
-        what.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
+        targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
         at_s = record.sent_s + (record.e2e_s or record.ttft_s)
     if record.ttft_s > slo.ttft_s:
-        what.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
+        targets.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
         at_s = record.sent_s + record.ttft_s
-    return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(what), why)
+    return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(targets), causes)
 
 
-def _why(decision: Mapping[str, Any]) -> str:
+def _causes(decision: Mapping[str, Any]) -> str:
     """The route with its reason, and the parts of the TTFT that took a good share of it, longest first."""
     if not decision.get("route"):
         return ""
-    tokens = f"{decision.get('incr_tokens', 0):,} tokens"
+    tokens = f"{_number(decision.get('incr_tokens')):,.0f} tokens"
     parts = [
         ("queued", _seconds(decision, "queued_s")),
         (f"prefill of {tokens}", _seconds(decision, "prefill_s")),
@@ -64,10 +65,11 @@ def _why(decision: Mapping[str, Any]) -> str:
     ]
     whole_s = max(_seconds(decision, "ttft_s"), sum(seconds for _, seconds in parts))
     causes = [f"{name} {seconds * 1e3:,.0f} ms" for name, seconds in _largest(parts) if seconds > _SMALL * whole_s]
-    if recomputed := (decision.get("hit_tokens") or {}).get("recomputed"):
-        causes.append(f"{recomputed:,} tokens of the history recomputed")
-    if retries := decision.get("retries"):
-        causes.append(f"{retries} workers lost")
+    hits = decision.get("hit_tokens")
+    if recomputed := _number(hits.get("recomputed") if isinstance(hits, Mapping) else None):
+        causes.append(f"{recomputed:,.0f} tokens of the history recomputed")
+    if retries := _number(decision.get("retries")):
+        causes.append(f"{retries:.0f} workers lost")
     return "; ".join([f"{decision['route']} ({decision.get('reason') or '-'})", *causes])
 
 
@@ -76,5 +78,9 @@ def _largest(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def _seconds(decision: Mapping[str, Any], name: str) -> float:
-    value = decision.get(name)
+    return _number(decision.get(name))
+
+
+def _number(value: object) -> float:
+    """A value of a foreign server's report; 0 if it is none."""
     return float(value) if isinstance(value, int | float) else 0.0

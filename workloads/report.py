@@ -105,7 +105,7 @@ def _timeline(axes: Any, records: Sequence[RoundRecord], missed: Sequence[Missed
             label=label,
         )
     if missed:
-        at_s, rows = [round.at_s for round in missed], [lanes[round.session_id] for round in missed]
+        at_s, rows = [late.at_s for late in missed], [lanes[late.session_id] for late in missed]
         axes.plot(at_s, rows, "v", color=_MISSED, markersize=6, label="missed a target", linestyle="none")
         shown.add("missed")
     axes.set_xlabel("seconds since the start of the run")

@@ -54,7 +54,8 @@ class RoundRecord:
     @property
     def route(self) -> str | None:
         """Where the round was prefilled, if the server reported it."""
-        return self.decision.get("route")
+        route = self.decision.get("route")
+        return route if isinstance(route, str) else None
 
 
 class RoundOutcome(Protocol):
