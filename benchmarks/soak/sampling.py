@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from redis.asyncio import Redis
@@ -25,7 +26,7 @@ _KIB = 1024
 
 
 class Sampler:
-    """Takes a sample of each process every `interval_s`, from `start` to `stop`.
+    """Takes a sample of each process every `interval_s`, from the start to the end of its context.
 
     Attributes:
         series: (process, figure) -> points.
@@ -40,12 +41,15 @@ class Sampler:
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def __aenter__(self) -> Sampler:
         self.start_s = time.monotonic()
         self._task = asyncio.create_task(self._run())
+        return self
 
-    async def stop(self) -> None:
-        """End, and raise what ended it before."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, and raise the error that ended it before."""
         self.end_s = time.monotonic()
         assert self._task is not None
         self._task.cancel()
@@ -90,7 +94,7 @@ class Sampler:
 
 
 def process_figures(pid: int) -> dict[str, float]:
-    """What Linux knows of a process.
+    """Figures of a process from `/proc`.
 
     Raises:
         OSError: it has ended.

@@ -87,10 +87,8 @@ async def soak(
         runner = CellRunner(graph)
         await runner.start()
         run = _Run(graph, SoakResult(minutes, seed), list(faults.values()))
-        sampler = Sampler(graph, interval_s, samples)
-        sampler.start()
-        await run.until_over()
-        await sampler.stop()
+        async with Sampler(graph, interval_s, samples) as sampler:
+            await run.until_over()
         result = run.result
         result.violations += await runner.violations_of_rest()
         elders = [*(member.name for member in run.elders), REDIS]
