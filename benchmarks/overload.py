@@ -172,7 +172,7 @@ class Clients:
         self._names = count()
 
     async def load(self, rate: float, seconds: float) -> Seen:
-        """Sessions that arrive for so long. Those that are not over then are broken off."""
+        """Sessions that arrive for `seconds`. Those that are not over then are broken off."""
         seen, tasks, rng = Seen(), [], random.Random(self._seed)
         begin_s = due_s = time.monotonic()
         while due_s < begin_s + seconds:

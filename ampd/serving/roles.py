@@ -37,6 +37,7 @@ class DueChanges:
 
 
 NO_LOAD: Load = {}
+"""The recent load of a policy that does not read it."""
 
 
 class RoleReview:

@@ -129,7 +129,7 @@ def filled(expression: str, range_s: float) -> str:
 
 
 def replay(url: str, seconds: float) -> None:
-    """Replay the trace for so long; half-way a decode worker dies."""
+    """Replay the trace for `seconds`. Half-way a decode worker dies."""
     flags = ["--url", url, "--rate", str(RATE), "--limit", str(int(10 * RATE * seconds)), *SLO]
     client = subprocess.Popen([*ampd_command("replay"), TRACE, *flags], stdout=subprocess.DEVNULL)
     try:
