@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ampd.types import WorkerView
 from ampd.wire import REPORT_KEY
 from router.continuation import LINK, link
 from router.decision_record import DecisionRecord
+from router.fingerprints import mark_of
 from router.outputs import Chunk, merged_usage
 from router.request import RoundRequest
 from router.served import ServedRound
@@ -28,6 +30,7 @@ class ClientStream:
         self._clock = clock
         self.arrival_s = self._last_s = clock()
         self._finished_choices = 0
+        self._fingerprint_mark = request.continued_mark
         self.emitted: list[int] = []
         self.prefilled_cached_tokens: int | None = None
 
@@ -41,6 +44,16 @@ class ClientStream:
         """Whether at least one choice has ended."""
         return self._finished_choices > 0
 
+    @property
+    def fingerprint_mark(self) -> int:
+        """Of the weights that the output so far came from; 0: there is no output, or they are not known."""
+        return self._fingerprint_mark if self.emitted or self._request.continued_tokens else 0
+
+    def placed(self, decode: WorkerView) -> None:
+        """The next tokens come from this decode worker, or from a prefill worker whose KV it can read."""
+        if not self.emitted and not self._request.continued_tokens:
+            self._fingerprint_mark = mark_of(decode.fingerprint)
+
     def count(self, chunk: Chunk) -> None:
         """Count a chunk's tokens; the first chunk with tokens sets the TTFT."""
         token_ids = chunk.get("token_ids")
@@ -51,7 +64,7 @@ class ClientStream:
             self.emitted += token_ids
             self._last_s = now_s
         if self._record.ttft_s is None:
-            chunk[LINK] = link(self._record.trace_id, self._request.client_prompt_tokens)
+            chunk[LINK] = link(self._record.trace_id, self._request.client_prompt_tokens, self._fingerprint_mark)
             self._record.ttft_s = now_s - self.arrival_s
             if self._request.wants_record:
                 self._attach_record(chunk)

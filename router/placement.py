@@ -30,7 +30,7 @@ from ampd.state.store import (
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
 from router.admission import AdmissionGate
-from router.fingerprints import ForeignWorkers
+from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.session_counts import SessionCounts
 
@@ -52,6 +52,7 @@ class Ask:
         local_only: why the prefill must be local, if it must.
         binding: the binding that this replica knows; it may be out of date.
         lost: workers that failed this round already.
+        fingerprint_mark: of the weights that the round's output so far came from; 0: any worker may continue it.
         session_missed: an earlier round of the session missed a target.
         is_admitted: the round was placed before, and a worker failed it.
     """
@@ -65,6 +66,7 @@ class Ask:
     local_only: str | None
     binding: Binding | None
     lost: Collection[str] = ()
+    fingerprint_mark: int = 0
     session_missed: bool = False
     is_admitted: bool = False
 
@@ -108,7 +110,7 @@ class Placer:
         self._gate = gate
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
-        self._foreign = ForeignWorkers()
+        self._foreign = ForeignWorkers(view.knows)
         self._store_retry_s = float("-inf")
         self._is_alone = False
 
@@ -121,13 +123,13 @@ class Placer:
         """Decide and write. If another replica was faster, decide again.
 
         Raises:
-            RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker, 400 if the
-                prompt does not fit.
+            RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
+                continue the round, 400 if the prompt does not fit.
         """
         known, is_admitted = ask.binding, ask.is_admitted
         for _ in range(_CONFLICTS):
             decode = await self._bound(ask, known) if known else None
-            if decode is None:
+            if decode is None or not may_continue(ask.fingerprint_mark, decode):
                 decode = self._bind(ask)
                 if known is not None:
                     known = await self._rebind(known, decode.worker_id)
@@ -184,10 +186,20 @@ class Placer:
         self._gone_until_s[worker_id] = now_s + self._suspect_s
 
     def _bind(self, ask: Ask) -> WorkerView:
-        live = [view for view in self._view.decode() if view.worker_id not in ask.lost]
+        decode = self._view.decode()
+        self._foreign.note_decode(decode)
+        live = [view for view in decode if view.worker_id not in ask.lost]
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        roomy = _with_room(ask, live)
+        able = [view for view in live if may_continue(ask.fingerprint_mark, view)]
+        if not able:
+            # One answer must not come from two models, or from two tokenizers.
+            raise RoundRefusedError(
+                503,
+                "the decode worker was lost in the middle of the output, and all others have other weights or "
+                "settings; send the request again",
+            )
+        roomy = _with_room(ask, able)
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
         chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())

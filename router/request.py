@@ -14,7 +14,7 @@ from ampd.tenant import tenant_of
 from ampd.types import Slo
 from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
-from router.continuation import continued_tokens
+from router.continuation import continued
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
@@ -44,6 +44,7 @@ class RoundRequest:
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
         uncarried: the option that forbids a remote prefill, if one does.
         continued_tokens: output tokens at the end of the prompt, which came out before another coordinator died.
+        continued_mark: of the fingerprint of the weights that they came from; 0: it is not known.
         clamped_targets: the targets that the client set outside of the graph's limits; `slo` has the nearest limits.
         engine_request: the parts that an engine needs.
     """
@@ -61,6 +62,7 @@ class RoundRequest:
     wants_record: bool
     uncarried: str | None
     continued_tokens: int = 0
+    continued_mark: int = 0
     clamped_targets: tuple[str, ...] = ()
     engine_request: dict[str, Any] = field(default_factory=dict)
 
@@ -128,9 +130,9 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         tenant = tenant_of(request)
     except ValueError as error:
         raise RoundRefusedError(400, str(error)) from None
-    continued = continued_tokens(request)
-    if continued is not None:
-        request = _continued(request, continued)
+    before = continued(request)
+    if before is not None:
+        request = _continued(request, before.tokens)
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
@@ -148,7 +150,8 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         choices=_choices(request.get("sampling_options") or {}),
         wants_record=_wants_record(request),
         uncarried=uncarried_option(request),
-        continued_tokens=continued or 0,
+        continued_tokens=before.tokens if before else 0,
+        continued_mark=before.fingerprint_mark if before else 0,
         clamped_targets=targets.clamped,
         engine_request=_engine_request(request),
     )

@@ -97,6 +97,7 @@ class RoundRun:
             raise
         self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
+        self._stream.placed(placement.decode)
         self._unreached = placement if placement.is_shared else None
         task, binding = placement.task, placement.binding
         self._record.decided(placement.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens)
@@ -115,6 +116,7 @@ class RoundRun:
             local_only=self._recovery.local_only,
             binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
             lost=self._recovery.lost,
+            fingerprint_mark=self._stream.fingerprint_mark,
             session_missed=sessions.has_missed(request.session_id),
             is_admitted=self._placement is not None,
         )

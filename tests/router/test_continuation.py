@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampd.types import Role, Slo
-from router.continuation import LINK, continued_tokens, link
+from router.continuation import LINK, Continued, continued, link
 from router.request import RoundRequest, parse_round
 from router.round_errors import RoundRefusedError
 from router.targets import TargetLimits
@@ -24,15 +24,22 @@ def parsed(request: dict[str, Any]) -> RoundRequest:
 
 
 def test_the_link_of_the_first_chunk_shows_what_is_output() -> None:
-    first = link("ab" * 16, len(PROMPT))
+    first = link("ab" * 16, len(PROMPT), 2**32 - 1)
     assert first["trace_id"] == "ab" * 16
     assert len(first["span_id"]) == 16
-    assert continued_tokens(again(first)) == len(EMITTED)
-    assert continued_tokens({"token_ids": PROMPT}) is None
+    assert continued(again(first)) == Continued(len(EMITTED), 2**32 - 1)
+    assert continued(again({"span_id": f"{len(PROMPT):016x}"})) == Continued(len(EMITTED), 0), "of an older version"
+    assert continued({"token_ids": PROMPT}) is None
     assert len(link(None, 1)["trace_id"]) == 32
 
 
-@pytest.mark.parametrize("returned", [{}, {"span_id": "x"}, {"span_id": f"{10**6:016x}"}, {"span_id": None}, "text"])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *({}, {"span_id": "x"}, {"span_id": f"{10**6:016x}"}, {"span_id": None}, "text"),
+        *({"span_id": "-1"}, {"span_id": "1" + "0" * 16}),
+    ],
+)
 def test_a_link_that_no_coordinator_made_is_refused(returned: Any) -> None:
     with pytest.raises(RoundRefusedError, match="malformed") as refused:
         parsed(again(returned))
