@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 class LeaseProbe:
     """Calls the overdue workers of a view: one that answers stays for another lease, one that does not is dropped.
 
+    While the shared state is lost every worker is overdue after a lease, and a dropped worker is called again, because
+    no publication can bring it back.
+
     Args:
         timeout_s: longest wait for an answer.
     """
@@ -46,7 +49,8 @@ class LeaseProbe:
         try:
             await self._calls.kv(worker_id, {"op": "match", "keys": []}, self._timeout_s)
         except WorkerLostError as error:
-            log.warning("worker %s: its lease is over, and %s", worker_id, error)
+            if self._view.knows(worker_id):
+                log.warning("worker %s: its lease is over, and %s", worker_id, error)
             self._view.drop_overdue(worker_id)
         except WorkerRefusedError:
             self._view.answered(worker_id)

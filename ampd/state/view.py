@@ -82,6 +82,7 @@ class ClusterView:
         self._clock = clock
         self._model = model
         self._workers: dict[str, KnownWorker] = {}
+        self._given_up: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
@@ -164,19 +165,27 @@ class ClusterView:
             self._lists = None
 
     def overdue(self) -> list[str]:
-        """Workers whose lease is over, although nothing proves that they could have renewed it. Ask them."""
+        """Workers whose lease is over, although nothing proves that they could have renewed it. Ask them.
+
+        While the store is lost, those that were dropped meanwhile are among them.
+        """
         self._expire(self._clock())
-        return self._over(self._clock())
+        return [*self._over(self._clock()), *self._given_up]
 
     def answered(self, worker_id: str) -> None:
         """A worker has answered a call: its lease begins again."""
+        if returned := self._given_up.pop(worker_id, None):
+            self._workers[worker_id] = returned
+            self._lists = None
         if worker := self._workers.get(worker_id):
             worker.renew(self._clock(), self._lease_s)
 
     def drop_overdue(self, worker_id: str) -> None:
         """Remove a worker whose lease is over, unless it has published meanwhile."""
         if worker_id in self._over(self._clock()):
-            del self._workers[worker_id]
+            worker = self._workers.pop(worker_id)
+            if self._watcher is None:
+                self._given_up[worker_id] = worker
             self.counters.expired_workers += 1
             self._lists = None
 
@@ -248,7 +257,7 @@ class ClusterView:
         return {role: tuple(views) for role, views in lists.items()}
 
     def _expire(self, now_s: float) -> None:
-        if self._store.refused_ago_s() < self._lease_s:
+        if self._watcher is None or self._store.refused_ago_s() < self._lease_s:
             return
         for worker_id in self._over(now_s):
             worker = self._workers[worker_id]
@@ -256,11 +265,9 @@ class ClusterView:
                 self.drop_overdue(worker_id)
 
     def _over(self, now_s: float) -> list[str]:
-        """The workers whose lease was over at the last sign of life of the store."""
-        if self._watcher is None:
-            return []
+        """The workers whose lease was over at the last sign of life of the store; while it is lost, those of now."""
         # A store that is silent may have received the renewals that are missing here.
-        heard_s = now_s - self._watcher.silent_s()
+        heard_s = now_s - self._watcher.silent_s() if self._watcher else now_s
         return [worker_id for worker_id, worker in self._workers.items() if worker.deadline_s <= heard_s]
 
     # -- following the store
@@ -311,6 +318,7 @@ class ClusterView:
 
     def _reset(self, views: list[WorkerView]) -> None:
         now_s = self._clock()
+        self._given_up.clear()
         for worker in self._workers.values():
             worker.renew(now_s, self._lease_s)
         for view in views:

@@ -24,6 +24,9 @@ class Answers:
         self._answers = answers
         self.asked: list[str] = []
 
+    def answer(self, worker_id: str, answer: Any) -> None:
+        self._answers[worker_id] = answer
+
     async def kv(self, worker_id: str, request: Any, timeout_s: float) -> Any:
         assert request == {"op": "match", "keys": []}
         self.asked.append(worker_id)
@@ -61,3 +64,32 @@ def test_only_those_that_do_not_answer_are_dropped(
     run_virtually(scenario(), monkeypatch)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "router.lease_probe"]
     assert line == "worker dead: its lease is over, and worker dead: no answer"
+
+
+def test_a_worker_that_hangs_while_the_state_is_lost_is_dropped_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        state = MemoryState(clock)
+        for name in ("alive", "hung"):
+            await MemoryStore(state).publish_worker(WorkerView(name, Role.DECODE), LEASE_S)
+        answers = Answers(alive={"matched": 0})
+        async with ClusterView(MemoryStore(state), lease_s=LEASE_S, clock=clock) as view:
+            probe = LeaseProbe(view, answers, timeout_s=1.0)  # type: ignore[arg-type]
+            probe.start()
+            state.lose()
+            await asyncio.sleep(0.9 * LEASE_S)
+            assert answers.asked == []
+            await asyncio.sleep(LEASE_S)
+            assert not view.connected
+            assert [worker.worker_id for worker in view.decode()] == ["alive"]
+            assert not view.knows("hung"), "the calls there are given up"
+            answers.answer("hung", {"matched": 0})
+            await asyncio.sleep(3.0)
+            assert {worker.worker_id for worker in view.decode()} == {"alive", "hung"}
+            await probe.stop()
+
+    run_virtually(scenario(), monkeypatch)
+    lines = [record.getMessage() for record in caplog.records if record.name == "router.lease_probe"]
+    assert lines == ["worker hung: its lease is over, and worker hung: no answer"]

@@ -311,6 +311,23 @@ class TestStoreLoss:
             assert view.age_s() == pytest.approx(10 * LEASE_S)
             assert view.counters.losses == 1
 
+    async def test_workers_are_asked_while_the_store_is_lost(self, fixture: Any, make: Any, waiting: Any) -> None:
+        for name in ("d1", "d2"):
+            await fixture.others.publish_worker(make.view(name), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            assert view.overdue() == []
+            fixture.clock.now_s += LEASE_S
+            assert sorted(view.overdue()) == ["d1", "d2"]
+            view.drop_overdue("d1")
+            view.answered("d2")
+            assert [worker.worker_id for worker in view.decode()] == ["d2"]
+            assert view.overdue() == ["d1"], "nothing else can bring it back"
+            view.answered("d1")
+            assert {worker.worker_id for worker in view.decode()} == {"d1", "d2"}
+            assert view.overdue() == []
+
     async def test_no_lease_runs_out_while_the_store_is_silent(self, fixture: Any, make: Any) -> None:
         class Silent(MemoryWatcher):
             heard_s = fixture.clock()
