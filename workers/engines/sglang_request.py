@@ -18,6 +18,12 @@ from ampd.serving.local_only import is_greedy
 from ampd.vocabulary import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest
 
+MOST_GUIDE_CHARS = {"json_schema": 131_072, "structural_tag": 131_072, "regex": 16_384, "ebnf": 16_384}
+"""Longest guide of each kind. SGLang compiles it before the first token, and the engine must not seem to hang.
+
+The schemas of an agent's tools come in one guide, so these may be longer.
+"""
+
 _SAMPLING_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
@@ -40,7 +46,7 @@ def sampling_params(
         is_deterministic: whether SGLang samples by the seeds of requests.
 
     Raises:
-        EngineError: 400 for a guide that SGLang cannot use, or for a seed that SGLang would ignore.
+        EngineError: 400 for a guide that SGLang cannot use or that is too long, or for a seed that SGLang would ignore.
     """
     options = request.request.get("sampling_options") or {}
     if options.get("seed") is not None and not is_deterministic and not is_greedy(options):
@@ -118,7 +124,18 @@ def _min_tokens(request: EngineRequest, stop: dict[str, Any]) -> int | None:
 
 
 def _guide(guided: dict[str, Any]) -> dict[str, Any]:
-    """Dynamo's guided decoding as one of SGLang's constraints."""
+    """Dynamo's guided decoding as one of SGLang's constraints, unless it is too long."""
+    guide = _constraint(guided)
+    for kind, text in guide.items():
+        if len(text) > (most := MOST_GUIDE_CHARS[kind]):
+            raise EngineError(
+                f"the guide of the output ({kind}) has {len(text)} characters, at most {most} are allowed; shorten it",
+                400,
+            )
+    return guide
+
+
+def _constraint(guided: dict[str, Any]) -> dict[str, Any]:
     if (schema := guided.get("json")) is not None:
         try:
             reject_nonprogressing_guided_json_ref_cycles(schema)

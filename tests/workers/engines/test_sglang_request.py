@@ -1,0 +1,39 @@
+"""Requests in SGLang's terms: guides of the output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.engines.base import EngineError, EngineRequest
+from workers.engines.sglang_request import MOST_GUIDE_CHARS, sampling_params
+
+
+def parameters(**guided: Any) -> dict[str, Any]:
+    request = {"sampling_options": {"guided_decoding": guided}}
+    return sampling_params(EngineRequest("r", "s", [1, 2], 4, request=request))
+
+
+GUIDES: dict[str, tuple[str, Any]] = {
+    "json": ("json_schema", {"description": "x" * 200_000}),
+    "json as text": ("json_schema", '"' + "x" * 200_000 + '"'),
+    "structural_tag": ("structural_tag", {"type": "x" * 200_000}),
+    "regex": ("regex", "a" * 20_000),
+    "choice": ("ebnf", ["yes"] * 5000),
+    "grammar": ("ebnf", "root ::= " + "a" * 20_000),
+}
+
+
+@pytest.mark.parametrize("name", list(GUIDES))
+def test_a_guide_that_is_too_long_is_refused(name: str) -> None:
+    kind, guide = GUIDES[name]
+    with pytest.raises(EngineError, match=rf"the guide of the output \({kind}\) has \d+ characters") as refused:
+        parameters(**{name.split()[0]: guide})
+    assert refused.value.status == 400
+
+
+def test_the_longest_guide_is_served() -> None:
+    assert parameters(regex="a" * MOST_GUIDE_CHARS["regex"])["regex"]
+    tools = {"anyOf": [{"type": "object", "description": "x" * 1000} for _ in range(100)]}
+    assert parameters(json=tools)["json_schema"]
