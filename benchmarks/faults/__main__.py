@@ -118,7 +118,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").splitlines()[0],
         epilog=f"faults: {', '.join(FAULTS)}",
     )
-    parser.add_argument("--engine", choices=("modelled",), default="modelled", help="engine of the workers")
     parser.add_argument("--fault", action="append", choices=list(FAULTS), metavar="NAME", help="default: all")
     parser.add_argument("--moment", action="append", choices=list(Moment), default=[], help="default: all")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from benchmarks.faults import worker
 from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, Member
-from benchmarks.faults.fault import Action, Fault, Scene
+from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.inside import TASK_EXCEPTION
 from tests.waiting import until
 
@@ -87,6 +87,7 @@ KV_FAULTS = [
         "an exception in the engine of the worker",
         _arms_engine_of_the_round(worker.ENGINE_BREAKS),
         _disarm,
+        aim_s=DEATH_AIM_S,
     ),
     Fault(
         "engine-hangs",

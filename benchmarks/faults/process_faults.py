@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable
 
 from benchmarks.faults.cluster import KINDS, LEASE_S, Member
-from benchmarks.faults.fault import Action, Fault, Scene
+from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.weights import mixed_rounds, other_weights
 
 _GROUP = "Processes"
@@ -82,7 +82,10 @@ async def _until_restarted(scene: Scene) -> None:
 
 
 PROCESS_FAULTS = [
-    *(Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _kills(kind)) for kind in KINDS),
+    *(
+        Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _kills(kind), aim_s=DEATH_AIM_S)
+        for kind in KINDS
+    ),
     *(
         Fault(
             f"stop-{kind}",
@@ -91,7 +94,6 @@ PROCESS_FAULTS = [
             _signals(kind, signal.SIGSTOP),
             _signals(kind, signal.SIGCONT),
             holds_s=STOPPED_S,
-            aim_s=LEASE_S + 0.5,
         )
         for kind in KINDS
     ),

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from benchmarks.faults.clock import step_clock
-from benchmarks.faults.fault import OUTAGE_S, Action, Fault, Scene, nothing
+from benchmarks.faults.fault import DEATH_AIM_S, OUTAGE_S, Action, Fault, Scene, nothing
 from tests.waiting import until
 
 _GROUP = "Shared state"
@@ -150,8 +150,14 @@ def _slow(milliseconds: Sequence[float]) -> list[Fault]:
 
 
 REDIS_FAULTS = [
-    _fault("killed", "SIGKILL of Redis, an empty one after the outage", _signals(signal.SIGKILL), _start_again),
-    _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing),
+    _fault(
+        "killed",
+        "SIGKILL of Redis, an empty one after the outage",
+        _signals(signal.SIGKILL),
+        _start_again,
+        aim_s=DEATH_AIM_S,
+    ),
+    _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing, aim_s=DEATH_AIM_S),
     _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT)),
     *_slow((0.2, 50, 200, 1000)),
     _fault("full", "writes are refused: OOM", _commands("CONFIG SET maxmemory 1"), _commands("CONFIG SET maxmemory 0")),

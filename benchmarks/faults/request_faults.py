@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from benchmarks.faults.fault import Fault, Scene
+from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
 from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, OUTPUT_TOKENS
 from benchmarks.faults.worker import DEADLY_PROMPT
-from tests.harness.graph import completion
+from tests.harness.graph import HELLO, chat, completion, session
 
 _GROUP = "Clients"
+
+COORDINATOR_FAILED = "a round failed in the coordinator"
+"""The log line of a coordinator about an exception that it did not expect."""
 
 POISON: dict[str, dict[str, Any]] = {
     "a token id outside the vocabulary": {"prompt": [10**9] * 20},
@@ -24,9 +28,18 @@ POISON: dict[str, dict[str, Any]] = {
     "a negative length": {"prompt": [30] * 20, "max_tokens": -1},
     "a length that is no number": {"prompt": [30] * 20, "max_tokens": "many"},
     "an unknown model": {"prompt": [30] * 20, "model": "nobody"},
-    "targets that are no numbers": {"prompt": [30] * 20, "nvext": {"agent_hints": {"ttft": "soon"}}},
-    "a grammar": {"prompt": [30] * 20, "nvext": {"guided_regex": "("}},
 }
+"""As completions, of which Dynamo's frontend turns each error of a coordinator into status 500."""
+
+POISON_CHATS: dict[str, dict[str, Any]] = {
+    "a target that is no number": {"nvext": {"annotations": ["ttft_target:soon"]}},
+    "a target beyond all numbers": {"nvext": {"annotations": ["ttft_target:1e999", "itl_target:-1"]}},
+    "a regular expression without its end": {"nvext": {"guided_regex": "("}},
+    "thousands of choices": {"n": 5000},
+}
+"""As chats, of which the client gets the coordinator's own status."""
+
+LONG_SESSION_ID = "x" * 600
 
 
 async def _send_twice(scene: Scene) -> None:
@@ -49,17 +62,29 @@ async def _join(scene: Scene) -> None:
 
 
 async def _poison(scene: Scene) -> None:
-    """Each must be refused with a message, or served.
-
-    Dynamo's frontend turns each error of a coordinator into status 500 where a completion is not streamed.
-    """
+    """Each must be refused with a message, or served."""
     async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
         for name, options in POISON.items():
-            body = {**completion([30] * 20, max_tokens=2), **options}
-            reply = await http.post("/v1/completions", json=body)
+            reply = await http.post("/v1/completions", json={**completion([30] * 20, max_tokens=2), **options})
             is_hidden = "Failed to fold completions stream" in reply.text
             if (reply.is_server_error and not is_hidden) or not reply.text:
                 scene.complaints.append(f"{name}: {reply.status_code} {reply.text}")
+        chats = [(name, {**chat(HELLO, max_tokens=2), **options}, {}) for name, options in POISON_CHATS.items()]
+        chats.append(("a long session id", chat(HELLO, max_tokens=2), session(LONG_SESSION_ID)))
+        for name, body, headers in chats:
+            reply = await http.post("/v1/chat/completions", json=body, headers=headers)
+            if reply.is_server_error or not reply.text:
+                scene.complaints.append(f"{name}: {reply.status_code} {reply.text}")
+
+
+async def _check_coordinators(scene: Scene) -> None:
+    for member in scene.graph.of("coordinator"):
+        scene.complaints += unexpected_failures(member.name, member.read_log())
+
+
+def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rounds that failed by an exception in a coordinator, by its log. The status alone does not always show it."""
+    return [f"{name}: {line['message']}" for line in lines if COORDINATOR_FAILED in str(line.get("message", ""))]
 
 
 async def _kill_by_request(scene: Scene) -> None:
@@ -88,7 +113,19 @@ REQUEST_FAULTS = [
         _send_twice,
         _join,
     ),
-    Fault("poison", _GROUP, f"{len(POISON)} kinds of requests that cannot be served", _poison),
-    Fault("deadly-request", _GROUP, "a request that ends each worker which takes it", _kill_by_request),
+    Fault(
+        "poison",
+        _GROUP,
+        f"{len(POISON) + len(POISON_CHATS) + 1} kinds of requests that cannot be served",
+        _poison,
+        check=_check_coordinators,
+    ),
+    Fault(
+        "deadly-request",
+        _GROUP,
+        "a request that ends each worker which takes it",
+        _kill_by_request,
+        aim_s=DEATH_AIM_S,
+    ),
     Fault("client-leaves", _GROUP, "the client of the round closes its connection", _leave),
 ]

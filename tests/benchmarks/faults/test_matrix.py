@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.__main__ import run
+from benchmarks.faults.cell import CellResult
 from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.kv_faults import SABOTAGE
+from benchmarks.faults.matrix import tables
 from benchmarks.faults.moments import Moment
-
-pytestmark = pytest.mark.slow
 
 CELLS = {
     Moment.PREFILLING: ("kill-prefill",),
@@ -19,6 +19,7 @@ CELLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", list(CELLS))
 async def test_no_round_is_lost_and_no_token_is_wrong(tmp_path: Path, moment: Moment) -> None:
     faults = [FAULTS[name] for name in CELLS[moment]]
@@ -30,6 +31,7 @@ async def test_no_round_is_lost_and_no_token_is_wrong(tmp_path: Path, moment: Mo
         assert result.completed == result.accepted > 0
 
 
+@pytest.mark.slow
 async def test_broken_workers_are_reported(tmp_path: Path) -> None:
     results = await run(tmp_path, SABOTAGE, [Moment.WAITING], repeats=1)
     _, leaks, repeats = results
@@ -37,3 +39,21 @@ async def test_broken_workers_are_reported(tmp_path: Path) -> None:
     assert (leaks.lost, leaks.wrong) == (0, 0)
     assert repeats.wrong > 0
     assert any("instead of" in violation for violation in repeats.violations)
+
+
+def test_runs_that_took_longer_than_their_aim_are_marked() -> None:
+    usual, moment = CellResult("none", Moment.DECODING.value, recover_s=0.4), Moment.DECODING.value
+    results = [
+        usual,
+        CellResult("kill-decode", moment, accepted=5, completed=5, recover_s=1.5, lag_s=0.2),
+        CellResult("kill-prefill", moment, accepted=5, completed=5, recover_s=1.7, lag_s=0.2),
+        CellResult("stop-decode", moment, accepted=5, completed=5, recover_s=2.8),
+    ]
+    text = tables(results, FAULTS)
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert "| 1 s | 5/5, 1.1 s |" in rows["kill-decode"], "the harness itself was late by more"
+    assert "| 1 s | 5/5, 1.3 s **late** |" in rows["kill-prefill"]
+    assert "| 2.5 s | 5/5, 2.4 s |" in rows["stop-decode"]
+    assert "longer to recover than their aim: 1." in text
+    heads = [line for line in text.splitlines() if line.startswith("| fault")]
+    assert {line.count("|") for line in heads} == {line.count("|") for line in rows.values()}
