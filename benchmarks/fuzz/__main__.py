@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from benchmarks.fuzz import inputs, messages
+from benchmarks.fuzz import inputs, messages, ranks
 from benchmarks.fuzz.peer_reads import FuzzedReader
+from benchmarks.fuzz.sessions import FuzzedSessions
 from benchmarks.fuzz.target import Failure, Target, try_one
 from benchmarks.fuzz.workers import FuzzedWorker
 
@@ -36,7 +37,9 @@ def all_targets() -> Iterator[list[Target]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampd-fuzz-"))
         worker = stack.enter_context(closing(FuzzedWorker()))
         reader = stack.enter_context(closing(FuzzedReader()))
-        yield [*inputs.targets(Path(folder)), *messages.targets(), *worker.targets(), *reader.targets()]
+        sessions = stack.enter_context(closing(FuzzedSessions()))
+        without_state = [*inputs.targets(Path(folder)), *messages.targets(), *ranks.targets()]
+        yield [*without_state, *worker.targets(), *reader.targets(), *sessions.targets()]
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, chan
 from benchmarks.fuzz.target import Target
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import replay
+from router.continuation import link
 from router.decision_record import DecisionRecord
 from router.request import parse_round
 from router.round_errors import RoundRefusedError
@@ -60,6 +61,13 @@ _REQUEST: dict[str, Any] = {
     "routing": {"cache_salt": "tenant", "priority": 1},
     "extra_args": {"nvext": {"extra_fields": ["engine_data"]}},
 }
+_CONTINUED: dict[str, Any] = {
+    "token_ids": [5, 6, 7, 8] * 8,
+    "stop_conditions": {"max_tokens": 5, "min_tokens": 6},
+    "sampling_options": {"n": 1, "temperature": 0.0},
+    "agent_context": {"session_id": "agent-7"},
+    "migration_link": link("ab" * 16, 28, 7),
+}
 _TASK = PrefillTask("t1", "0" * 32, 160, 40, 0.0, _SLO)
 _VIEW = WorkerView(
     "d1", Role.DECODE, Parallelism(1), (_TASK,), Window(0.1, 3), Window(0.02, 90), 2, 4000, 5000, 100_000, 32_000,
@@ -85,6 +93,7 @@ _GEOMETRY = KvGeometry("f" * 64, 16, (PoolGeometry("kv", _SECTIONS), PoolGeometr
 def targets() -> Iterator[Target]:
     """The receivers of messages that need no running worker."""
     yield Target("request", lambda rng: changed(rng, _REQUEST, 4), _place_request, (RoundRefusedError,))
+    yield Target("continued request", lambda rng: changed(rng, _CONTINUED, 4), _place_request, (RoundRefusedError,))
     yield Target("session headers", _headers, _place_request, (RoundRefusedError,))
     yield _record("view", codec.encode_view(_VIEW, 0.0), lambda text: _decide(codec.decode_view(text, 0.0)))
     yield _record("task", codec.encode_task(_TASK, 0.0), lambda text: _order(codec.decode_task(text, 0.0)))
@@ -135,6 +144,8 @@ def _place_request(request: dict[str, Any]) -> None:
     assert wanted.min_tokens >= 0
     assert wanted.choices >= 1
     assert wanted.uncarried == uncarried_option(request)
+    assert 0 <= wanted.client_prompt_tokens <= len(wanted.token_ids)
+    assert 0 <= wanted.continued_mark < 1 << 32
 
 
 # -- the shared state

@@ -21,9 +21,11 @@ NAMES = [
         "format tracelab",
     ),
     *("format tau-bench", "format toolbench", "format kv-cache-tester", "format trail", "format azure"),
-    *("settings", "policy", "state-url", "profile", "request", "session headers", "view", "task", "role", "event"),
+    *("settings", "policy", "state-url", "profile", "request", "continued request", "session headers"),
+    *("view", "task", "role", "event"),
     *("coordinator", "recent load", "snapshot", "round report", "error text", "signature", "descriptor"),
     *("prefill request", "generate request", "KV request", "KV reply", "KV read"),
+    *("message to a rank", "message to the worker", "session request"),
 ]
 
 

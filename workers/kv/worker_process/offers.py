@@ -58,7 +58,11 @@ class Offers:
         self._has_gone = False
 
     def receive(self, rank: int, message: ToWorker) -> None:
-        """A message of a rank."""
+        """A message of a rank.
+
+        Raises:
+            ValueError, KeyError: it is not one that a rank sends here.
+        """
         match message:
             case Offer():
                 self._decide(message)
@@ -95,6 +99,8 @@ class Offers:
         self._waiting.clear()
 
     def _decide(self, offer: Offer) -> None:
+        if offer.number in self._copies:
+            raise ValueError(f"offer {offer.number} is made twice")
         keys = {pool: split(joined) for pool, joined in offer.keys.items()}
         reservation = self._directory.reserve(offer.session_id, keys, self._clock())
         self.decided = offer.number + 1
