@@ -58,6 +58,9 @@ def scheduler_of(engine: Any) -> int:
 
 
 PROMPT_TOKENS, PAGE = 120, 16
+NEVER_S = 1e6
+TURNS = 100
+"""Of the event loop, between the end of a process and that the engine counts as lost. The tasks take some each."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -67,6 +70,9 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
+    was_killed = number == signal.SIGKILL
+    if was_killed:
+        monkeypatch.setattr(supervised, "CHECK_INTERVAL_S", NEVER_S)  # only the end itself can be noticed
     async with supervision(model) as (engine, lost):
         prompt = text(1, PROMPT_TOKENS)
         before = await run(engine, "first", prompt, 8)
@@ -75,23 +81,29 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
             await asyncio.sleep(0.01)
         scheduler = scheduler_of(engine)
         with monkeypatch.context() as impatient:
-            impatient.setattr(supervised, "STALL_FLOOR_S", 3.0)
-            os.kill(scheduler, number)
+            impatient.setattr(supervised, "STALL_FLOOR_S", NEVER_S if was_killed else 3.0)
             since_s = time.monotonic()
+            if was_killed:
+                await killed(scheduler)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert engine._lost is not None, "no time but the event loop's own may pass"
+            else:
+                os.kill(scheduler, number)
             async with asyncio.timeout(60):
                 with pytest.raises(EngineLostError) as failure:
                     await call
         print(f"noticed after {time.monotonic() - since_s:.2f} s: {failure.value}")
         assert failure.value.status == 502
-        assert ("ended by itself" in str(failure.value)) == (number == signal.SIGKILL)
-        assert ("the engine hangs" in str(failure.value)) == (number == signal.SIGSTOP)
+        assert ("ended by itself" in str(failure.value)) == was_killed
+        assert ("the engine hangs" in str(failure.value)) == (not was_killed)
         await serves_again(engine, starts=1)
         print(f"serves again after {time.monotonic() - since_s:.2f} s")
         assert not os.path.exists(f"/proc/{scheduler}")  # noqa: ASYNC240, PTH110
         after = await run(engine, "first", prompt, 8)
         assert after.token_ids == before.token_ids
         assert after.cached_tokens == PROMPT_TOKENS // PAGE * PAGE, "the store lives on"
-        if number == signal.SIGSTOP:
+        if not was_killed:
             # SGLang's own watchdog of a process that hangs does this.
             os.kill(os.getpid(), signal.SIGQUIT)
             async with asyncio.timeout(60):
@@ -127,6 +139,19 @@ async def test_peers_read_the_store_while_the_engine_starts_again(
         await serves_again(engine, starts=1)
         assert matched == [PROMPT_TOKENS // PAGE] * 2
         assert not lost.done()
+
+
+async def killed(pid: int) -> None:
+    """Kill a process. Returns in the turn of the event loop in which its end arrives."""
+    ended, loop, descriptor = asyncio.Event(), asyncio.get_running_loop(), os.pidfd_open(pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def serves_again(engine: Any, starts: int) -> None:
