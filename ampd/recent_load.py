@@ -80,8 +80,8 @@ def all_rounds(load: Load) -> Iterator[RecentRound]:
 def met_and_missed(load: Load, now_s: float, last_s: float, ttft_s: float) -> tuple[int, int]:
     """How many rounds of the last `last_s` seconds met and missed their targets.
 
-    A round that ended counts at its end. A round in progress counts as missed once it is so old that half of the
-    rounds that ended were faster by the TTFT target: otherwise a round that never ends would never count.
+    A round that ended counts at its end. A round in progress counts as missed when it has lasted longer than the median
+    of the ended rounds plus the TTFT target. Otherwise a round that never ends would never count.
     """
     ended = [item for item in all_rounds(load) if item.ended_s is not None]
     recent = [item for item in ended if item.ended_s is not None and item.ended_s >= now_s - last_s]

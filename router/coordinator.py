@@ -26,7 +26,6 @@ from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.load_recorder import LoadRecorder
 from router.outputs import Chunk, merged_usage
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
@@ -98,7 +97,8 @@ class Coordinator:
         )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
-        self._load_recorder = _load_recorder(policies, store, clock)
+        self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
+        recorder = self.pools.recorder if self.pools else None
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(self.view, store, placement, _session_limits(settings), SUSPECT_S, self.gate, clock),
@@ -108,10 +108,9 @@ class Coordinator:
             clock=clock,
             spawn=self._background.spawn,
             deaths=WorkerDeaths(clock),
-            observers=(end_logger(self._round_log), *self._load_recorder, *observers),
+            observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
-        self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
 
     @property
     def running(self) -> int:
@@ -140,8 +139,6 @@ class Coordinator:
         self._services.access.ended.start()
         self._lease_probe.start()
         self._rounds.start()
-        for recorder in self._load_recorder:
-            recorder.start()
         if self.pools is not None:
             self.pools.start()
 
@@ -154,8 +151,6 @@ class Coordinator:
         if self.pools is not None:
             await self.pools.stop()
         await self._rounds.stop()
-        for recorder in self._load_recorder:
-            await recorder.stop()
         await self._background.finish(timeout_s)
         await self._services.access.guard.stop()
         await self._services.access.ended.stop()
@@ -211,14 +206,6 @@ def _session_limits(settings: CoordinatorSettings) -> SessionLimits:
         per_graph=settings.max_sessions,
         per_tenant=settings.max_sessions_per_tenant,
     )
-
-
-def _load_recorder(
-    policies: CoordinatorPolicies, store: StateStore, clock: Callable[[], float]
-) -> tuple[LoadRecorder, ...]:
-    """One, if the pools policy reads the recent load."""
-    keep_s = policies.pools.load_s if policies.pools else 0.0
-    return (LoadRecorder(store, keep_s, clock),) if keep_s else ()
 
 
 def _pools_keeper(

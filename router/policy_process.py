@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from math import inf
@@ -22,27 +25,28 @@ TIME_SHARE = 0.1
 _NICE = 19
 """Any other process goes first."""
 
+_PR_SET_PDEATHSIG = 1
+
 
 class PolicyProcess:
     """Asks a pools policy in one child process, one question at a time. The first question starts the process."""
 
-    def __init__(self, policy: PoolsPolicy) -> None:
+    def __init__(self, policy: PoolsPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy = policy
+        self._clock = clock
         self._pool: ProcessPoolExecutor | None = None
         self._asked: asyncio.Task[Sequence[RoleChange]] | None = None
-        self._asked_s = 0.0
         self._next_s = -inf
 
-    def is_due(self, now_s: float) -> bool:
+    def is_due(self) -> bool:
         """Whether the next question may be asked."""
-        return self._asked is None and now_s >= self._next_s
+        return self._asked is None and self._clock() >= self._next_s
 
     def ask(self, situation: PoolsSituation) -> None:
         """Ask a question; `answer` has the answer later."""
-        self._asked_s = situation.now_s
         self._asked = asyncio.create_task(self._change(situation))
 
-    def answer(self, now_s: float) -> Sequence[RoleChange]:
+    def answer(self) -> Sequence[RoleChange]:
         """The answer, once; nothing before it has come.
 
         Raises:
@@ -51,12 +55,26 @@ class PolicyProcess:
         if self._asked is None or not self._asked.done():
             return ()
         asked, self._asked = self._asked, None
-        self._next_s = now_s + max(self._policy.interval_s, (now_s - self._asked_s) * (1 / TIME_SHARE - 1))
         return asked.result()
 
+    def forget(self) -> None:
+        """Drop a question and its answer: they are about a time that is over."""
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
+
     async def _change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        began_s = self._clock()
+        try:
+            return await self._computed(situation)
+        finally:
+            lasted_s = self._clock() - began_s
+            self._next_s = began_s + lasted_s + max(self._policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
+
+    async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(_NICE,))
+            context = get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare, initargs=(os.getpid(),))
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._pool, _answer, self._policy, situation)
         except BrokenProcessPool:
@@ -69,9 +87,7 @@ class PolicyProcess:
 
     def stop(self) -> None:
         """End the process, even in the middle of an answer."""
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
+        self.forget()
         self._end_process()
 
     def _end_process(self) -> None:
@@ -82,6 +98,19 @@ class PolicyProcess:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.kill()
+
+
+def _prepare(parent: int) -> None:
+    """In the child: let others go first, and end with the parent, however that ends.
+
+    A signal to the whole process group is the parent's to handle, because the parent ends the child.
+    """
+    os.nice(_NICE)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _answer(policy: PoolsPolicy, situation: PoolsSituation) -> Sequence[RoleChange] | str:

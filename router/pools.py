@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ampd.errors import UserError
 from ampd.policies.base import Considered, PoolsSituation, RoleChange
@@ -23,6 +24,7 @@ from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavaila
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView, pool_name
+from router.load_recorder import LoadRecorder
 from router.policy_process import PolicyProcess
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class PoolsKeeper:
     Attributes:
         assignments: how often a role was assigned, by role and reason.
         considered: the last sets of roles that the policy considered; None: it names none.
+        recorder: observes this coordinator's rounds, for a policy that reads the recent load; None: it reads none.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class PoolsKeeper:
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
         self._warned: set[str] = set()
-        self._process = PolicyProcess(review.policy) if review.policy.is_slow else None
+        policy = review.policy
+        self.recorder = LoadRecorder(store, policy.load_s, clock) if policy.load_s else None
+        self._process = PolicyProcess(policy, clock) if policy.is_slow else None
+        self._next_s = -inf
         self.considered: Considered | None = None
         self._task = SupervisedTask("pools", self._run)
 
@@ -85,16 +91,20 @@ class PoolsKeeper:
         return self._is_leading
 
     def start(self) -> None:
-        """Begin asking."""
+        """Begin asking, and recording."""
+        if self.recorder is not None:
+            self.recorder.start()
         self._task.start()
 
     async def stop(self) -> None:
         """Stop asking, and let another coordinator lead at once."""
+        if self._process is not None:
+            self._process.stop()
         if not self._task.is_running:
             return
         await self._task.stop()
-        if self._process is not None:
-            self._process.stop()
+        if self.recorder is not None:
+            await self.recorder.stop()
         with contextlib.suppress(StateUnavailableError):
             await self._store.resign(self._holder)
 
@@ -134,7 +144,7 @@ class PoolsKeeper:
         wanted = await self._wanted(now_s, changed_s)
         if isinstance(wanted, Considered):
             self.considered = wanted
-            log.info("pools: %s", in_words(wanted))
+            log.info("pools: %s", considered_in_words(wanted))
         due = due_changes(self._as_assigned(now_s), wanted)
         for kept in due.kept:
             change = kept.change
@@ -145,11 +155,14 @@ class PoolsKeeper:
 
     async def _wanted(self, now_s: float, changed_s: float) -> Sequence[RoleChange]:
         """The policy's answer. A slow policy answers later; until then nothing is wanted, and the lead is kept."""
-        if self._process is None:
-            return self._review.policy.change(await self._situation(now_s, changed_s))
-        if self._process.is_due(now_s):
-            self._process.ask(await self._situation(now_s, changed_s))
-        return self._process.answer(now_s)
+        if self._process is not None:
+            if self._process.is_due():
+                self._process.ask(await self._situation(now_s, changed_s))
+            return self._process.answer()
+        if now_s < self._next_s:
+            return ()
+        self._next_s = now_s + self._review.policy.interval_s
+        return self._review.policy.change(await self._situation(now_s, changed_s))
 
     async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:
         """The question, with the recent load of all coordinators for a policy that reads it."""
@@ -194,6 +207,8 @@ class PoolsKeeper:
     def _follow(self) -> None:
         if self._is_leading:
             log.info("this coordinator no longer leads")
+            if self._process is not None:
+                self._process.forget()
         self._is_leading = False
         self._assigned.clear()
 
@@ -204,9 +219,9 @@ class PoolsKeeper:
             log.warning("pools: %s", line)
 
 
-def in_words(considered: Considered) -> str:
+def considered_in_words(considered: Considered) -> str:
     """The sets of roles that a policy considered, as one line: the best first."""
     tried = sorted(considered.tried, key=lambda each: -each.attained)
     listed = "; ".join(f"{each.roles}{' (now)' if each.is_now else ''} {each.attained:.1%}" for each in tried)
-    verdict = f"{len(considered)} workers change" if considered else "all stay"
+    verdict = f"changes of roles: {len(considered)}" if considered else "all stay"
     return f"{considered.rounds} recent rounds served again: {listed}: {verdict}"

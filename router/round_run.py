@@ -118,7 +118,8 @@ class RoundRun:
             lost=self._recovery.lost,
             fingerprint_mark=self._stream.fingerprint_mark,
             session_missed=sessions.has_missed(request.session_id),
-            is_admitted=self._placement is not None,
+            # A round in progress was admitted before, also by a coordinator that died.
+            is_admitted=self._placement is not None or request.continued_tokens > 0,
         )
 
     async def _give_back(self, placing: asyncio.Task[Placement]) -> None:

@@ -243,7 +243,7 @@ class PoolsSituation(Situation):
     changed_s: float
     rng: random.Random
     load: Load = field(default_factory=dict)
-    others: OtherPolicies = field(default_factory=lambda: OtherPolicies())
+    others: OtherPolicies = field(default_factory=OtherPolicies)
 
 
 class PoolsPolicy(Protocol):

@@ -1,4 +1,4 @@
-"""Sessions that are under way when a simulation begins: their KV lies on decode workers already."""
+"""Sessions that are under way when a simulation begins: their KV lies on the workers that own them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from planner.simulator.worker import SimulatedWorker
 
 
 class WarmStart:
-    """Binds sessions with a context to the decode workers that hold the least KV, in the order of their first rounds.
+    """Binds sessions with a context to the workers that own the least KV, in the order of their first rounds.
 
     Args:
         contexts: session id -> tokens of its context before its first round.
-        decode: the decode workers.
+        owners: the workers that own sessions.
     """
 
-    def __init__(self, contexts: Mapping[str, int], decode: Sequence[SimulatedWorker]) -> None:
+    def __init__(self, contexts: Mapping[str, int], owners: Sequence[SimulatedWorker]) -> None:
         self._contexts = contexts
-        self._given_tokens = dict.fromkeys(decode, 0)
+        self._given_tokens = dict.fromkeys(owners, 0)
 
     def place(self, session: ActiveSession) -> None:
         """Bind a session that is under way. The worker holds its KV, as far as there is room."""

@@ -7,7 +7,7 @@ import pytest
 from ampd.types import Role, Slo
 from router.continuation import LINK, Continued, continued, link
 from router.request import RoundRequest, parse_round
-from router.round_errors import RoundRefusedError
+from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.targets import TargetLimits
 from tests.router.replica_lab import PROMPT, Replica, cluster, worker
 
@@ -77,3 +77,14 @@ async def test_a_round_that_goes_on_has_the_tokens_and_the_usage_of_one_that_was
         usage = rest[-1]["completion_usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), len(tokens))
         assert rest[0][LINK]["span_id"] == first["span_id"], "it may be continued again"
+
+
+async def test_a_round_that_goes_on_was_admitted_before() -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state, max_rounds=100) as replica:
+        first = await anext(aiter(replica.run("whole").serve()))
+        replica.in_progress = 1000  # those of the coordinator that died come here
+        fields = {"token_ids": [*PROMPT, *first["token_ids"]], "migration_link": first[LINK]}
+        assert [chunk async for chunk in replica.run("rest", stop_conditions={"max_tokens": 3}, **fields).serve()]
+        with pytest.raises(RoundOverloadedError):
+            await replica.round("new")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,20 +40,31 @@ def asked() -> Iterator[list[PolicyProcess]]:
 
 
 def process_of(policy: Policy, asked: list[PolicyProcess]) -> PolicyProcess:
-    asked.append(PolicyProcess(policy))  # type: ignore[arg-type]
-    return asked[-1]
+    process = PolicyProcess(policy, Clock())  # type: ignore[arg-type]
+    asked.append(process)
+    return process
 
 
-async def answered(process: PolicyProcess, now_s: float = 1e9) -> Sequence[RoleChange]:
-    """The answer to one question. The default time is far behind the rest after the last one."""
-    assert process.is_due(now_s)
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def answered(process: PolicyProcess) -> Sequence[RoleChange]:
+    """The answer to one question."""
+    assert process.is_due()
     process.ask(SITUATION)
-    assert not process.is_due(now_s)
+    assert not process.is_due()
     task = process._asked
     assert task is not None
-    assert process.answer(now_s) == ()
+    assert process.answer() == ()
     await asyncio.wait([task])
-    return process.answer(SITUATION.now_s)
+    return process.answer()
 
 
 async def test_the_answer_comes_from_one_other_process_that_is_nice(asked: list[PolicyProcess]) -> None:
@@ -80,11 +92,33 @@ async def test_an_error_of_the_user_arrives_as_one(asked: list[PolicyProcess]) -
 
 
 async def test_after_an_answer_the_process_rests(asked: list[PolicyProcess]) -> None:
-    process = process_of(TellsItsProcess(), asked)
+    clock = Clock()
+    asked.append(process := PolicyProcess(TellsItsProcess(), clock))
     process.ask(SITUATION)
     task = process._asked
     assert task is not None
+    clock.now_s = 2.0
     await asyncio.wait([task])
-    assert process.answer(SITUATION.now_s + 2.0)
-    assert not process.is_due(SITUATION.now_s + 19.9)
-    assert process.is_due(SITUATION.now_s + 20.1)
+    clock.now_s = 100.0  # an answer that is read late counts as of its time
+    assert process.answer()
+    assert process.is_due()
+    clock.now_s = 19.9
+    assert not process.is_due()
+
+
+async def test_a_forgotten_question_has_no_answer(asked: list[PolicyProcess]) -> None:
+    process = process_of(TellsItsProcess(), asked)
+    process.ask(SITUATION)
+    process.forget()
+    await asyncio.sleep(0)
+    assert process.answer() == ()
+    assert len(await answered(process)) == 1
+
+
+async def test_signals_to_all_processes_are_the_parents(asked: list[PolicyProcess]) -> None:
+    process = process_of(TellsItsProcess(), asked)
+    (first,) = await answered(process)
+    os.kill(int(first.reason), signal.SIGTERM)
+    os.kill(int(first.reason), signal.SIGINT)
+    (second,) = await answered(process)
+    assert second.reason == first.reason

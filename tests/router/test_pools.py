@@ -20,7 +20,7 @@ from ampd.state.connect import open_store
 from ampd.state.store import RoleAssigned, StateStore, Watcher
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
-from router.pools import PoolsKeeper, in_words
+from router.pools import PoolsKeeper, considered_in_words
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.slow_policies import TellsItsProcess
 from tests.virtual_time import run_virtually
@@ -143,6 +143,15 @@ async def test_a_policy_that_reads_load_gets_the_rounds_of_all_coordinators(open
     assert load["b"][0].prompt_tokens == 64
 
 
+async def test_a_policy_is_asked_no_more_often_than_it_says(opened: Open) -> None:
+    store, script = await opened(), Script(interval_s=60.0)
+    await publish(store, d1="decode")
+    async with replica(opened, script) as keeper:
+        await keeper.step()
+        await keeper.step()
+    assert len(script.shown) == 1
+
+
 async def test_a_policy_that_reads_no_load_costs_no_call(opened: Open) -> None:
     store, script = await opened(), Script()
     await publish(store, d1="decode")
@@ -174,8 +183,8 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
 def test_what_was_considered_is_one_line() -> None:
     tried = (TriedRoles("2 prefill, 2 decode", 0.9, is_now=True), TriedRoles("1 prefill, 3 decode", 0.95))
     line = "400 recent rounds served again: 1 prefill, 3 decode 95.0%; 2 prefill, 2 decode (now) 90.0%: "
-    assert in_words(Considered([to_prefill("d1")], tried, 400)) == line + "1 workers change"
-    assert in_words(Considered([], tried, 400)) == line + "all stay"
+    assert considered_in_words(Considered([to_prefill("d1")], tried, 400)) == line + "changes of roles: 1"
+    assert considered_in_words(Considered([], tried, 400)) == line + "all stay"
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:

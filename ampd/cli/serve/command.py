@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
             discovery_dir=Path(scratch) / "discovery",
             worker_env=tuple(environments),
             body_limit_mb=body_limit_mb(context_length(model_path, None)),
-            system_ports=free_ports(settings.host, len(environments) + settings.coordinators)
+            system_ports=free_ports(settings.metrics_host, len(environments) + settings.coordinators)
             if settings.metrics
             else (),
         )
@@ -137,7 +137,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
     try:
         specs = graph_processes(settings, site)
         if settings.metrics:
-            targets = write_targets(log_dir, settings.host, specs, {FRONTEND: site.port})
+            targets = write_targets(log_dir, settings.metrics_host, specs, {FRONTEND: (settings.host, site.port)})
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         for spec in specs:
             supervisor.start(spec)
@@ -170,7 +170,7 @@ def _stop(supervisor: Supervisor) -> None:
 
 def _controls(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     """The system ports of the coordinators, which come after those of the workers."""
-    return tuple(system_url(settings.host, port) for port in site.system_ports[len(site.worker_env) :])
+    return tuple(system_url(settings.metrics_host, port) for port in site.system_ports[len(site.worker_env) :])
 
 
 def _absolute(name_or_path: str) -> str:

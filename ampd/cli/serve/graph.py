@@ -49,7 +49,7 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
     ports = chain(site.system_ports, repeat(None))
 
     def environment() -> dict[str, str]:
-        return {**base, **system_environment(settings.host, next(ports))}
+        return {**base, **system_environment(settings.metrics_host, next(ports))}
 
     # Not as a flag, because every user of the machine can read command lines, and the URL may have a password.
     state = {f"{PREFIX}STATE_URL": site.state_url}

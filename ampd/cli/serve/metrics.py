@@ -57,15 +57,20 @@ def _address(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def write_targets(folder: Path, host: str, specs: Iterable[ProcessSpec], http_ports: Mapping[str, int]) -> Path:
+def write_targets(
+    folder: Path, host: str, specs: Iterable[ProcessSpec], elsewhere: Mapping[str, tuple[str, int]]
+) -> Path:
     """Write the file for Prometheus's `file_sd_configs`: one target per process, with its name in the label `process`.
 
     Args:
-        http_ports: name -> port of the processes whose metrics are not at the system port.
+        host: that the system ports listen on.
+        elsewhere: name -> (host, port) of the processes whose metrics are not at the system port.
     """
-    ports = {spec.name: http_ports.get(spec.name) or spec.env[PORT_VARIABLE] for spec in specs}
-    where = _address(host)
-    targets = [{"targets": [f"{where}:{port}"], "labels": {"process": name}} for name, port in ports.items()]
+    places = {spec.name: elsewhere.get(spec.name) or (host, spec.env[PORT_VARIABLE]) for spec in specs}
+    targets = [
+        {"targets": [f"{_address(where)}:{port}"], "labels": {"process": name}}
+        for name, (where, port) in places.items()
+    ]
     path = folder / TARGETS_FILE
     path.write_text(json.dumps(targets, indent=1) + "\n", encoding="utf-8")
     return path

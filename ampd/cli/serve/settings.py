@@ -47,8 +47,13 @@ class ServeSettings(GraphSettings):
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field(
         "127.0.0.1",
-        description="Address that the frontend and the metrics of all processes listen on. The other traffic of the "
-        "graph stays on loopback whatever the address.",
+        description="Address that the frontend listens on. The other traffic of the graph stays on loopback whatever "
+        "the address.",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="Address of the ports for metrics of workers and coordinators. Everybody who reaches a "
+        "coordinator's can also list and end sessions there.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
     state_url: str = Field(

@@ -147,7 +147,17 @@ def test_every_process_but_the_frontend_has_a_system_port_of_its_own() -> None:
     ports = (20001, 20002, 20003, 20004, 20005)
     specs = graph_processes(settings, replace(SITE, system_ports=ports))
     assert [spec.env["DYN_SYSTEM_PORT"] for spec in specs] == [*map(str, ports), "-1"]
-    assert {spec.env["DYN_SYSTEM_HOST"] for spec in specs[:-1]} == {settings.host}, "not open to the world"
+    assert {spec.env["DYN_SYSTEM_HOST"] for spec in specs[:-1]} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "host"),
+    [(("--host", "0.0.0.0"), "127.0.0.1"), (("--host", "0.0.0.0", "--metrics-host", "10.0.0.7"), "10.0.0.7")],
+)
+def test_system_ports_which_end_sessions_are_not_opened_with_the_frontend(argv: tuple[str, ...], host: str) -> None:
+    settings = parse_settings(ServeSettings, list(argv), "ampd serve")
+    specs = graph_processes(settings, replace(SITE, system_ports=(20001, 20002, 20003)))
+    assert {spec.env["DYN_SYSTEM_HOST"] for spec in specs[:-1]} == {host}
 
 
 def test_without_metrics_no_process_opens_a_system_port() -> None:

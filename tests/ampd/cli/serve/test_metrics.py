@@ -41,7 +41,7 @@ def test_without_a_free_port_the_error_says_what_to_do(monkeypatch: pytest.Monke
 
 def test_targets_are_a_file_of_prometheus(tmp_path: Path) -> None:
     specs = [ProcessSpec("decode-0", (), {"DYN_SYSTEM_PORT": "20001"}), ProcessSpec("frontend", (), {})]
-    path = write_targets(tmp_path, "0.0.0.0", specs, {"frontend": 8000})
+    path = write_targets(tmp_path, "127.0.0.1", specs, {"frontend": ("0.0.0.0", 8000)})
     assert json.loads(path.read_text()) == [
         {"targets": ["127.0.0.1:20001"], "labels": {"process": "decode-0"}},
         {"targets": ["127.0.0.1:8000"], "labels": {"process": "frontend"}},
