@@ -10,11 +10,12 @@ from benchmarks.policies.contest import Contestant
 
 OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive")
 OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
+OURS_AHEAD = replace(OURS, label="ours looking ahead", pools="look-ahead")
 COLOCATED_OURS = Contestant(
     "co-located ours", "always-local", "on-time", "slack", binding="predictive", is_colocated=True
 )
 """Our parts on machines that all do both phases: the strongest rival that is known."""
-OUR_PARTS = (OURS, OURS_STATIC, COLOCATED_OURS)
+OUR_PARTS = (OURS, OURS_STATIC, OURS_AHEAD, COLOCATED_OURS)
 
 _WIDE = "ampd(window=32)"
 AMPD = Contestant("ampd", "ampd", "ampd")
