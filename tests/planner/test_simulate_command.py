@@ -42,7 +42,7 @@ def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytes
     each, two = (simulated(capsys, *flags, "--jobs", jobs) for jobs in ("1", "2"))
     assert each == two
     names = [(row["mode"], row["routing"], row["ordering"], row["rate"]) for row in each["results"]]
-    assert len(names) == len(set(names)) == (4 + 3) * 2
+    assert len(names) == len(set(names)) == (4 + 1 + 2 + 1) * 2
     assert ("disaggregated", "ampd(alpha=0.5, beta=0.9)", "fcfs", 4.0) in names
     assert ("colocated", "always-local", "fcfs", 1.0) in names
     by_mode = {row["mode"]: row for row in each["results"]}
@@ -174,7 +174,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
-        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, predictive, static"),
+        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, look-ahead, predictive, static"),
         (["--pools", "arrow(low_load=0)"], r"low_load: .*greater than 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),
