@@ -44,7 +44,7 @@ class PolicyProcess:
 
     def ask(self, situation: PoolsSituation) -> None:
         """Ask a question; `answer` has the answer later."""
-        self._asked = asyncio.create_task(self._change(situation))
+        self._asked = asyncio.create_task(self._change(situation, self._clock()))
 
     def answer(self) -> Sequence[RoleChange]:
         """The answer, once; nothing before it has come.
@@ -63,8 +63,7 @@ class PolicyProcess:
             self._asked.cancel()
             self._asked = None
 
-    async def _change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        began_s = self._clock()
+    async def _change(self, situation: PoolsSituation, began_s: float) -> Sequence[RoleChange]:
         try:
             return await self._computed(situation)
         finally:

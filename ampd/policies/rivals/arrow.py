@@ -131,7 +131,8 @@ class ArrowRouting(Policy):
         if changed and changed.total_s <= left_s:
             return RouteDecision(changed.route, changed.worker_id, "decode-to-prefill", estimates)
         best = settled or changed
-        assert best is not None, "every prefill worker is in one of the two pools"
+        if best is None:  # only mixed workers, which Arrow does not know
+            return local(situation.decode, NO_PREFILL_WORKER)
         return RouteDecision(best.route, best.worker_id, "least-delay", estimates)
 
 

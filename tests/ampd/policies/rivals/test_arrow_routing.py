@@ -1,9 +1,11 @@
 """Arrow's prefill dispatch: settled prefill workers first, those that still decode if the target needs them."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.types import Route
+from ampd.types import Role, Route
 from tests.ampd.policies.routing_lab import SLO, decode, prefill, round_of, route
 
 TASK = round_of(0, 490)
@@ -36,6 +38,11 @@ def test_time_that_has_passed_since_arrival_counts() -> None:
     workers = (prefill("p", 400), prefill("d2p", 100, decode_batch=3))
     assert choice(*workers) == ("p", "prefill")
     assert choice(*workers, now_s=0.1) == ("d2p", "decode-to-prefill")
+
+
+def test_with_mixed_workers_only_a_round_stays_local() -> None:
+    mixed = replace(prefill("m", 10), role=Role.MIXED)
+    assert route("arrow", TASK, decode(), mixed).route is Route.LOCAL
 
 
 @given(
