@@ -67,4 +67,4 @@ def test_the_system_ports_of_all_coordinators_are_registered(ports: tuple[int, .
         worker_env=({}, {}),
         system_ports=ports,
     )
-    assert _controls(ServeSettings(host="h", coordinators=2), site) == controls
+    assert _controls(ServeSettings(metrics_host="h", coordinators=2), site) == controls
