@@ -43,6 +43,9 @@ class LoadCounter(Protocol):
 class PageLoader:
     """The loads of one rank: queued by request, started together for one forward pass.
 
+    Made in the scheduler's thread: a stream belongs to the current device of the thread that makes it, and only there
+    SGLang has set the rank's device.
+
     Args:
         link: keeps the records of a request while they are read.
     """
@@ -51,7 +54,7 @@ class PageLoader:
         self._reader = reader
         self._link = link
         self._counter = counter
-        self._on_gpu = on_gpu
+        self._stream = torch.cuda.Stream() if on_gpu else None
         self._queued: dict[str, Load] = {}
         self._started: dict[int, list[str]] = {}
         self._jobs: SimpleQueue[tuple[int, dict[str, Load], Any] | None] = SimpleQueue()
@@ -100,20 +103,20 @@ class PageLoader:
         self._thread.join(10.0)
 
     def _run(self) -> None:
-        stream = torch.cuda.Stream() if self._on_gpu else None
         while (job := self._jobs.get()) is not None:
             index, loads, ready = job
             try:
                 if ready is not None:
                     ready.synchronize()
                 started_s = time.perf_counter()
-                self._copy(index, _merged(list(loads.values())), stream)
+                self._copy(index, _merged(list(loads.values())))
                 self._link.loaded(list(loads), time.perf_counter() - started_s)
             except BaseException as error:
                 log.exception("KV load failed")
                 self._counter.fail(index, error)
 
-    def _copy(self, index: int, load: Load, stream: Any) -> None:
+    def _copy(self, index: int, load: Load) -> None:
+        stream = self._stream
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             for layer in self._reader.load(load):
                 if stream is not None:
@@ -122,7 +125,7 @@ class PageLoader:
 
     def _ready(self) -> Any:
         """An event after which the slots may be written: what runs on the device now may still read them."""
-        if not self._on_gpu:
+        if self._stream is None:
             return None
         event = torch.cuda.Event()
         event.record()
