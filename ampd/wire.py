@@ -124,6 +124,8 @@ class RoundReport(TypedDict):
     """Measurements of a worker's part of a round; they travel in the last chunk under `REPORT_KEY`.
 
     Attributes:
+        held_tokens: of the session's context, on this worker. A prefill for another worker does not wait until the
+            engine has stored it; what is added later is published.
         cached_tokens: prompt tokens that were not computed.
         hit_tokens: where their KV was: `device`, `store` (of this worker), `peer` (read for this round). `recomputed`
             are tokens of the history whose KV was in none of them.

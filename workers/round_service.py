@@ -83,7 +83,8 @@ class RoundService:
                     await self._run_slices(place, progress, request)
                     chunk = await self._first_token(request, progress)
                     self._events.first_token(progress)
-            yield await self._with_report(chunk, progress)
+            # The client waits for this token. What is stored after it is published, and the other's read waits for it.
+            yield await self._with_report(chunk, progress, waits=False)
         finally:
             await self._end(progress, was_queued=True)
 
@@ -239,9 +240,9 @@ class RoundService:
         )
         progress.rid = progress.sliced.rid
 
-    async def _with_report(self, chunk: Chunk, progress: RoundProgress) -> Chunk:
+    async def _with_report(self, chunk: Chunk, progress: RoundProgress, *, waits: bool = True) -> Chunk:
         load = self._engine.load()
-        held_tokens = await self._engine.kv.held_tokens(progress.task.session_id)
+        held_tokens = await self._engine.kv.held_tokens(progress.task.session_id, waits=waits)
         hit_tokens = progress.hit_tokens(self._engine.info.page_size_tokens)
         self._events.found(progress, hit_tokens)
         return {**chunk, REPORT_KEY: progress.report(load, held_tokens, hit_tokens)}

@@ -164,3 +164,24 @@ async def test_a_prompt_that_is_no_list_of_token_ids_never_reaches_the_engine(
         many: Any = message(prompt_of(40), 3, "s", sampling_options={"n": 1 << 31})
         with pytest.raises(EngineError, match="n must be at most"):
             await anext(rounds.generate(many))
+
+
+async def test_only_a_prefill_for_another_worker_does_not_wait_for_the_store(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one chunk is the client's first token."""
+    lab = Lab(model_folder, Times())
+    waited: list[bool] = []
+    async with lab.engine("D") as engine:
+        rounds = worker_parts("D", engine, lab.times).rounds
+
+        async def held_tokens(_session_id: str, *, waits: bool = True) -> int:
+            waited.append(waits)
+            return 0
+
+        monkeypatch.setattr(engine.kv, "held_tokens", held_tokens)
+        call: Any = message(prompt_of(40), 3, "s")
+        for served in (rounds.prefill, rounds.generate):
+            async with aclosing(served(call)) as chunks:
+                assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 0
+        assert waited == [False, True]

@@ -64,8 +64,12 @@ class KvExchange(Protocol):
         """Keep nothing any more for a request that will not (or no longer) use it."""
         ...
 
-    async def held_tokens(self, session_id: str) -> int:
-        """How much of a session's latest context is held here, in tokens."""
+    async def held_tokens(self, session_id: str, *, waits: bool = True) -> int:
+        """How much of a session's latest context is held here, in tokens.
+
+        Args:
+            waits: for what the engine has computed and not stored yet. Otherwise this may be too little.
+        """
         ...
 
     async def release_session(self, session_id: str) -> int:

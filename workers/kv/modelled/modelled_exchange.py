@@ -115,7 +115,7 @@ class ModelledExchange:
     async def discard(self, rid: str) -> None:
         self.directory.let_go(rid)
 
-    async def held_tokens(self, session_id: str) -> int:
+    async def held_tokens(self, session_id: str, *, waits: bool = True) -> int:  # noqa: ARG002 - nothing is late
         return self.directory.sessions.held_tokens(session_id)
 
     async def release_session(self, session_id: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ampd.wire import KvReply, KvRequest
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
@@ -105,7 +106,9 @@ class StoreExchange:
 
     async def _lease(self, keys: Sequence[bytes], ttl_s: float, reader: str) -> KvReply:
         if self.store.directory.match(keys) < len(keys):
-            await self.store.settle(min(_SETTLE_S, ttl_s))
+            # An engine that is slow, hangs or has gone: what it has stored can be read all the same.
+            with suppress(TimeoutError, ConnectionError):
+                await self.store.settle(min(_SETTLE_S, ttl_s))
         lease = self.store.directory.lease(keys, ttl_s, self._clock(), reader)
         if not lease.id:
             # Without the descriptor, because with it a process can read and write the whole store.
@@ -120,9 +123,10 @@ class StoreExchange:
 
     # -- sessions
 
-    async def held_tokens(self, session_id: str) -> int:
+    async def held_tokens(self, session_id: str, *, waits: bool = True) -> int:
         try:
-            await self.store.settle(_SETTLE_S)
+            if waits:
+                await self.store.settle(_SETTLE_S)
         except (TimeoutError, ConnectionError) as error:
             log.warning("KV exchange: held_tokens: %s", error or "no answer")
         return self.store.directory.sessions.held_tokens(session_id)

@@ -283,6 +283,30 @@ async def test_a_lease_waits_for_the_engine_only_if_pages_are_missing() -> None:
         assert (await leases["second"])["matched"] == 4
 
 
+async def test_a_lease_gives_what_is_there_if_the_engine_does_not_settle() -> None:
+    async with workers(a=(a := Worker())):
+        keys = await a.compute("s", text(1, 8))
+        others = page_keys(text(2, 4), PAGE, tenant="")
+        await a.exchange.store.begin_request("r", "t", others)
+        a.ranks[0].offer("t", others)  # never settles: rank 1 is not offered them
+        await until(lambda: a.exchange.activity > 1)
+        longer = [*keys, *others]
+        reply = await a.exchange.serve(KvRequest(op="lease", keys=longer, ttl_s=1.0))
+        assert reply.get("error") is None
+        assert reply["matched"] == len(keys)
+
+
+async def test_a_count_that_need_not_wait_does_not_wait_for_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async with workers(a=(a := Worker())):
+        keys = await a.compute("s", text(1, 8))
+        others = page_keys(text(2, 4), PAGE, tenant="")
+        await a.exchange.store.begin_request("r", "t", others)
+        a.ranks[0].offer("t", others)  # never settles: rank 1 is not offered them
+        await until(lambda: a.exchange.activity > 1)
+        assert await a.exchange.held_tokens("s", waits=False) == len(keys) * PAGE
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]  # the end of a wait is one
+
+
 async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
     async with workers(a=(a := Worker())):
         keys = await a.compute("s", text(1, 4))
