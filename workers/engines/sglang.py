@@ -33,7 +33,14 @@ from workers.engines.base import (
     output_room,
 )
 from workers.engines.sglang_plugin import ENGINE_FLAG
-from workers.engines.sglang_settings import Device, SglangSettings, check_sglang, engine_arguments, store_bytes
+from workers.engines.sglang_settings import (
+    Device,
+    SglangSettings,
+    check_sglang,
+    create_store,
+    engine_arguments,
+    report_page_size,
+)
 
 if TYPE_CHECKING:
     from workers.kv.worker_process.peer_reads import Transport
@@ -112,16 +119,14 @@ class SglangEngine:
         for name, level in _QUIET.items():
             os.environ.setdefault(name, level)
         try:
-            from workers.kv.store_memory import StoreMemory
             from workers.kv.worker_process.nixl_transport import NixlTransport
             from workers.kv.worker_process.store_exchange import StoreExchange
         except ImportError as error:
             raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
         self._lost = asyncio.get_running_loop().create_future()
-        memory = StoreMemory.create(store_bytes(self._settings))
         surplus = self._next_rounds.surplus if self._next_rounds else None
         self._kv = StoreExchange(
-            memory,
+            create_store(self._settings),
             self._settings.tp,
             self._make_transport or NixlTransport,
             surplus,
@@ -282,6 +287,7 @@ class SglangEngine:
 
     def _read_info(self) -> EngineInfo:
         geometry = self.kv.store.geometry
+        report_page_size(self._settings, geometry.page_size)
         capacity = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
         return EngineInfo(
             parallelism=Parallelism(tp=self._settings.tp),
@@ -289,7 +295,7 @@ class SglangEngine:
             max_context_tokens=min(int(self._manager.context_len), capacity),
             store_capacity_tokens=self.kv.store.capacity_tokens,
             page_size_tokens=geometry.page_size,
-            kv_bytes_per_token=sum(pool.record_bytes for pool in geometry.pools) // geometry.page_size,
+            kv_bytes_per_token=geometry.page_bytes // geometry.page_size,
             vocabulary_size=int(self._manager.model_config.vocab_size),
             fingerprint=geometry.fingerprint,
         )

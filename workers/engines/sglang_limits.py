@@ -9,6 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.perf.presets import DEGREES
+from workers.kv.tried import TRIED_PAGE_TOKENS
 
 _DIVIDED = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
 _REPLICATED = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads")
@@ -55,9 +56,6 @@ def check_arguments(arguments: Mapping[str, Any], prog: str) -> None:
         allowed, reason = _REFUSED.get(name, ((value,), ""))
         if value not in allowed:
             raise UserError(f"{prog}: --engine-args: {name}={json.dumps(value)} does not work here: {reason}")
-
-
-TRIED_PAGE_TOKENS = (16, 32, 64)
 
 
 def check_page_size(page_tokens: int, prog: str) -> None:

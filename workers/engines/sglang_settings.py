@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,8 +13,11 @@ from pydantic import Field, field_validator
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import OldFlag, Settings
+from workers.engines.base import EngineError
 from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
-from workers.kv.store_memory import default_size_bytes
+from workers.kv.store_memory import StoreMemory, default_size_bytes
+
+log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 
@@ -58,7 +62,8 @@ class SglangSettings(Settings):
         False, description="Verify checksums of pages from the store or another worker. Slow: to find errors."
     )
     allow_untested: bool = Field(
-        False, description="Run page sizes, KV types and pairs of KV pools with which the KV store was never tried."
+        False,
+        description="Run page sizes, degrees, KV types and pairs of KV pools with which the KV store was never tried.",
     )
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 
@@ -87,9 +92,28 @@ _CPU_ARGUMENTS: dict[str, Any] = {
 }
 
 
-def store_bytes(settings: SglangSettings) -> int:
-    """Bytes of the KV store."""
-    return default_size_bytes(workers_here=1) if settings.kv_store_gib is None else int(settings.kv_store_gib * _GIB)
+def create_store(settings: SglangSettings) -> StoreMemory:
+    """The memory of the KV store.
+
+    Raises:
+        EngineError: the machine has less memory.
+    """
+    given_gib = settings.kv_store_gib
+    try:
+        return StoreMemory.create(default_size_bytes(workers_here=1) if given_gib is None else int(given_gib * _GIB))
+    except OSError as error:
+        raise EngineError(f"--kv-store-gib: {error.strerror}") from None
+
+
+def report_page_size(settings: SglangSettings, page_tokens: int) -> None:
+    """Log the page size in effect if it is not the one that was asked for: some attention backends choose their own."""
+    if page_tokens != (asked := _asked_page_tokens(settings)):
+        line = "SGLang runs pages of %d tokens instead of %s; start the coordinators with --kv-block-size %d"
+        log.warning(line, page_tokens, asked, page_tokens)
+
+
+def _asked_page_tokens(settings: SglangSettings) -> Any:
+    return json.loads(settings.engine_args).get("page_size", settings.page_size)
 
 
 def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +157,7 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
     arguments = json.loads(settings.engine_args)
     check_arguments(arguments, prog)
     if not settings.allow_untested:
-        check_page_size(arguments.get("page_size", settings.page_size), prog)
+        check_page_size(_asked_page_tokens(settings), prog)
     model = check_model_folder(settings.model, prog)
     check_degree(model, settings.tp, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):

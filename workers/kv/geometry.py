@@ -128,6 +128,11 @@ class KvGeometry:
     page_size: int
     pools: tuple[PoolGeometry, ...]
 
+    @property
+    def page_bytes(self) -> int:
+        """By how much a long context grows per page: windows and states stay as large as they are."""
+        return sum(pool.record_bytes for pool in self.pools if not pool.window_pages)
+
     def pool(self, name: str) -> PoolGeometry:
         """The pool of that name. Raises `KeyError` if there is none."""
         for pool in self.pools:

@@ -132,3 +132,10 @@ def of_kv(**change: int) -> KvGeometry:
 )
 def test_the_difference_is_named_in_one_line(theirs: KvGeometry, text: str | None) -> None:
     assert mismatch(GEOMETRY, theirs) == text
+
+
+def test_windows_and_states_are_no_part_of_what_a_context_grows_by() -> None:
+    assert GEOMETRY.page_bytes == KV.record_bytes
+    assert (
+        replace(GEOMETRY, pools=(KV, replace(MAMBA, window_pages=0))).page_bytes == KV.record_bytes + MAMBA.record_bytes
+    )

@@ -19,6 +19,7 @@ from workers.kv.rank_process.pool_buffers import (
     pool_geometry,
     state_buffers,
 )
+from workers.kv.tried import TRIED_DEGREES, TRIED_PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +67,27 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
 _UNTRIED_TYPES = ("torch.float8_e5m2",)
 
 
-def check_tried(pool: Any) -> None:
+def check_tried(pool: Any, page_tokens: int, tp: int) -> None:
     """Refuse KV that `engine_pools` describes, but that no engine was ever run with.
 
     Args:
         pool: SGLang's.
+        page_tokens: per page, as in effect: SGLang's backends change what they were asked for.
+        tp: ranks of the engine.
 
     Raises:
         ValueError: one line says what it is, and how to try it.
     """
-    how = "try it with --allow-untested"
+    how, kind = "try it with --allow-untested", type(pool).__name__
     if str(pool.dtype) in _UNTRIED_TYPES:
         raise ValueError(f"the KV store was never tried with KV of the type {pool.dtype}; {how}")
     full = type(getattr(pool, "full_kv_pool", None)).__name__
     if full == "MLATokenToKVPool":
-        raise ValueError(f"the KV store was never tried with a {full} within a {type(pool).__name__}; {how}")
+        raise ValueError(f"the KV store was never tried with a {full} within a {kind}; {how}")
+    if tp not in TRIED_DEGREES.get(kind, ()):
+        raise ValueError(f"the KV store was never tried with a {kind} at --tp {tp}; {how}")
+    if page_tokens not in TRIED_PAGE_TOKENS:
+        raise ValueError(f"the KV store was never tried with pages of {page_tokens} tokens, as SGLang runs them; {how}")
 
 
 _DIVISIONS = ("nnodes", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size")

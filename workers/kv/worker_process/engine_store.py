@@ -86,9 +86,8 @@ class EngineStore:
 
     @property
     def capacity_tokens(self) -> int:
-        """How many tokens of context the store has room for, if contexts are long."""
-        page_bytes = sum(pool.record_bytes for pool in self.geometry.pools if not pool.window_pages)
-        return self.memory.size_bytes // page_bytes * self.geometry.page_size
+        """How many tokens of context the store has room for, without the records of windows and states."""
+        return self.memory.size_bytes // self.geometry.page_bytes * self.geometry.page_size
 
     @property
     def activity(self) -> int:

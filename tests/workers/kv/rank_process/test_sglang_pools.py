@@ -236,11 +236,30 @@ def test_pools_that_were_never_tried_are_refused_by_name(monkeypatch: pytest.Mon
 
 @with_real_pools
 def test_kv_that_no_engine_was_run_with_is_refused_with_a_way_to_try_it() -> None:
-    check_tried(mha(2, dtype=torch.float8_e4m3fn))
-    check_tried(hybrid(2, states(1)))
+    check_tried(mha(2, dtype=torch.float8_e4m3fn), PAGE, 8)
+    check_tried(hybrid(2, states(1)), 64, 2)
     latent = hybrid(2, states(1))
     latent.full_kv_pool = mla()
     for pool, words in ((mha(2, dtype=torch.float8_e5m2), "float8_e5m2"), (latent, "MLATokenToKVPool within a Hybrid")):
         with pytest.raises(ValueError, match=words) as refusal:
-            check_tried(pool)
+            check_tried(pool, PAGE, 1)
         assert "--allow-untested" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page_tokens", "tp", "words"),
+    [
+        ("MLATokenToKVPool", PAGE, 4, "a MLATokenToKVPool at --tp 4"),
+        ("SWAKVPool", PAGE, 8, "a SWAKVPool at --tp 8"),
+        ("HybridLinearKVPool", PAGE, 4, "a HybridLinearKVPool at --tp 4"),
+        ("MLATokenToKVPool", 128, 1, "pages of 128 tokens"),  # some backends choose their own
+    ],
+)
+def test_a_degree_and_a_page_size_in_effect_that_were_never_tried_are_refused(
+    kind: str, page_tokens: int, tp: int, words: str
+) -> None:
+    pool = type(kind, (), {"dtype": torch.bfloat16})()
+    check_tried(pool, PAGE, 2)
+    with pytest.raises(ValueError, match=words) as refusal:
+        check_tried(pool, page_tokens, tp)
+    assert "--allow-untested" in str(refusal.value)
