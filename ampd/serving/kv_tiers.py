@@ -87,9 +87,10 @@ def reading_pays(
 ) -> bool:
     """Whether reading a peer's KV is predicted to be faster than computing it.
 
-    Both ways reload all that the worker's own store has, because a reload takes less than a hundredth of the time of a
-    computation. What is on the device does not count, because only the ranks of the engine know it. Of equal times the
-    read is chosen, because a computation holds up the decode batch.
+    Both ways reload all that the worker's own store has, because SGLang loads all that it may. For large models that is
+    much faster than computing; for small ones with short contexts it may be slower. What is on the device does not
+    count, because only the ranks of the engine know it. Of equal times the read is chosen, because a computation holds
+    up the decode batch.
 
     Args:
         prompt_tokens: above 0.

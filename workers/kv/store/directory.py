@@ -352,7 +352,7 @@ class StoreDirectory:
         return tokens
 
     def clear(self) -> None:
-        """Forget every record and end the validity of every lease.
+        """Forget every record and end the validity of every lease. Only tests and benchmarks need this.
 
         The memory of records that are being written, held or leased is free when their writers and readers have ended.
         """

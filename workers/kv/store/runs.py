@@ -248,7 +248,7 @@ class RunTable:
         self._refresh(run)
 
     def clear(self) -> None:
-        """Forget every run."""
+        """Forget every run, for `StoreDirectory.clear`."""
         for run in list(dict.fromkeys(self._index.values())):
             self.forget(run)
 

@@ -55,7 +55,7 @@ class SessionTable:
 
     @property
     def ids(self) -> list[str]:
-        """Sessions that are known, least recently used first."""
+        """Sessions that are known, least recently used first, for tests and benchmarks."""
         return list(self._sessions)
 
     def held_tokens(self, session_id: str) -> int:
@@ -135,7 +135,7 @@ class SessionTable:
                 self._runs.claim(session, lost, 0)
 
     def clear(self) -> None:
-        """All records have gone: forget the sessions that run nothing."""
+        """All records have gone, as `StoreDirectory.clear` does: forget the sessions that run nothing."""
         self._changed.update(dict.fromkeys(self._sessions))
         for session_id in [session_id for session_id, session in self._sessions.items() if not session.running]:
             self._forget(session_id)
