@@ -22,7 +22,7 @@ async def _fail_after_a_sample(sampler: Sampler) -> None:
 async def test_no_task_is_left_after_an_exception(tmp_path: Path) -> None:
     with FaultyRedis() as redis, ForkServer(()) as server:
         graph = LiveGraph(tmp_path, server, redis, RedisProxy(redis.port))
-        sampler, before = Sampler(graph, 0.01, None), asyncio.all_tasks()
+        sampler, before = Sampler(graph, 60.0, None), asyncio.all_tasks()
         with pytest.raises(RuntimeError, match="the soak failed"):
             await _fail_after_a_sample(sampler)
         assert asyncio.all_tasks() == before
