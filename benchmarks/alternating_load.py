@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-import planner.look_ahead.pools  # noqa: F401 - registers its policy
 from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
@@ -31,30 +30,30 @@ _MINUTE_S = 60.0
 LAYOUTS = ("static 1+3", "static 2+2", "static 3+1", "static co-located", "predictive", "look-ahead")
 
 
-def reader(name: str, arrival_s: float, rng: random.Random) -> Session:
-    """An agent that reads: 3 rounds with 3,000 to 6,000 new tokens, and answers of 20 to 60."""
-    rounds = [
-        Round(
-            incr_tokens=rng.randint(3000, 6000),
-            output_tokens=rng.randint(20, 60),
-            tool_s=rng.uniform(0.5, 3.0) if number else 0.0,
-        )
-        for number in range(3)
-    ]
-    return Session(session_id=name, arrival_s=arrival_s, rounds=tuple(rounds))
+@dataclass(frozen=True)
+class Kind:
+    """A kind of agent: its rounds, and the least and most new tokens and output tokens of each."""
+
+    name: str
+    rounds: int
+    incr_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+
+    def session(self, number: int, arrival_s: float, rng: random.Random) -> Session:
+        """An agent of this kind, with tools that take 0.5 to 3 s."""
+        rounds = [
+            Round(
+                incr_tokens=rng.randint(*self.incr_tokens),
+                output_tokens=rng.randint(*self.output_tokens),
+                tool_s=rng.uniform(0.5, 3.0) if index else 0.0,
+            )
+            for index in range(self.rounds)
+        ]
+        return Session(session_id=f"{self.name}-{number}", arrival_s=arrival_s, rounds=tuple(rounds))
 
 
-def writer(name: str, arrival_s: float, rng: random.Random) -> Session:
-    """An agent that writes: 2 rounds with 100 to 400 new tokens, and answers of 400 to 900."""
-    rounds = [
-        Round(
-            incr_tokens=rng.randint(100, 400),
-            output_tokens=rng.randint(400, 900),
-            tool_s=rng.uniform(0.5, 3.0) if number else 0.0,
-        )
-        for number in range(2)
-    ]
-    return Session(session_id=name, arrival_s=arrival_s, rounds=tuple(rounds))
+READER = Kind("reader", 3, (3000, 6000), (20, 60))
+WRITER = Kind("writer", 2, (100, 400), (400, 900))
 
 
 def alternating(rates: tuple[float, float], minutes: int, seed: int) -> list[Session]:
@@ -62,10 +61,10 @@ def alternating(rates: tuple[float, float], minutes: int, seed: int) -> list[Ses
     rng = random.Random(seed)
     sessions: list[Session] = []
     for minute in range(minutes):
-        kind, rate = ((reader, rates[0]), (writer, rates[1]))[minute % 2]
+        kind, rate = ((READER, rates[0]), (WRITER, rates[1]))[minute % 2]
         now_s = minute * _MINUTE_S + rng.expovariate(rate)
         while now_s < (minute + 1) * _MINUTE_S:
-            sessions.append(kind(f"{kind.__name__}-{len(sessions)}", now_s, rng))
+            sessions.append(kind.session(len(sessions), now_s, rng))
             now_s += rng.expovariate(rate)
     return sessions
 

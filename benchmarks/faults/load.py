@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -231,7 +231,27 @@ class Agent:
         return result
 
 
-class BackgroundLoad:
+class RunningAgents:
+    """Agents that run in the background, a task each, until the load is over."""
+
+    def __init__(self) -> None:
+        self._is_over = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _start(self, agents: Iterable[Coroutine[Any, Any, None]]) -> None:
+        self._tasks = [asyncio.create_task(agent) for agent in agents]
+
+    def cancel(self) -> None:
+        """End all requests, because the run has failed."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        self._is_over.set()
+        await asyncio.gather(*self._tasks)
+
+
+class BackgroundLoad(RunningAgents):
     """Agents that run while a fault strikes: each waits for its tools between two rounds.
 
     `stop` lets each of them end its session with a last round.
@@ -242,10 +262,10 @@ class BackgroundLoad:
     MOST_ROUNDS = 40
 
     def __init__(self, client: Client, expected: ExpectedTokens, name: str, agents: int, rng: random.Random) -> None:
+        super().__init__()
         self._agents = [Agent(client, expected, f"{name}-load-{number}", rng) for number in range(agents)]
         self._rng = rng
-        self._is_over = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._run(agent)) for agent in self._agents]
+        self._start(self._run(agent) for agent in self._agents)
 
     async def _run(self, agent: Agent) -> None:
         await agent.round(self.INITIAL_TOKENS, self.OUTPUT_TOKENS)
@@ -256,12 +276,3 @@ class BackgroundLoad:
             await agent.round(self.INCREMENT_TOKENS, self.OUTPUT_TOKENS)
         await self._is_over.wait()
         await agent.round(self.INCREMENT_TOKENS, self.OUTPUT_TOKENS, is_final=True)
-
-    def cancel(self) -> None:
-        """End all requests, because the run has failed."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def stop(self) -> None:
-        self._is_over.set()
-        await asyncio.gather(*self._tasks)

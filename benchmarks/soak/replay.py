@@ -6,7 +6,7 @@ import asyncio
 import random
 from itertools import count
 
-from benchmarks.faults.load import Agent, Client
+from benchmarks.faults.load import Agent, Client, RunningAgents
 from benchmarks.faults.tokens import ExpectedTokens
 from workloads.trace import Session, load_trace
 
@@ -17,15 +17,15 @@ LONGEST_GAP_S = 0.25
 """Between two rounds. The trace has none; here they make the moments of the agents differ."""
 
 
-class ReplayedLoad:
+class ReplayedLoad(RunningAgents):
     """`stop` lets each agent end its session with its next round."""
 
     def __init__(self, client: Client, expected: ExpectedTokens, agents: int, seed: int) -> None:
+        super().__init__()
         self._client = client
         self._expected = expected
         self._sessions = load_trace(TRACE)
-        self._is_over = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._run(number, seed)) for number in range(agents)]
+        self._start(self._run(number, seed) for number in range(agents))
 
     async def _run(self, number: int, seed: int) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -42,15 +42,6 @@ class ReplayedLoad:
             if is_final:
                 return
             await asyncio.sleep(rng.uniform(0.0, LONGEST_GAP_S))
-
-    def cancel(self) -> None:
-        """End all requests, because the run has failed."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def stop(self) -> None:
-        self._is_over.set()
-        await asyncio.gather(*self._tasks)
 
 
 def _share(tokens: int) -> int:

@@ -283,13 +283,19 @@ async def test_a_lease_waits_for_the_engine_only_if_pages_are_missing() -> None:
         assert (await leases["second"])["matched"] == 4
 
 
+async def stored_and_unsettled(worker: Worker) -> tuple[list[bytes], list[bytes]]:
+    """(keys of pages in the store, keys of pages that never settle, because rank 1 is not offered them)."""
+    keys = await worker.compute("s", text(1, 8))
+    others = page_keys(text(2, 4), PAGE, tenant="")
+    await worker.exchange.store.begin_request("r", "t", others)
+    worker.ranks[0].offer("t", others)
+    await until(lambda: worker.exchange.activity > 1)
+    return keys, others
+
+
 async def test_a_lease_gives_what_is_there_if_the_engine_does_not_settle() -> None:
     async with workers(a=(a := Worker())):
-        keys = await a.compute("s", text(1, 8))
-        others = page_keys(text(2, 4), PAGE, tenant="")
-        await a.exchange.store.begin_request("r", "t", others)
-        a.ranks[0].offer("t", others)  # never settles: rank 1 is not offered them
-        await until(lambda: a.exchange.activity > 1)
+        keys, others = await stored_and_unsettled(a)
         longer = [*keys, *others]
         reply = await a.exchange.serve(KvRequest(op="lease", keys=longer, ttl_s=1.0))
         assert reply.get("error") is None
@@ -298,11 +304,7 @@ async def test_a_lease_gives_what_is_there_if_the_engine_does_not_settle() -> No
 
 async def test_a_count_that_need_not_wait_does_not_wait_for_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     async with workers(a=(a := Worker())):
-        keys = await a.compute("s", text(1, 8))
-        others = page_keys(text(2, 4), PAGE, tenant="")
-        await a.exchange.store.begin_request("r", "t", others)
-        a.ranks[0].offer("t", others)  # never settles: rank 1 is not offered them
-        await until(lambda: a.exchange.activity > 1)
+        keys, _ = await stored_and_unsettled(a)
         assert await a.exchange.held_tokens("s", waits=False) == len(keys) * PAGE
         assert not [record for record in caplog.records if record.levelname == "WARNING"]  # the end of a wait is one
 
