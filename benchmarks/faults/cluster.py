@@ -160,10 +160,12 @@ class Member:
         """
         async with asyncio.timeout(_PATIENCE_S):
             reader, writer = await asyncio.open_unix_connection(str(self.control))
-            writer.write(json.dumps(request).encode() + b"\n")
-            await writer.drain()
-            answer: dict[str, Any] = json.loads(await reader.readline())
-            writer.close()
+            try:
+                writer.write(json.dumps(request).encode() + b"\n")
+                await writer.drain()
+                answer: dict[str, Any] = json.loads(await reader.readline())
+            finally:
+                writer.close()
         return answer
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from redis import Redis
 
 from ampd.child_process import tied_to_parent
 from ampd.state.embedded import redis_server_path
@@ -14,6 +17,7 @@ from tests.harness.tcp_redis import TcpRedis
 
 SERVICE = "state"
 _DOWN_AFTER_MS = 500
+_PORTS_TRIED = 3
 
 
 class Sentinels:
@@ -28,6 +32,7 @@ class Sentinels:
         self.master, self.replica = TcpRedis(), TcpRedis()
         self._stack = ExitStack()
         self.ports: list[int] = []
+        self._logs: list[Path] = []
 
     @property
     def url(self) -> str:
@@ -43,6 +48,7 @@ class Sentinels:
             stack.enter_context(self.master)
             self.replica._arguments += ("--replicaof", "127.0.0.1", str(self.master.port))
             stack.enter_context(self.replica)
+            self._wait_for_replica()
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self.ports = [self._start(folder / f"sentinel-{number}", stack) for number in range(3)]
             self._stack = stack.pop_all()
@@ -51,10 +57,26 @@ class Sentinels:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _wait_for_replica(self) -> None:
+        """A Sentinel asks a master for its replicas at once, and then only every 10 s."""
+        with Redis.from_url(self.master.url) as client:
+            while not client.info("replication")["connected_slaves"]:
+                time.sleep(0.01)
+
+    def log(self) -> str:
+        """What the Sentinels have logged so far, for the message of a test that fails."""
+        return "\n".join(path.read_text("utf-8", "replace") for path in self._logs)
+
     def _start(self, folder: Path, stack: ExitStack) -> int:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port: int = probe.getsockname()[1]
         folder.mkdir()
+        for _ in range(_PORTS_TRIED):
+            port = self._start_on(_free_port(), folder, stack)
+            if port is not None:
+                return port
+        raise RuntimeError(f"no Sentinel started: {self.log()}")
+
+    def _start_on(self, port: int, folder: Path, stack: ExitStack) -> int | None:
+        """Start a Sentinel and wait until it answers; None if it ends, because the port is no longer free."""
         lines = [
             f"port {port}",
             "bind 127.0.0.1",
@@ -63,13 +85,28 @@ class Sentinels:
             f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 5000",
         ]
-        configuration = folder / "sentinel.conf"
+        configuration, path = folder / "sentinel.conf", folder / f"{port}.log"
         configuration.write_text("\n".join(lines) + "\n")
-        process = subprocess.Popen(
-            tied_to_parent([str(redis_server_path()), str(configuration), "--sentinel"]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        self._logs.append(path)
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                tied_to_parent([str(redis_server_path()), str(configuration), "--sentinel"]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         stack.callback(process.wait)
         stack.callback(process.terminate)
+        while process.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as client:
+                client.sendall(b"PING\r\n")
+                if client.recv(64).startswith(b"+PONG"):
+                    return port
+            time.sleep(0.01)
+        return None
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
         return port

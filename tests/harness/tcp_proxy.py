@@ -32,13 +32,17 @@ class TcpProxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A connection that was accepted before may be handed over only while the others end.
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+        # Not in `_serve`: a task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(lambda _: writer.close())
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -125,7 +125,7 @@ async def graph_on(url: str) -> AsyncIterator[Graph]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not await condition():
             await asyncio.sleep(0.05)
 
@@ -203,7 +203,10 @@ async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
 
 async def test_a_failover_by_sentinels() -> None:
     with Sentinels() as servers:
-        await until(lambda: _has_replica(servers))
+        try:
+            await until(lambda: _has_replica(servers))
+        except TimeoutError:
+            pytest.fail(servers.log())
         async with graph_on(servers.url) as graph:
             await until(graph.is_normal)
             servers.master.stop()
