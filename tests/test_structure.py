@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from benchmarks.structure import MOST_LINES, classes, modules
 
 _ROOT = Path(__file__).parents[1]
 _SOURCES = list(modules(_ROOT))
 
 
+@pytest.mark.slow
 def test_no_class_has_more_state_than_a_reader_keeps_in_mind() -> None:
     sizes = [size for path, tree in _SOURCES for size in classes(path, tree)]
     assert [size for size in sizes if size.is_over and not size.is_record] == []

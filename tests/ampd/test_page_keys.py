@@ -40,7 +40,7 @@ def test_tenants_have_no_key_in_common(tokens: list[int], first: str, second: st
     assert ours == theirs if first == second else not set(ours) & set(theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_the_chain_is_sglangs() -> None:
     pytest.importorskip("sglang")

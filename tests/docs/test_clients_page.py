@@ -47,6 +47,7 @@ async def _run(code: str) -> tuple[int | None, str]:
     return process.returncode, output.decode(errors="replace")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SNIPPETS)
 async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) -> None:
     module = MODULES.get(name, name)

@@ -34,6 +34,7 @@ def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_pages_policy_decides_in_a_simulation(installed: Path) -> None:
     install, simulate = BLOCKS["sh"].strip().splitlines()
     assert install == "pip install -e ."

@@ -9,6 +9,7 @@ from tests.harness.mortal_worker import DEADLY_TOKEN
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
+@pytest.mark.long
 async def test_a_request_ends_at_most_two_workers(graph: Graph) -> None:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.002)
     coordinator = graph.start_coordinator("always-remote")

@@ -87,6 +87,7 @@ async def test_a_client_that_goes_away_during_a_prefill_leaves_no_queue_entry(
     await graph.until_views(lambda views: not any(view.queue or view.decode_batch for view in views))
 
 
+@pytest.mark.long
 async def test_a_killed_decode_worker_s_round_goes_on_at_another(
     client: httpx.AsyncClient, graph: Graph, steady: Path
 ) -> None:
@@ -131,6 +132,7 @@ async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
     await graph.new_worker("prefill", slow)
 
 
+@pytest.mark.long
 async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([13] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
@@ -179,6 +181,7 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
     await store.close()
 
 
+@pytest.mark.long
 async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, graph: Graph) -> None:
     body = completion([19] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)

@@ -44,6 +44,7 @@ class Stream:
                     self.has_tokens.set()
 
 
+@pytest.mark.long
 async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearly(graph: Graph) -> None:
     coordinators = [graph.start_coordinator("always-local") for _ in range(2)]
     graph.start_frontend("--migration-limit", "1")

@@ -259,6 +259,7 @@ async def test_what_clients_get_wrong_is_counted_by_its_status(client: httpx.Asy
     assert after.total("ampd_rounds_total") == before.total("ampd_rounds_total"), "it never was a round"
 
 
+@pytest.mark.long
 async def test_a_session_that_makes_room_for_others_is_lost(client: httpx.AsyncClient, site: Site) -> None:
     before = await site.scrape()
     evicted = before.total("ampd_sessions_lost_total", reason="evicted")

@@ -166,6 +166,7 @@ async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, r
         await until(graph.is_normal)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_while_writes_are_refused_is_found_dead(server: TcpRedis, admin: Any) -> None:
     async with graph_on(server.tcp_url) as graph:
         await until(graph.is_normal)
@@ -181,6 +182,7 @@ async def test_a_worker_that_dies_while_writes_are_refused_is_found_dead(server:
         await admin.execute_command("CONFIG", "SET", "maxmemory", "0")
 
 
+@pytest.mark.slow
 async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
     with TcpRedis() as promoted:
         async with TcpProxy(server.port) as proxy, graph_on(f"redis://127.0.0.1:{proxy.port}/0") as graph:
@@ -201,6 +203,7 @@ async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
             await store.close()
 
 
+@pytest.mark.slow
 async def test_a_failover_by_sentinels() -> None:
     with Sentinels() as servers:
         try:

@@ -74,6 +74,7 @@ async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]
     return [one for _, one in await asyncio.gather(*asked)]
 
 
+@pytest.mark.long
 async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_session_goes_on(
     client: httpx.AsyncClient, graph: Graph, coordinators: list[str]
 ) -> None:

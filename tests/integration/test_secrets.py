@@ -96,6 +96,7 @@ def running(folder: Path, state_url: str) -> Iterator[Run]:
         run.close()
 
 
+@pytest.mark.long
 def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path) -> None:
     with redis_with(PASSWORD) as redis, running(tmp_path, f"redis://ampd:{PASSWORD}@127.0.0.1:{redis.port}/0") as run:
         answers = rounds(run)

@@ -139,6 +139,7 @@ def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: 
     assert not re.search(r'(?:src|href)="(?!data:|#)', report)
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_everything_that_was_started() -> None:
     with serving("--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2") as graph:
         assert len(graph.tree) >= 7  # Redis, 3 workers, 2 coordinators, frontend
@@ -161,6 +162,7 @@ def round_in_progress(graph: Graph) -> Iterator[Iterator[str]]:
         yield lines
 
 
+@pytest.mark.long
 def test_a_round_in_progress_finishes_after_ctrl_c(tmp_path: Path) -> None:
     perf = profile(tmp_path, prefill_s=0.01, long_prefill_s=0.0, step_s=0.1)
     with (
@@ -195,6 +197,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
         _wait_gone(graph.tree)
 
 
+@pytest.mark.long
 def test_every_process_listens_on_loopback_only() -> None:
     with serving("--engine", "modelled", "--prefill", "1", "--decode", "1") as graph:
         addresses = listening([graph.process.pid, *graph.tree])
@@ -203,6 +206,7 @@ def test_every_process_listens_on_loopback_only() -> None:
         assert [address for address in addresses if not is_loopback(address)] == []
 
 
+@pytest.mark.long
 def test_what_a_frontend_refuses_before_it_costs_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_HTTP_BODY_LIMIT_MB", "1")
     with serving("--engine", "modelled", "--prefill", "0") as graph:
@@ -221,6 +225,7 @@ def test_nothing_is_left_when_serve_itself_is_killed() -> None:
         _wait_gone(graph.tree, seconds=60)
 
 
+@pytest.mark.long
 def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not() -> None:
     with serving("--engine", "modelled", "--prefill", "1", "--decode", "1") as graph:
         os.kill(graph.pid_of("workers", "--role prefill"), signal.SIGKILL)

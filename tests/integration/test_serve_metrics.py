@@ -11,6 +11,7 @@ from ampd.cli.serve.running import running_graph
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_all_targets_answer(tmp_path: Path) -> None:
     flags = ["--engine", "modelled", "--port", "0", "--decode", "2", "--log-dir", str(tmp_path)]
     with running_graph(flags, print) as url:

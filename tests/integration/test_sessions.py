@@ -71,6 +71,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
         yield Site(graph, client, system_url(HOST, port), coordinator)
 
 
+@pytest.mark.long
 async def test_a_session_is_listed_shown_and_ended(site: Site) -> None:
     key = session_key("", "agent-7")
     await site.round("agent-7")

@@ -15,6 +15,7 @@ DYNAMO_WAITS_S = 5.0
 """In which Dynamo wants calls to be acknowledged, unless it is told otherwise."""
 
 
+@pytest.mark.long
 async def test_a_worker_that_acknowledges_late_is_not_left_out(graph: Graph) -> None:
     lease = ("--lease-s", "60")
     coordinator = graph.start_coordinator("always-local", *lease)

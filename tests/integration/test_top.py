@@ -45,6 +45,7 @@ def serve_round(url: str, session: str, **options: object) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.long
 def test_top_shows_what_clients_were_told(tmp_path_factory: pytest.TempPathFactory) -> None:
     # a temporary directory of its own: `ampd top` finds this graph there, and no other one
     folder = tmp_path_factory.mktemp("t")

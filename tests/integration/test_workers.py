@@ -61,6 +61,7 @@ async def others_need_all_memory(live: Driver, worker: str) -> None:
         await live.kv(worker, op="release_session", session_id=f"other-{seed}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mixed", ["rl", "lr", "rrl"])
 async def test_all_routes_give_the_same_tokens_and_move_what_is_missing(
     live: Driver, pair: tuple[str, str], mixed: str

@@ -155,6 +155,7 @@ def test_every_variable_is_read_by_somebody(name: str) -> None:
                 assert variable in OF_THE_IMAGE, variable
 
 
+@pytest.mark.slow
 @for_each(GRAPHS)
 def test_the_transport_reads_its_variables(name: str) -> None:
     (config,) = (each for each in rendered(name) if each["metadata"]["name"] == "ampd-kv-transport")

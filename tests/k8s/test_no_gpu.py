@@ -18,6 +18,7 @@ pytestmark = [needs_kubectl, pytest.mark.slow, pytest.mark.timeout(600)]
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
+@pytest.mark.long
 def test_the_processes_of_the_manifests_serve(tmp_path: Path) -> None:
     with PodLab(rendered("overlays/no-gpu"), tmp_path) as lab:
         (redis,) = lab.of("ampd-redis")

@@ -30,6 +30,7 @@ def test_no_kustomization_is_left_out() -> None:
     assert folders == known
 
 
+@pytest.mark.slow
 @for_each(ALL)
 def test_every_document_is_valid(name: str) -> None:
     documents = rendered(name)

@@ -39,7 +39,7 @@ def test_a_plan_has_checked_layouts_and_says_why(curves: Path, capsys: pytest.Ca
     assert plan["next_step"]["more_gpus"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_plan_simulates_no_replica_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_second_plan_simulates_no_replica_again(
         main([*TAU, *flags, "--itl", "0.01"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_targets_that_no_layout_meets_give_the_best_and_the_miss(
     curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +83,7 @@ def test_without_a_rate_it_plans_for_that_of_the_trace(curves: Path, capsys: pyt
     assert "the trace's own rate" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_degree_that_does_not_fit_is_left_out_and_named(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", "tau-bench-airline", "--model", "llama-3.1-70b", "--gpu", "h100", "--gpus", "4", "--rate", "1"]
     assert main([*argv, "--degrees", "1,2", "--cache", str(curves), "--top", "1"]) == 0
@@ -92,7 +92,7 @@ def test_a_degree_that_does_not_fit_is_left_out_and_named(curves: Path, capsys: 
     assert re.search(r"prefill \d+xTP[24]", out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_a_store_running_rounds_need_kv_memory_and_resident_sessions_host_memory(
     curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

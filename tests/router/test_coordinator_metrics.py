@@ -77,6 +77,7 @@ rounds = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(rounds, max_size=30))
 def test_nothing_is_lost_and_nothing_counted_twice(every: list[ServedRound]) -> None:
     recorder = RoundRecorder()
@@ -169,6 +170,7 @@ async def test_the_state_of_a_coordinator() -> None:
         await one.coordinator.stop()
 
 
+@pytest.mark.slow
 async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longer_in_progress() -> None:
     """Dynamo 1.4 neither reads nor drops a handler whose client goes while the frontend is behind."""
     one = await site(worker("d1"))

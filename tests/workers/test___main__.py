@@ -48,6 +48,7 @@ def start(fork_server: ForkServer, tmp_path: Path) -> Start:
     return Start(fork_server, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [

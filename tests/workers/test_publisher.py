@@ -165,6 +165,7 @@ async def test_a_redis_that_comes_back_empty_hears_everything_again(
     assert said[-1] == "the shared state is back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefills", "sessions", "least_s"), [(128, 0, 0.0256), (0, 4000, 0.2), (128, 4000, 0.2256), (0, 100_000, 5.0 / 3)]
 )

@@ -18,7 +18,7 @@ PAPER = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(PAPER))
 @pytest.mark.parametrize("lengths", list(Lengths))
 def test_means_are_the_papers(name: str, lengths: Lengths) -> None:

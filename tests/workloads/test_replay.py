@@ -56,6 +56,7 @@ def test_the_same_seed_gives_the_same_prompts(replay: Replay) -> None:
     assert record == again != other
 
 
+@pytest.mark.slow
 def test_times_gaps_and_attainment(replay: Replay) -> None:
     behaviour = replay.behaviour
     behaviour.session_first_s, behaviour.gap_s, behaviour.tokens_per_chunk = 0.1, 0.06, 3
@@ -100,6 +101,7 @@ def test_a_concurrency_cap_makes_sessions_late(replay: Replay) -> None:
     assert result["client_lag_max_s"] >= 0.1
 
 
+@pytest.mark.slow
 def test_decision_records_are_collected(replay: Replay) -> None:
     decision = {
         "route": "remote",
@@ -118,6 +120,7 @@ def test_decision_records_are_collected(replay: Replay) -> None:
     assert "ttft-slack" in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_round_without_end_times_out(replay: Replay) -> None:
     replay.behaviour.session_first_s = 60.0
     code, result = replay(GROWING, flags=("--timeout", "1"))

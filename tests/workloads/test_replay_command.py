@@ -17,7 +17,7 @@ from workloads.trace import Round, write_trace
 from .lab import GROWING, session
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_prints_the_partial_result(tmp_path: Path) -> None:
     """Of two rounds the first has ended, and the second never will."""
     rounds = [Round(incr_tokens=2, output_tokens=1)] * 2

@@ -24,6 +24,7 @@ def _records(route: str | None) -> list[RoundRecord]:
     return [*good, RoundRecord("<bad>", 0, 1.5, 0, 5, error="<script>alert(1)</script>")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("route", "slo"),
     [
@@ -46,6 +47,7 @@ def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
     assert ("42.9%" in page) is (slo is not None)  # 3 of 7 rounds
 
 
+@pytest.mark.slow
 def test_missed_rounds_are_listed_and_marked() -> None:
     records = _records("remote")
     planned = {"s0": 2, "s1": 2, "s2": 2, "<bad>": 1}
@@ -60,6 +62,7 @@ def test_missed_rounds_are_listed_and_marked() -> None:
     assert "Rounds that missed" not in without
 
 
+@pytest.mark.slow
 def test_a_long_list_is_cut_with_a_note() -> None:
     records = [RoundRecord(f"s{number}", 0, number, 0, 5, 3, 1.0, [0.01], 1.1) for number in range(250)]
     page = render_report(summarise(records, {}, SLO, 250.0), records)
@@ -67,6 +70,7 @@ def test_a_long_list_is_cut_with_a_note() -> None:
     assert "50 later ones are not listed" in page
 
 
+@pytest.mark.slow
 def test_a_page_can_be_dark_and_printed() -> None:
     records = _records("local")
     page = render_report(summarise(records, {}, SLO, 4.0), records)

@@ -45,6 +45,7 @@ def sessions(draw: st.DrawFn) -> Session:
     return Session(session_id=draw(st.text(min_size=1)), arrival_s=arrival, rounds=tuple(rounds))
 
 
+@pytest.mark.slow
 @given(st.lists(sessions(), min_size=1, max_size=4, unique_by=lambda session: session.session_id), st.booleans())
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, traced: list[Session], zipped: bool) -> None:
     path = tmp_path_factory.mktemp("trace") / ("t.jsonl.gz" if zipped else "t.jsonl")
@@ -175,6 +176,7 @@ def test_dump_has_the_keys_of_the_format() -> None:
     assert list(row["rounds"][0]) == ["incr_tokens", "output_tokens", "tool_s", "keep_tokens"]
 
 
+@pytest.mark.slow
 @given(st.lists(sessions(), min_size=1, max_size=6, unique_by=lambda session: session.session_id), st.integers(1, 8))
 def test_a_limit_takes_the_sessions_that_arrive_first(
     tmp_path_factory: pytest.TempPathFactory, traced: list[Session], limit: int

@@ -46,6 +46,7 @@ def test_queued_work_is_the_sum_of_its_parts(queue: list[int]) -> None:
     assert queued_s(worker, PLAIN) == pytest.approx(sum((10 + tokens) / 1000 for tokens in queue if tokens))
 
 
+@pytest.mark.slow
 @given(tokens, st.integers(1, 20_000), tokens)
 def test_what_the_prefill_worker_lacks_moves_there_and_the_increment_back(hist: int, incr: int, held: int) -> None:
     worker = replace(prefill("p", 70), held_tokens={"s": held, "other": 9})

@@ -34,6 +34,7 @@ changes = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(changes, st.floats(0, 110))
 def test_work_equals_what_is_added_up(changes: list[tuple[str, list[PrefillTask] | int]], now_s: float) -> None:
     queue: list[PrefillTask] = []

@@ -45,6 +45,7 @@ async def _ask_for_ever(over: asyncio.Event, answered: asyncio.Event, store: Sta
             await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 async def test_a_task_that_is_cancelled_while_redis_goes_ends() -> None:
     """A graph that is deleted ends all its pods at once, its Redis included."""
     chance = random.Random(0)

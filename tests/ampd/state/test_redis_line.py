@@ -81,6 +81,7 @@ async def test_answers_belong_to_their_calls_whoever_is_cancelled(redis: TcpRedi
     await store.close()
 
 
+@pytest.mark.long
 async def test_a_call_without_an_answer_is_slow_while_others_are_answered(proxy: TcpProxy) -> None:
     """The way to Redis becomes longer than a call may take, but the answers to earlier calls still arrive."""
     store = far(proxy, timeout_s=1.0)

@@ -455,6 +455,7 @@ class TestRedisLoss:
             await waiting.until(lambda: view.connected)
         await store.close()
 
+    @pytest.mark.slow
     async def test_an_idle_connection_is_not_a_lost_one(self, server: EmbeddedRedis, waiting: Any) -> None:
         store = await open_store(server.url, "n", timeout_s=0.5)
         async with ClusterView(store, lease_s=60) as view:

@@ -90,6 +90,7 @@ def test_a_traceback_stays_within_its_line() -> None:
     assert "Traceback" in rest[0]
 
 
+@pytest.mark.slow
 @given(message=st.text(), value=st.recursive(st.text() | st.floats() | st.none(), st.lists), session_id=st.text())
 def test_whatever_is_said_is_one_line_of_json_and_fields_are_one_line_of_text(
     message: str, value: Any, session_id: str

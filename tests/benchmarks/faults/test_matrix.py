@@ -19,7 +19,7 @@ CELLS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("moment", list(CELLS))
 async def test_no_round_is_lost_and_no_token_is_wrong(tmp_path: Path, moment: Moment) -> None:
     faults = [FAULTS[name] for name in CELLS[moment]]
@@ -31,7 +31,7 @@ async def test_no_round_is_lost_and_no_token_is_wrong(tmp_path: Path, moment: Mo
         assert result.completed == result.accepted > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_broken_workers_are_reported(tmp_path: Path) -> None:
     results = await run(tmp_path, SABOTAGE, [Moment.WAITING], repeats=1)
     _, leaks, repeats = results

@@ -14,7 +14,7 @@ from benchmarks.policies.__main__ import run as command
 FLAGS = ["--settings", "real", "--only", "8b tau", "--duration", "5", "--contestants", "always-remote", "--jobs", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, page, data = tmp_path / "page.md", tmp_path / "page.html", tmp_path / "data.jsonl"
     document.write_text("<!-- tables: begin --><!-- tables: end -->\n")

@@ -18,6 +18,7 @@ EVERYWHERE = {"RSS bytes", "PSS bytes", "descriptors", "sockets", "threads"}
 INSIDE = {"asyncio tasks", "rounds", "queued"}
 
 
+@pytest.mark.long
 async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
     result = await soak(tmp_path, minutes=0.4, faults=SHORT, samples=samples, interval_s=1.0)

@@ -37,7 +37,7 @@ def answered(layout: ModuleType, value: float) -> list[Any]:
     return [layout.Panel.of(panel, [answer() for _ in panel.get("targets", [])]) for panel in DASHBOARD["panels"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_panel_can_be_drawn(layout: ModuleType, tmp_path: Path) -> None:
     for name, value in (("values", 1.0), ("none", math.nan)):
         layout.draw(answered(layout, value), "title", tmp_path / f"{name}.png")

@@ -42,6 +42,7 @@ def test_the_page_is_up_to_date() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_settings_class_of_the_code_is_on_the_page() -> None:
     assert _settings_classes() == {section.model for section in SECTIONS}
 
@@ -104,6 +105,7 @@ def test_variables_without_our_prefix_change_nothing(monkeypatch: pytest.MonkeyP
     assert _all_defaults() == before
 
 
+@pytest.mark.slow
 def test_every_variable_that_the_code_and_the_manifests_name_is_on_the_page() -> None:
     page = _PAGE.read_text(encoding="utf-8")
     files = [path for room in _ROOMS for path in (_ROOT / room).rglob("*.py")]

@@ -14,7 +14,7 @@ from workloads.retime import retime
 from .lab import MODEL, SESSIONS, SLO, question
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_capacities_grow_with_the_level_and_the_degree(phase: Phase) -> None:
     curves = {degree: load_curve(question(phase, degree)) for degree in (1, 4)}

@@ -103,6 +103,7 @@ def test_annotations_come_beside_those_of_the_base() -> None:
     assert annotations.items() >= graph_of(base_objects())["metadata"]["annotations"].items()
 
 
+@pytest.mark.slow
 @given(layout=layouts)
 def test_gpus_and_replicas_add_up_to_the_layout(layout: Layout) -> None:
     groups = len(layout.prefill) + len(layout.decode)
@@ -177,6 +178,7 @@ def configuration(objects: list[Any], name: str) -> str:
     return str(pod["metadata"]["annotations"]["ampd.dev/configuration"])
 
 
+@pytest.mark.slow
 def test_pods_are_replaced_when_the_performance_model_changes() -> None:
     other = analytic_model("qwen3-32b", "h20").profile
     for name in ("coordinator", "prefill-tp2", "decode-tp8"):

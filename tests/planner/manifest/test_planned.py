@@ -31,7 +31,7 @@ def planned(capsys: pytest.CaptureFixture[str], argv: list[str], curves: Path) -
     return result, err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_kubectl
 def test_a_plan_is_written_in_both_forms(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = tmp_path / "plan.yaml", tmp_path / "plan"
@@ -141,7 +141,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, curves: Path, capsy
     assert (environment["AMPD_TTFT"], environment["AMPD_ITL"]) == ("0.25", "0.03")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "is_met", "words"),
     [
@@ -172,7 +172,7 @@ def test_what_speaks_against_a_manifest_is_in_the_manifest(
     assert planned(capsys, argv, curves)[0]["manifest_warnings"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known(
     tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known
     assert "--dyn-tool-call-parser=llama3_json" in arguments
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_names_the_file_too(tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.yaml"
     assert ampd([*LLAMA, "--cache", str(curves), "--output-manifest", str(file)]) == 0
@@ -241,7 +241,7 @@ def test_wrong_calls_are_refused_before_anything_is_planned(
     assert not (tmp_path / "plan.yaml").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_layout_that_the_plan_does_not_have_is_refused(
     tmp_path: Path, curves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

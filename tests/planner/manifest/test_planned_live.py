@@ -38,6 +38,7 @@ def without_gpus(objects: list[Object]) -> list[Object]:
     return objects
 
 
+@pytest.mark.long
 def test_the_processes_of_a_plan_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, manifest = tmp_path / "trace.jsonl", tmp_path / "plan.yaml"
     rounds = [{"incr_tokens": 40, "output_tokens": 5}]

@@ -87,6 +87,7 @@ def folder(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path / "tiny", sizes)
 
 
+@pytest.mark.slow
 def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points, left_tokens = run_virtually(measured(folder, monkeypatch), monkeypatch, *MODULES)
     assert points.discarded == 0

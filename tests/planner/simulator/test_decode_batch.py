@@ -41,6 +41,7 @@ class Noting(RandomRouting):
         return super().route(situation)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(session_lists(least_tool_s=0.001), roomy_clusters, options, st.sampled_from([0.4937, 9.7131]))
 def test_decode_workers_look_the_same(

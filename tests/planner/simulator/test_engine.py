@@ -68,6 +68,7 @@ def test_kv_that_was_read_counts_only_behind_a_history_that_is_still_there(
     assert ends_s == [pytest.approx(MODEL.prefill_s(behind_tokens, 200 - behind_tokens, Parallelism(1)))]
 
 
+@pytest.mark.slow
 @relaxed
 @given(session_lists(), clusters, policies, options)
 def test_no_worker_is_idle_while_it_could_work(

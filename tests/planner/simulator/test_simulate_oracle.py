@@ -219,6 +219,7 @@ def _longer(sessions: list[Session]) -> list[Session]:
     ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 @given(session_lists(most=6, least_tool_s=0.001), st.integers(0, 1))
 def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session], prefetch: int) -> None:

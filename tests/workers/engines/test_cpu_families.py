@@ -29,6 +29,7 @@ def expected(folder: Path, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_engine_gives_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ ENDLESS = {"anyOf": [{"properties": {name: NODE}, "required": [name]} for name i
 PARTS = [{"required": [f"{part}-{number}" for number in range(2_000)]} for part in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

@@ -265,6 +265,7 @@ async def test_least_recently_used_sessions_make_room(lab: Lab) -> None:
         assert engine.kv.figures.evicted_tokens == {"idle": 4 * 320 - engine.kv.figures.used_tokens}
 
 
+@pytest.mark.slow
 async def test_what_the_next_round_can_compute_in_time_makes_room_first(lab: Lab) -> None:
     lab.times.per_token_s = 1e-3
     async with lab.engine("S", store=1000) as engine:
@@ -410,6 +411,7 @@ async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: 
             await run(engine, prompt_of(100), 5)
 
 
+@pytest.mark.slow
 async def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys, workers.__main__, workers.component, workers.engines.modelled_factory;"

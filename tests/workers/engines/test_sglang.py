@@ -240,6 +240,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(model: Path, tmp_path:
         SglangEngine(settings_of(tmp_path / "nowhere"))
 
 
+@pytest.mark.long
 async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngine, model: Path) -> None:
     before = set(multiprocessing.active_children())
     broken = SglangEngine(settings_of(model, engine_args='{"attention_backend": "nonsense"}'))
@@ -252,6 +253,7 @@ async def test_a_failed_start_is_one_line_and_leaves_nothing(engine: SglangEngin
     assert len((await ask(engine, 2)).token_ids) == 2
 
 
+@pytest.mark.long
 async def test_a_pool_that_the_store_refuses_is_named_in_the_one_line(
     engine: SglangEngine, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def check_nothing_computed_twice(script: Script, rounds: list[Round]) -> None:
         history = prompt + script.output_tokens
 
 
+@pytest.mark.long
 async def test_pages_that_were_not_moved_change_the_tokens(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(seed=2)
     alone = await one_engine(pair, script)
@@ -262,6 +263,7 @@ async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.M
     await empty(pair.prefill, pair.decode)
 
 
+@pytest.mark.long
 async def test_a_session_comes_back_from_the_store(pair: Pair) -> None:
     script = Script(seed=3)
     alone = await one_engine(pair, script)
@@ -279,6 +281,7 @@ async def test_a_session_comes_back_from_the_store(pair: Pair) -> None:
     await empty(pair.prefill, pair.decode)
 
 
+@pytest.mark.long
 async def test_more_sessions_than_the_device_holds_are_not_computed_again(pair: Pair) -> None:
     prompts = {f"s{number:02}": text(100 + number, 1000) for number in range(24)}
     assert sum(map(len, prompts.values())) > 2 * POOL_TOKENS
@@ -398,6 +401,7 @@ async def test_a_request_may_load_until_it_ends(pair: Pair) -> None:
     await empty(pair.prefill, pair.decode)
 
 
+@pytest.mark.long
 async def test_parallel_sessions_on_both_routes(pair: Pair) -> None:
     scripts = [Script(seed=140 + number, incr_tokens=(301, 80, 120)) for number in range(4)]
     alone = [await one_engine(pair, script) for script in scripts]
@@ -408,6 +412,7 @@ async def test_parallel_sessions_on_both_routes(pair: Pair) -> None:
     await empty(pair.prefill, pair.decode)
 
 
+@pytest.mark.long
 async def test_a_killed_peer_means_recompute(pair: Pair) -> None:
     prompt = text(151, 800)
     alone = await run(pair.decode, "alone", prompt, 12)

@@ -63,6 +63,7 @@ TURNS = 100
 """Of the event loop, between the end of a process and that the engine counts as lost. The tasks take some each."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over_the_same_store(
     model: Path,
@@ -115,6 +116,7 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
         assert not lost.done()
 
 
+@pytest.mark.long
 async def test_peers_read_the_store_while_the_engine_starts_again(
     model: Path,
     forked: None,  # noqa: ARG001

@@ -83,6 +83,7 @@ class Worker:
                 self.other += chunk["token_ids"]
 
 
+@pytest.mark.long
 async def test_slices_give_the_tokens_of_the_whole_and_compute_nothing_twice(engine: SglangEngine) -> None:
     whole = Worker(engine, create("slicing", "whole"))
     expected = out(await whole.round(PROMPT, OUTPUT_TOKENS, "whole"))

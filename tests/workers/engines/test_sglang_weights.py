@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 async def test_kv_of_other_weights_is_refused(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
     prompt = text(171, 400)
     alone = await run(pair.decode, "alone", prompt, 16)

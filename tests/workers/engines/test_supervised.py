@@ -78,6 +78,7 @@ async def test_an_engine_that_ends_fails_the_calls_under_which_it_ends(model_fol
         assert "the model broke" in await lost
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_idle_or_computes_a_long_prefill_does_not_hang(model_folder: Path) -> None:
     # One prefill takes longer than the floor, and far less than ten times its prediction.
     async with supervision(model_folder, Times(per_token_s=0.005)) as (engine, lost):
@@ -87,6 +88,7 @@ async def test_an_engine_that_is_idle_or_computes_a_long_prefill_does_not_hang(m
         assert not lost.done()
 
 
+@pytest.mark.slow
 async def test_a_caller_that_takes_its_time_is_no_standstill(model_folder: Path) -> None:
     async with supervision(model_folder, Times()) as (engine, lost):
         call = EngineRequest(uuid4().hex, "s", prompt_of(100), 3)
@@ -96,6 +98,7 @@ async def test_a_caller_that_takes_its_time_is_no_standstill(model_folder: Path)
         assert not lost.done()
 
 
+@pytest.mark.slow
 async def test_time_in_which_the_worker_itself_was_stopped_is_no_standstill(model_folder: Path) -> None:
     async with supervision(model_folder, Times(step_s=0.05)) as (engine, lost):
         call = asyncio.create_task(run(engine, prompt_of(100), 10))

@@ -10,6 +10,7 @@ from workloads.trace import Round, Session, load_trace, write_trace
 from workloads.traces.select import run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "chosen"), [(3, [0, 3, 6]), (9, [*range(9)]), (50, [*range(9)])])
 def test_sessions_that_fit_are_chosen_evenly_and_unchanged(tmp_path: Path, wanted: int, chosen: list[int]) -> None:
     def session(name: str, *tool_s: float, incr_tokens: int = 10) -> Session:

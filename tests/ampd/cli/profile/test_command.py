@@ -34,6 +34,7 @@ def points_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "points.json"
 
 
+@pytest.mark.slow
 def test_a_measured_file_says_what_was_measured(points_file: Path) -> None:
     profile = read_profile(points_file.with_name("perf.json"))
     row = json.loads(points_file.read_text())
@@ -157,7 +158,7 @@ def test_points_that_lack_one_word_about_the_engine_are_refused(
 TP1 = Parallelism(1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_modelled_engine_is_profiled_and_refitted_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,11 +27,13 @@ def test_any_snapshot_fits_any_width(seen: dict[str, Any], width: int) -> None:
     assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
+@pytest.mark.slow
 @given(snapshots, st.integers(1, 120))
 def test_colours_change_no_letter(seen: dict[str, Any], width: int) -> None:
     assert ANSI.sub("", as_text(seen, width, colours=True)) == as_text(seen, width)
 
 
+@pytest.mark.slow
 @given(snapshots, st.integers(5, 120), st.integers(1, 60))
 def test_a_screen_is_never_higher_than_its_terminal(seen: dict[str, Any], width: int, height: int) -> None:
     console = Console(width=width, height=height, force_terminal=True)

@@ -33,6 +33,7 @@ def coordinator(name: str, window: ServedWindow = WINDOW, slo: Slo = SLO) -> Coo
     return CoordinatorView(name, slo, window=window)
 
 
+@pytest.mark.slow
 @given(snapshots)
 def test_json_holds_all_of_it(seen: dict[str, Any]) -> None:
     assert json.loads(json.dumps(seen)) == seen

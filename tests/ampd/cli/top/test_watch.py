@@ -104,6 +104,7 @@ def last_page(shown: bytes) -> bytes:
     return shown.rpartition(b"ampd top")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [b"q", b"\x03", signal.SIGINT, signal.SIGTERM])
 def test_it_leaves_the_terminal_as_it_was(terminal: Terminal, ending: bytes | signal.Signals) -> None:
     terminal.until(lambda shown: b"decode" in shown and b"q or Ctrl-C" in shown)

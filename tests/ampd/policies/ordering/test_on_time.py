@@ -317,6 +317,7 @@ def arrivals(seed: int, load: float, count: int = 120) -> list[PrefillTask]:
     return [replace(one, arrival_s=dice.uniform(0, work_s / load)) for one in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.6, 0.9, 1.2, 2.0])
 def test_more_are_on_time_than_with_order_of_arrival_and_algorithm_2(load: float) -> None:
     on_time = {}
@@ -380,6 +381,7 @@ def test_nobody_starves_below_full_load(quantum_s: float) -> None:
         assert max(waits) < 30.0, (seed, max(waits))
 
 
+@pytest.mark.slow
 def test_a_hopeless_one_ends_in_an_overload_too_by_its_share_of_the_picks() -> None:
     """A stream that alone fills the machine, each of it on time if nothing else runs."""
     each_s = REAL.prefill_s(0, 1000, TP4)

@@ -120,6 +120,7 @@ def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters
     assert again == Run(0, (), tuple(range(1, len(queue))))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(queues, parameters, st.randoms(use_true_random=False))
 def test_the_order_within_a_batch_changes_nothing_but_the_order(

@@ -184,6 +184,7 @@ def test_the_live_leases_of_a_reader_are_bounded() -> None:
     assert directory.lease(keys("a"), 5.0, 1.0, "greedy").id
 
 
+@pytest.mark.slow
 def test_the_live_leases_of_all_readers_are_bounded() -> None:
     directory = store_of(4)
     put(directory, "", "a")

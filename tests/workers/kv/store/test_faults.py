@@ -350,7 +350,7 @@ class NeverEndsLeases(StoreDirectory):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "broken",
     [

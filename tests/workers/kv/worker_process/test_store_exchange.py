@@ -293,6 +293,7 @@ async def stored_and_unsettled(worker: Worker) -> tuple[list[bytes], list[bytes]
     return keys, others
 
 
+@pytest.mark.slow
 async def test_a_lease_gives_what_is_there_if_the_engine_does_not_settle() -> None:
     async with workers(a=(a := Worker())):
         keys, others = await stored_and_unsettled(a)
