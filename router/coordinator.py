@@ -16,7 +16,7 @@ from ampd.policies.base import OtherPolicies
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
-from ampd.state.store import SessionLimits, StateStore
+from ampd.state.store import SessionLimits, StateStore, WorkerDied
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
@@ -87,7 +87,10 @@ class Coordinator:
         self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
-        self.view = ClusterView(store, lease_s=settings.lease_s, clock=clock, model=policies.model)
+        deaths = WorkerDeaths(clock, self._announce_death)
+        self.view = ClusterView(
+            store, lease_s=settings.lease_s, clock=clock, model=policies.model, on_death=deaths.announced
+        )
         guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
         ended = EndedSessions(
             store,
@@ -107,7 +110,7 @@ class Coordinator:
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
-            deaths=WorkerDeaths(clock),
+            deaths=deaths,
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
@@ -131,6 +134,10 @@ class Coordinator:
     def worker_deaths(self) -> int:
         """Workers that died while they had a round of this replica, once per round."""
         return self._services.deaths.count
+
+    def store_answered(self) -> None:
+        """The shared state takes writes: rounds use it again if they had lost it."""
+        self._services.placer.store_answered()
 
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""
@@ -191,6 +198,9 @@ class Coordinator:
             raise HttpError(500, trace.quoted(f"the coordinator failed: {error!r}")) from None
         finally:
             self._rounds.leave(round_)
+
+    def _announce_death(self, death: WorkerDied) -> None:
+        self._background.spawn(self._services.access.announce_death(death))
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""

@@ -1,4 +1,4 @@
-"""Publishes a coordinator's view of itself once a second, for `ampd top`."""
+"""Publishes a coordinator's view of itself once a second, for `ampd top` and as the heartbeat of the shared state."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class CoordinatorViewPublisher:
     Args:
         read_view: the coordinator now.
         lease_s: seconds after its last publication until the coordinator is considered gone.
+        on_answer: called after each publication that the state has taken.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class CoordinatorViewPublisher:
         read_view: Callable[[], CoordinatorView],
         lease_s: float,
         interval_s: float = _INTERVAL_S,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._coordinator_id = coordinator_id
         self._read_view = read_view
         self._lease_s = lease_s
         self._interval_s = min(interval_s, lease_s / 3)
+        self._on_answer = on_answer
         self._task = SupervisedTask("coordinator-publisher", self._run)
 
     def start(self) -> None:
@@ -97,4 +100,6 @@ class CoordinatorViewPublisher:
                 await self._store.publish_coordinator(self._read_view(), self._lease_s)
             except StateUnavailableError as error:
                 log.debug("this coordinator's view was not published: %s", error)  # the cluster view logs the loss
+            else:
+                self._on_answer()
             await asyncio.sleep(self._interval_s)

@@ -37,7 +37,9 @@ from router.session_counts import SessionCounts
 log = logging.getLogger(__name__)
 
 _CONFLICTS = 16
-_STORE_RETRY_S = 1.0
+_STORE_RETRY_S = 10.0
+"""Rounds call a lost store again after this time even if no heartbeat has been answered."""
+
 _SESSION_RETRY_S = 30.0
 """Retry-After for a session beyond the limit of sessions."""
 
@@ -118,6 +120,10 @@ class Placer:
         """A call to this worker failed: leave it out until it publishes again."""
         self._view.suspect(worker_id, self._suspect_s)
         self._expect_no_more(worker_id)
+
+    def store_answered(self) -> None:
+        """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
+        self._store_retry_s = float("-inf")
 
     async def place(self, ask: Ask) -> Placement:
         """Decide and write. If another replica was faster, decide again.
@@ -257,7 +263,7 @@ class Placer:
         return outcome
 
     def _store_answers(self) -> bool:
-        """False for a moment after a failure, because otherwise every round would wait for the same timeout."""
+        """False after a failure until a heartbeat is answered, because otherwise rounds would wait for the timeout."""
         return self._clock() >= self._store_retry_s
 
     def _lost_store(self, error: Exception) -> None:

@@ -79,7 +79,9 @@ class CoordinatorProcess:
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(coordinator_id, coordinator, settings, window)
-        self._publisher = CoordinatorViewPublisher(store, coordinator_id, view_reader, settings.lease_s)
+        self._publisher = CoordinatorViewPublisher(
+            store, coordinator_id, view_reader, settings.lease_s, on_answer=coordinator.store_answered
+        )
         self._expose(recorder, CoordinatorReader(coordinator, settings, store))
 
     async def run(self) -> None:

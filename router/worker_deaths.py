@@ -7,11 +7,15 @@ The round that is served is innocent. A request that is left alone is refused fo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from hashlib import blake2b
 
+from ampd.state.store import WorkerDied
 from router.round_errors import RoundRefusedError
+
+log = logging.getLogger(__name__)
 
 FATAL_DEATHS = 2
 """Workers that may die under one request. One death may be a coincidence, and the request is tried once more."""
@@ -27,14 +31,23 @@ _PROMPT = "prompt "
 
 
 class WorkerDeaths:
-    """The workers that died lately, by the requests that they ran. A replica of the coordinator knows its own only.
+    """The workers that died lately, by the requests that they ran.
+
+    Coordinators announce deaths to each other, because a request may come to another one: a client sends it again, or
+    its coordinator dies as well. A coordinator that does not hear the shared state just then knows its own deaths only.
+
+    Args:
+        announce: tells the other coordinators of a death.
 
     Attributes:
-        count: deaths, once per round that the worker had.
+        count: deaths under requests of this coordinator, once per round that the worker had.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, announce: Callable[[WorkerDied], None] = lambda _: None
+    ) -> None:
         self._clock = clock
+        self._announce = announce
         self._workers: dict[str, set[str]] = {}
         self._expiries_s: dict[str, float] = {}
         self.count = 0
@@ -46,6 +59,16 @@ class WorkerDeaths:
     def add(self, keys: tuple[str, ...], worker_id: str) -> None:
         """A worker died under a request with these names."""
         self.count += 1
+        self._note(keys, worker_id)
+        self._announce(WorkerDied(worker_id, keys))
+
+    def announced(self, death: WorkerDied) -> None:
+        """A coordinator, perhaps this one, has announced a death."""
+        if any(death.worker_id not in self._workers.get(key, ()) for key in death.request):
+            log.warning("worker %s died under a request of another coordinator", death.worker_id)
+            self._note(death.request, death.worker_id)
+
+    def _note(self, keys: tuple[str, ...], worker_id: str) -> None:
         self._forget_old()
         for key in keys:
             workers = self._workers.pop(key, set())

@@ -21,6 +21,7 @@ from ampd.state.store import (
     StateEvent,
     TaskDone,
     TaskQueued,
+    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -109,6 +110,8 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["ended", session_id])
         case RoleAssigned():
             return encode_role(event)
+        case WorkerDied(worker_id, request):
+            return _dump(["died", worker_id, *request])
 
 
 def encode_role(role: RoleAssigned) -> str:
@@ -144,6 +147,8 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return SessionEnded(session_id)
         case ["role", *_]:
             return _role(fields)
+        case ["died", str(worker_id), str(request_id), str(prompt)]:
+            return WorkerDied(worker_id, (request_id, prompt))
         case _:
             raise ValueError("unknown kind of event")
 

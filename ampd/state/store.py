@@ -150,7 +150,19 @@ class RoleAssigned:
     reason: str
 
 
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """A worker died under a request. Coordinators announce it to each other; the store keeps nothing of it.
+
+    Attributes:
+        request: the names by which a coordinator knows the request again, see `router.worker_deaths`.
+    """
+
+    worker_id: str
+    request: tuple[str, ...]
+
+
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | WorkerDied
 
 
 LoadedRound = tuple[str, RecentRound]

@@ -30,6 +30,7 @@ from ampd.state.store import (
     TaskDone,
     TaskQueued,
     Watcher,
+    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -66,6 +67,7 @@ class ClusterView:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
         model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
+        on_death: gets the deaths that coordinators announce.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class ClusterView:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         model: PerformanceModel | None = None,
+        on_death: Callable[[WorkerDied], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
         self._store = store
         self._lease_s = lease_s
         self._clock = clock
         self._model = model
+        self._on_death = on_death
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
@@ -221,6 +225,8 @@ class ClusterView:
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
                     worker.finish(task_id, self._clock())
+            case WorkerDied():
+                self._on_death(event)
             case SessionEnded() | RoleAssigned():
                 pass  # a worker's own views say what it holds and what its role is
         self._lists = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -150,7 +150,8 @@ class Replica:
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
-        self.view = ClusterView(self.store, lease_s=60.0)
+        deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce_death(death)))
+        self.view = ClusterView(self.store, lease_s=60.0, on_death=deaths.announced)
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[None]] = []
         self.ended = EndedSessions(
@@ -182,9 +183,12 @@ class Replica:
             sessions=SessionMemory(1 << 20),
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
-            spawn=lambda work: self.tasks.append(asyncio.create_task(work)),
-            deaths=WorkerDeaths(),
+            spawn=self._spawn,
+            deaths=deaths,
         )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.create_task(work))
 
     async def __aenter__(self) -> "Replica":
         await self.view.start()

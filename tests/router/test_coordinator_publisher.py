@@ -55,7 +55,10 @@ async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> No
     state = MemoryState()
     store = MemoryStore(state)
     reads = counting()
-    publisher = CoordinatorViewPublisher(store, "c1", reads, LEASE_S, interval_s=0.01)
+    answers: list[None] = []
+    publisher = CoordinatorViewPublisher(
+        store, "c1", reads, LEASE_S, interval_s=0.01, on_answer=lambda: answers.append(None)
+    )
     state.lose()
     publisher.start()
 
@@ -63,8 +66,10 @@ async def test_a_lost_state_ends_nothing(caplog: pytest.LogCaptureFixture) -> No
         return store.round_trips.failures["publish_coordinator"] >= 3
 
     await until(tried_again)
+    assert answers == []
     state.restore(empty=True)
     await until(lambda: published(store))
+    await until(lambda: answers)
     state.lose()
     await publisher.stop()
     assert caplog.records == []

@@ -1,6 +1,7 @@
 """Where rounds go: bindings of sessions, races between replicas, a lost store and workers without times."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -79,9 +80,25 @@ async def test_replicas_without_the_store_agree_on_new_sessions_and_tell_it_late
         assert len(set(chosen.values())) > 1
         state.restore(empty=True)
         for each in (replica, other):
-            each.services.placer._store_retry_s = 0.0
+            each.services.placer.store_answered()
         assert (await replica.round("a"))[1]["decode_worker"] == chosen["a"]
         assert (await other.store.binding(session_key("", "a"))).worker_id == chosen["a"]
+
+
+async def test_rounds_do_not_ask_a_lost_store_until_a_heartbeat_was_answered() -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        await replica.round("s")
+        state.lose()
+        await replica.round("s")
+        failed = replica.store.round_trips.failures["route"]
+        assert failed == 1
+        replica.services.placer._clock = lambda: time.monotonic() + 5.0
+        await replica.round("s")
+        assert replica.store.round_trips.failures["route"] == failed
+        replica.services.placer.store_answered()
+        await replica.round("s")
+        assert replica.store.round_trips.failures["route"] == failed + 1
 
 
 async def test_a_model_that_lacks_a_worker_s_parallelism_does_not_fail_rounds() -> None:

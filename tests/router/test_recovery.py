@@ -9,6 +9,7 @@ from ampd.wire import error_text
 from router.calls import worker_error
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
+from tests.waiting import until
 
 EXPECTED = [64, 65, 66, 67, 68]
 
@@ -75,6 +76,25 @@ async def test_a_request_that_ends_two_workers_is_not_given_to_a_third() -> None
                 await replica.round(session)
             assert refusal.value.status == 500
         assert len(replica.workers.asked("generate")) == replica.services.deaths.count == 2
+
+
+async def test_the_deaths_under_a_request_count_at_all_coordinators() -> None:
+    state = await cluster(*(worker(f"d{number}") for number in range(4)))
+    async with Replica(state, retries=0) as first, Replica(state) as second:
+        for replica in (first, second):
+            replica.workers.fail |= {("generate", f"d{number}"): 0 for number in range(4)}
+        with pytest.raises(RoundRefusedError, match="1 workers failed this round"):
+            await first.round()
+        (dead,) = first.workers.asked("generate")
+        await first.store.remove_worker(dead)
+        await until(lambda: len(second.services.deaths) and second.view.worker(dead) is None)
+        with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request"):
+            await second.round()
+        assert len(second.workers.asked("generate")) == second.services.deaths.count == 1
+        await until(lambda: first.services.deaths.most(tuple(first.services.deaths._workers)) == 2)
+        with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request"):
+            await first.round()
+        assert len(first.workers.asked("generate")) == 1
 
 
 async def test_a_request_that_ended_a_worker_of_each_kind_is_given_up() -> None:

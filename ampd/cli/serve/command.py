@@ -17,8 +17,9 @@ from ampd.cli.serve import checks
 from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.devices import visible_gpus, worker_environments
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_processes
+from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.serve.metrics import free_ports, system_url, write_targets
+from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targets
 from ampd.cli.serve.processes import Supervisor, first_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
@@ -136,8 +137,9 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         )
     try:
         specs = graph_processes(settings, site)
+        frontend = {FRONTEND: (settings.host, site.port)}
         if settings.metrics:
-            targets = write_targets(log_dir, settings.metrics_host, specs, {FRONTEND: (settings.host, site.port)})
+            targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         for spec in specs:
             supervisor.start(spec)
@@ -154,7 +156,12 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
             return 0
         await ready
         print(_ready_line(settings, site, url, log_dir), flush=True)
-        await _watch(settings, supervisor, stopped)
+        probe = LivenessProbe(live_urls(settings.metrics_host, specs, frontend))
+        probing = asyncio.create_task(probe.end_hanging(supervisor, _progress))
+        try:
+            await _watch(settings, supervisor, stopped)
+        finally:
+            probing.cancel()
         return 0
     finally:
         _progress("stopping, when the rounds in progress have finished; Ctrl-C again stops at once")

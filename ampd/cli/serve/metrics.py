@@ -52,6 +52,20 @@ def system_url(host: str, port: int) -> str:
     return f"http://{_address(host)}:{port}"
 
 
+def live_urls(host: str, specs: Iterable[ProcessSpec], elsewhere: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """Name -> address at which a process says that it lives. Processes without a port are left out.
+
+    Args:
+        host, elsewhere: see `write_targets`.
+    """
+    urls = {}
+    for spec in specs:
+        where, port = elsewhere.get(spec.name) or (host, int(spec.env.get(PORT_VARIABLE, OFF)))
+        if port != OFF:
+            urls[spec.name] = f"{system_url(where, port)}/live"
+    return urls
+
+
 def _address(host: str) -> str:
     host = _ANY.get(host, host)
     return f"[{host}]" if ":" in host else host

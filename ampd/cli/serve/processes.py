@@ -91,10 +91,11 @@ class Supervisor:
             child.process.wait()
             self._children.remove(child)
 
-    def kill(self) -> None:
-        """End every process at once. A `stop` that waits for them in another thread returns."""
+    def kill(self, name: str | None = None) -> None:
+        """End a process at once, or all of them. A `stop` that waits for them in another thread returns."""
         for child in list(self._children):
-            _signal_group(child.process, signal.SIGKILL)
+            if name in (None, child.spec.name):
+                _signal_group(child.process, signal.SIGKILL)
 
 
 def first_error(log: Path) -> str:

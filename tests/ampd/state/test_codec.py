@@ -16,6 +16,7 @@ from ampd.state.store import (
     StateEvent,
     TaskDone,
     TaskQueued,
+    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -64,6 +65,7 @@ events = st.one_of(
     st.builds(TaskQueued, texts, tasks),
     st.builds(TaskDone, texts, texts),
     st.builds(SessionEnded, texts),
+    st.builds(WorkerDied, texts, st.tuples(texts, texts)),
     roles,
 )
 latencies = st.builds(Latencies, seconds, st.dictionaries(st.integers(-50, 200), counts, max_size=3))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.serve import metrics
-from ampd.cli.serve.metrics import free_ports, write_targets
+from ampd.cli.serve.metrics import free_ports, live_urls, write_targets
 from ampd.cli.serve.processes import ProcessSpec
 from ampd.errors import RunError
 
@@ -46,3 +46,15 @@ def test_targets_are_a_file_of_prometheus(tmp_path: Path) -> None:
         {"targets": ["127.0.0.1:20001"], "labels": {"process": "decode-0"}},
         {"targets": ["127.0.0.1:8000"], "labels": {"process": "frontend"}},
     ]
+
+
+def test_each_process_with_a_port_says_there_whether_it_lives() -> None:
+    specs = [
+        ProcessSpec("decode-0", (), {"DYN_SYSTEM_PORT": "20001"}),
+        ProcessSpec("decode-1", (), {"DYN_SYSTEM_PORT": "-1"}),
+        ProcessSpec("frontend", (), {"DYN_SYSTEM_PORT": "-1"}),
+    ]
+    assert live_urls("0.0.0.0", specs, {"frontend": ("::1", 8000)}) == {
+        "decode-0": "http://127.0.0.1:20001/live",
+        "frontend": "http://[::1]:8000/live",
+    }

@@ -1,0 +1,65 @@
+"""Ends processes of a local graph that hang, as the liveness probes of the manifests do.
+
+A process that was stopped keeps its connections open, so that neither the frontend nor the other coordinators notice.
+Once it has ended, its rounds go on at another one, or the graph ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import httpx
+
+from ampd.cli.serve.processes import Supervisor
+
+PERIOD_S, TIMEOUT_S, FAILURES = 10.0, 5.0, 6
+"""The probe of a pod, see `livenessProbe` in k8s/base/graph.yaml."""
+
+
+class LivenessProbe:
+    """Asks the processes of a graph whether they live.
+
+    Failures are counted, and not the time, because this process may have been stopped together with the others.
+
+    Args:
+        urls: name of a process -> its `/live`. An answer of any status is a sign of life.
+    """
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        period_s: float = PERIOD_S,
+        timeout_s: float = TIMEOUT_S,
+        failures: int = FAILURES,
+    ) -> None:
+        self._urls = dict(urls)
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._most_failures = failures
+        self._failures: Counter[str] = Counter()
+
+    async def end_hanging(self, supervisor: Supervisor, progress: Callable[[str], None]) -> None:
+        """End each process that has not answered for the last `failures` times. Runs until it is cancelled.
+
+        Args:
+            progress: gets a line per process.
+        """
+        while True:
+            await asyncio.sleep(self._period_s)
+            for name in supervisor.ended():
+                self._urls.pop(name, None)
+            async with httpx.AsyncClient(timeout=self._timeout_s) as client:
+                await asyncio.gather(*(self._ask(client, name, url) for name, url in self._urls.items()))
+            for name in [name for name in self._urls if self._failures[name] >= self._most_failures]:
+                progress(f"{name} hangs: no answer at {self._urls.pop(name)} {self._most_failures} times; it is ended")
+                supervisor.kill(name)
+
+    async def _ask(self, client: httpx.AsyncClient, name: str, url: str) -> None:
+        try:
+            await client.get(url)
+        except httpx.HTTPError:
+            self._failures[name] += 1
+        else:
+            del self._failures[name]

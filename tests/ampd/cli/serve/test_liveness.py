@@ -1,0 +1,67 @@
+"""Processes of a local graph that hang are ended; those that answer, whatever it is, are left alone."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ampd.cli.serve import liveness
+from ampd.cli.serve.liveness import LivenessProbe
+from ampd.cli.serve.processes import ProcessSpec, Supervisor
+from tests.waiting import until
+
+SERVER = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); "
+SERVER += "print(s.server_port, flush=True); s.serve_forever()"
+
+
+@pytest.mark.slow
+async def test_a_process_that_hangs_is_ended_and_no_other(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    urls = {}
+    try:
+        for name in ("hangs", "lives"):
+            supervisor.start(ProcessSpec(name, (sys.executable, "-c", SERVER)))
+            log = tmp_path / f"{name}.log"
+            port = await until(lambda log=log: re.match(r"(\d+)\n", log.read_text()), timeout_s=60)
+            urls[name] = f"http://127.0.0.1:{port[1]}/live"
+        (hanging,) = [child.process.pid for child in supervisor._children if child.spec.name == "hangs"]
+        os.kill(hanging, signal.SIGSTOP)
+        lines: list[str] = []
+        # The timeout is long enough for a process that lives on a busy machine.
+        probe = LivenessProbe(urls, period_s=0.01, timeout_s=2.0, failures=3)
+        probing = asyncio.create_task(probe.end_hanging(supervisor, lines.append))
+        try:
+            await until(supervisor.ended, timeout_s=60)
+        finally:
+            probing.cancel()
+        assert list(supervisor.ended()) == ["hangs"]
+        assert lines == [f"hangs hangs: no answer at {urls['hangs']} 3 times; it is ended"]
+    finally:
+        supervisor.stop()
+
+
+def test_it_is_the_probe_of_a_pod() -> None:
+    graph = Path(__file__).parents[4] / "k8s" / "base" / "graph.yaml"
+    probes = [found["livenessProbe"] for each in yaml.safe_load_all(graph.read_text()) for found in containers(each)]
+    assert probes
+    for probe in probes:
+        assert (probe["periodSeconds"], probe["timeoutSeconds"], probe["failureThreshold"]) == (
+            liveness.PERIOD_S,
+            liveness.TIMEOUT_S,
+            liveness.FAILURES,
+        )
+
+
+def containers(node: object) -> list[dict[str, dict[str, float]]]:
+    """All parts of a document that have a liveness probe."""
+    if isinstance(node, list):
+        return [found for part in node for found in containers(part)]
+    if not isinstance(node, dict):
+        return []
+    own = [node] if "livenessProbe" in node else []
+    return own + [found for part in node.values() for found in containers(part)]
