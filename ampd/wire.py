@@ -107,12 +107,18 @@ class GenerateRequest(TypedDict):
     With a `source_worker_id`, that prefill worker holds the increment's KV and `token_ids` ends with the first output
     token; the decode worker reads the pages before it admits the round. Without it, the prefill is local and queues
     here. `stop_conditions.max_tokens == 0` only takes over the KV, without decoding. `source_tp`: as in a prefill.
+
+    Attributes:
+        history_worker_id: the worker that holds the KV of a local prefill's history, because the session has just moved
+            away from it; left out: this worker holds it. `history_tp` is its tensor parallelism.
     """
 
     task: TaskMessage
     token_ids: list[int]
     source_worker_id: str | None
     source_tp: NotRequired[int]
+    history_worker_id: NotRequired[str]
+    history_tp: NotRequired[int]
     request: dict[str, Any]
 
 

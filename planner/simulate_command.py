@@ -93,6 +93,7 @@ class SimulateSettings(CaseSettings):
         allow_inf_nan=False,
         description="Longest predicted wait of a round in TTFT targets; refused rounds come back. 0: no refusals.",
     )
+    moves: bool = Field(False, description="Sessions may move to another owner between two rounds, if that pays.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     timeline: Path | None = Field(

@@ -40,6 +40,7 @@ from router.services import RoundOptions, Services
 from router.session_control import SessionControl
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
+from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
 from router.unnamed_rounds import UnnamedRounds
@@ -104,7 +105,16 @@ class Coordinator:
         recorder = self.pools.recorder if self.pools else None
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
-            placer=Placer(self.view, store, placement, _session_limits(settings), SUSPECT_S, self.gate, clock),
+            placer=Placer(
+                self.view,
+                store,
+                placement,
+                _session_limits(settings),
+                SUSPECT_S,
+                self.gate,
+                SessionMoves(self.view, placement, is_on=settings.moves),
+                clock,
+            ),
             access=WorkerAccess(self.view, store, calls, guard, ended, CALL_TIMEOUT_S),
             sessions=SessionMemory(settings.context_memory_mib << 20),
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
@@ -124,6 +134,11 @@ class Coordinator:
     def session_counts(self) -> SessionCounts:
         """How many sessions this replica bound and moved."""
         return self._services.placer.counters
+
+    @property
+    def session_moves(self) -> Counter[str]:
+        """How many sessions this replica moved because it pays, by reason."""
+        return self._services.placer.moves.made
 
     @property
     def sessions(self) -> SessionControl:
@@ -229,6 +244,6 @@ def _pools_keeper(
     policy = policies.pools
     if policy is None or policy.is_idle:
         return None
-    others = OtherPolicies(policies.binding, policies.routing)
+    others = OtherPolicies(policies.binding, policies.routing, moves=settings.moves)
     review = RoleReview(policy, policies.model, settings.slo, rng, others)
     return PoolsKeeper(view, store, review, settings.pools_interval_s, settings.lease_s, clock)

@@ -17,6 +17,7 @@ class DecisionRecord:
         session_id: the client's name of the session, or a fresh one; `session_key`: its name inside of the graph.
         request_id, trace_id: the ids of the round in the logs of all processes; None: Dynamo carries no traces.
         route, reason, policy: where the increment was prefilled, and which rule of which policy decided it.
+        move_reason: why the session moved to another decode worker before this round; "": it did not.
         hist_tokens, incr_tokens: how the decision split the prompt.
         estimates: the routes that were compared.
         queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
@@ -43,6 +44,7 @@ class DecisionRecord:
     decode_worker: str = ""
     prefill_worker: str | None = None
     epoch: int = 0
+    move_reason: str = ""
     hist_tokens: int = 0
     incr_tokens: int = 0
     estimates: list[dict[str, Any]] = field(default_factory=list)

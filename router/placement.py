@@ -33,6 +33,7 @@ from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.session_counts import SessionCounts
+from router.session_moves import STAYS, MovingSession, SessionMoves
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Ask:
         fingerprint_mark: of the weights that the round's output so far came from; 0: any worker may continue it.
         session_missed: an earlier round of the session missed a target.
         is_admitted: the round was placed before, and a worker failed it.
+        moving: whether the session may move to another owner.
     """
 
     session_id: str
@@ -71,6 +73,7 @@ class Ask:
     fingerprint_mark: int = 0
     session_missed: bool = False
     is_admitted: bool = False
+    moving: MovingSession = STAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class Placement:
     Attributes:
         is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone.
         is_new_session: the session was not bound before, as far as is known.
+        history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
+        move_reason: why the session moved with this round; "": it did not.
     """
 
     binding: Binding
@@ -88,6 +93,24 @@ class Placement:
     task: PrefillTask
     is_shared: bool
     is_new_session: bool = False
+    history: WorkerView | None = None
+    move_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A placement that is not written yet; its fields are as there."""
+
+    decode: WorkerView
+    decision: RouteDecision
+    task: PrefillTask
+    history: WorkerView | None = None
+    move_reason: str = ""
+
+    def placement(self, binding: Binding, *, is_shared: bool, is_new_session: bool) -> Placement:
+        return Placement(
+            binding, self.decode, self.decision, self.task, is_shared, is_new_session, self.history, self.move_reason
+        )
 
 
 class Placer:
@@ -101,6 +124,7 @@ class Placer:
         limits: SessionLimits,
         suspect_s: float,
         gate: AdmissionGate,
+        moves: SessionMoves | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
@@ -110,6 +134,7 @@ class Placer:
         self._limits = limits
         self._suspect_s = suspect_s
         self._gate = gate
+        self.moves = moves or SessionMoves(view, policies, is_on=False)
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
         self._foreign = ForeignWorkers(view.knows)
@@ -142,20 +167,25 @@ class Placer:
                     if known.worker_id != decode.worker_id:
                         continue
             _with_room(ask, [decode])
-            task, decision = await self._decide(ask, decode)
+            plan = await self._plan(ask, known, decode)
+            decode = plan.decode
             if not is_admitted:
-                self._gate.check(ask, decode, self._view.worker(decision.worker_id) or decode)
+                self._gate.check(ask, decode, self._view.worker(plan.decision.worker_id) or decode)
                 is_admitted = True
+            if known is not None and plan.move_reason:
+                known = await self._move(known, plan)
+                if known.worker_id != decode.worker_id:
+                    continue
             was_alone = not self._store_answers()
-            outcome = await self._write(ask, known, decode, task, decision)
+            outcome = await self._write(ask, known, plan)
             if outcome is None:
                 if known is None and not was_alone and not self._store_answers():
                     continue  # bind again, as the other replicas do without the store
                 alone = known or Binding(ask.session_id, decode.worker_id, 0)
-                return self._placed(Placement(alone, decode, decision, task, False, _is_new(ask, known, decode)))
+                return self._placed(plan.placement(alone, is_shared=False, is_new_session=_is_new(ask, known, decode)))
             if outcome.accepted:
-                bound = outcome.binding
-                return self._placed(Placement(bound, decode, decision, task, True, _is_new(ask, known, decode)))
+                is_new = _is_new(ask, known, decode)
+                return self._placed(plan.placement(outcome.binding, is_shared=True, is_new_session=is_new))
             known = outcome.binding
         raise RoundRefusedError(503, f"session {ask.session_id!r} is being moved between workers; try again")
 
@@ -225,25 +255,52 @@ class Placer:
         self.counters.add(moved=int(outcome.accepted))
         return outcome.binding
 
+    async def _move(self, known: Binding, plan: _Plan) -> Binding:
+        """Move a session to the owner that a plan names; returns the binding that holds. Without the store it stays."""
+        try:
+            outcome = await self._store.rebind(known, plan.decode.worker_id, self._limits.ttl_s)
+        except StateUnavailableError as error:
+            self._lost_store(error)
+            return known
+        self.moves.made[plan.move_reason] += outcome.accepted
+        return outcome.binding
+
     # -- the route
 
-    async def _decide(self, ask: Ask, decode: WorkerView) -> tuple[PrefillTask, RouteDecision]:
-        task = _task(ask, await ask.hist_tokens(decode))
+    async def _plan(self, ask: Ask, known: Binding | None, decode: WorkerView) -> _Plan:
+        """The round's route at the owner of its session, or at a new owner if a move pays."""
+        held_tokens, history = await self._history(ask, decode)
+        task = _task(ask, held_tokens)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
-        decision = self._policies.route(task, decode, prefill, self._clock(), lost=ask.lost, local_only=ask.local_only)
-        return task, decision
+        now_s = self._clock()
+        decision = self._policies.route(
+            task, decode, prefill, now_s, lost=ask.lost, local_only=ask.local_only, history=history
+        )
+        if known is not None and self._store_answers() and (move := self.moves.due(ask, decode, task, decision, now_s)):
+            return _Plan(move.owner, move.decision, task, decode, move.reason)
+        return _Plan(decode, decision, task, history)
+
+    async def _history(self, ask: Ask, decode: WorkerView) -> tuple[int, WorkerView | None]:
+        """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
+        held_tokens = await ask.hist_tokens(decode)
+        before = ask.moving.history
+        if before is None or before == decode.worker_id or before in ask.lost:
+            return held_tokens, None
+        holder = self._view.worker(before)
+        if holder is None or (there_tokens := await ask.hist_tokens(holder)) <= held_tokens:
+            return held_tokens, None
+        return there_tokens, holder
 
     # -- the write
 
-    async def _write(
-        self, ask: Ask, known: Binding | None, decode: WorkerView, task: PrefillTask, decision: RouteDecision
-    ) -> RouteOutcome | None:
+    async def _write(self, ask: Ask, known: Binding | None, plan: _Plan) -> RouteOutcome | None:
         """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None
         epoch = known.epoch if known else 0
-        write = RouteWrite(ask.session_id, decode.worker_id, epoch, decision.worker_id, task, ask.tenant)
+        decision, task = plan.decision, plan.task
+        write = RouteWrite(ask.session_id, plan.decode.worker_id, epoch, decision.worker_id, task, ask.tenant)
         try:
             outcome = await self._store.route(write, self._limits)
         except TooManySessionsError as error:

@@ -23,6 +23,7 @@ from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
 from router.session_memory import SessionOwner, pack_tokens
+from router.session_moves import MovingSession
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class RoundRun:
         self._unreached = placement if placement.is_shared else None
         task, binding = placement.task, placement.binding
         self._record.decided(placement.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens)
+        self._record.move_reason = self._record.move_reason or placement.move_reason
+        self._recovery.history = placement.history.worker_id if placement.history else self._recovery.history
         log_placed(self._services.options.round_log, self._record)
         return placement
 
@@ -120,6 +123,11 @@ class RoundRun:
             session_missed=sessions.has_missed(request.session_id),
             # A round in progress was admitted before, also by a coordinator that died.
             is_admitted=self._placement is not None or request.continued_tokens > 0,
+            moving=MovingSession(
+                may_move=self._placement is None and not (request.is_announcement or request.continued_tokens),
+                moved_s=sessions.moved_s(request.session_id),
+                history=self._recovery.history,
+            ),
         )
 
     async def _give_back(self, placing: asyncio.Task[Placement]) -> None:
@@ -245,6 +253,7 @@ class RoundRun:
     def _decoded(self, worker_id: str, source: str | None, report: RoundReport) -> None:
         if source is None:
             self._record.prefilled(report)
+            self._record.read_history(report)
         else:
             self._record.read_increment(report)
         self._take_report(worker_id, report)
@@ -277,14 +286,25 @@ class RoundRun:
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
         if request.ends_session:
             used = {placement.binding.worker_id, placement.decision.worker_id, self._recovery.kv_source}
-            used |= self._recovery.lost
+            used |= {self._recovery.history, *self._recovery.lost}
             services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
         else:
+            self._leave_history(placement)
             context = request.prompt + pack_tokens(self._stream.emitted)
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
             services.sessions.remember(placement.binding, context, missed=missed, owner=owner)
         notify(services.observers, served)
+
+    def _leave_history(self, placement: Placement) -> None:
+        """After the first round at a new owner the old one drops its KV, unless it prefills for the session now."""
+        before = self._recovery.history
+        if (
+            before
+            and self._stream.is_complete
+            and before not in (placement.decision.worker_id, placement.decode.worker_id)
+        ):
+            self._services.spawn(self._services.access.leave_session(before, self._request.session_id))
 
     async def _end_session(self, used: set[str]) -> None:
         request = self._request

@@ -71,6 +71,7 @@ class _Entry:
     context: bytes
     has_missed: bool = False
     owner: SessionOwner | None = None
+    moved_s: float = float("-inf")
 
 
 class SessionMemory:
@@ -103,6 +104,11 @@ class SessionMemory:
         entry = self._entries.get(session_id)
         return entry.owner if entry else None
 
+    def moved_s(self, session_id: str) -> float:
+        """When a round that was served here found the session at another owner than the round before."""
+        entry = self._entries.get(session_id)
+        return entry.moved_s if entry else float("-inf")
+
     def overlap(self, session_id: str, prompt: bytes) -> Overlap:
         """Compare a packed prompt with the session's last context."""
         entry = self._entries.get(session_id)
@@ -115,8 +121,11 @@ class SessionMemory:
     ) -> None:
         """Keep a session's binding and packed context after a round. `missed`: the round missed a target."""
         missed = missed or self.has_missed(binding.session_id)
+        moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
+        if owner is not None and before is not None and before.worker_id != binding.worker_id:
+            moved_s = owner.served_s
         self.forget(binding.session_id)
-        self._entries[binding.session_id] = _Entry(binding, context, missed, owner)
+        self._entries[binding.session_id] = _Entry(binding, context, missed, owner, moved_s)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))

@@ -46,6 +46,9 @@ class CoordinatorSettings(GraphSettings):
     pools_interval_s: float = Field(
         POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
     )
+    moves: bool = Field(
+        False, description="Sessions may move to another worker between two rounds, if that is predicted to pay."
+    )
     target_floor: float = Field(
         TARGET_FLOOR, gt=0, le=1, description="Tightest TTFT or ITL target of a client, as a multiple of the default."
     )

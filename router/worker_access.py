@@ -70,6 +70,15 @@ class WorkerAccess:
         except StateUnavailableError as error:
             log.debug("task %s stays entered until it expires: %s", task_id, error)
 
+    async def leave_session(self, worker_id: str, session_id: str) -> None:
+        """Release the KV of a session at an owner that it has left. A worker that does not answer keeps it for now."""
+        try:
+            await release_session(self.calls, worker_id, session_id, self.call_timeout_s)
+        except (WorkerLostError, WorkerRefusedError) as error:
+            log.info("session %r was not released at its old owner: %s", session_id, error)
+        else:
+            self.view.holding(worker_id, session_id, 0)
+
     async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
         """End a session's binding, and release its KV on every worker that holds some.
 

@@ -14,14 +14,15 @@ def prefill_request(
     request: RoundRequest, emitted: Sequence[int], placement: Placement, now_s: float
 ) -> PrefillRequest:
     """Ask a prefill worker for the first token. `emitted`: output tokens that exist already, now part of the prompt."""
+    holder = placement.history or placement.decode
     message: PrefillRequest = {
         "task": encode_task(placement.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
-        "source_worker_id": placement.binding.worker_id if placement.task.hist_tokens else None,
+        "source_worker_id": holder.worker_id if placement.task.hist_tokens else None,
         "request": engine_request(request, len(emitted)),
     }
     if placement.task.hist_tokens:
-        message["source_tp"] = placement.decode.parallelism.tp
+        message["source_tp"] = holder.parallelism.tp
     return message
 
 
@@ -48,6 +49,9 @@ def generate_request(
     }
     if source_tp is not None:
         message["source_tp"] = source_tp
+    if source is None and placement.history is not None and placement.task.hist_tokens:
+        message["history_worker_id"] = placement.history.worker_id
+        message["history_tp"] = placement.history.parallelism.tp
     return message
 
 

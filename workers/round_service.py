@@ -79,7 +79,7 @@ class RoundService:
                 async with self._sessions.round(progress.task.session_id, is_copy=True):
                     await self._picked(place, progress)
                     expected_tokens = progress.task.hist_tokens or progress.prompt_tokens
-                    await self._fetch(progress, source, request, "history", expected_tokens)
+                    await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
                     await self._run_slices(place, progress, request)
                     chunk = await self._first_token(request, progress)
                     self._events.first_token(progress)
@@ -113,9 +113,11 @@ class RoundService:
     # -- the two kinds of rounds
 
     async def _local(self, request: GenerateRequest, progress: RoundProgress) -> Chunks:
-        """A round that is prefilled and decoded here."""
-        with self._place(progress, None) as place:
+        """A round that is prefilled and decoded here. After a move it first reads its history from the old owner."""
+        holder = self._peer(request.get("history_worker_id"))
+        with self._place(progress, holder) as place:
             await self._picked(place, progress)
+            await self._fetch(progress, holder, request.get("history_tp"), "history", progress.task.hist_tokens)
             await self._run_slices(place, progress, request)
             async with aclosing(self._stream(request, progress, place)) as chunks:
                 async for chunk in chunks:
@@ -123,7 +125,7 @@ class RoundService:
 
     async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: str) -> Chunks:
         """A round whose first token came from the prefill worker `source`."""
-        await self._fetch(progress, source, request, "increment", progress.prompt_tokens)
+        await self._fetch(progress, source, request.get("source_tp"), "increment", progress.prompt_tokens)
         progress.started_s = self._clock()
         if progress.prompt_tokens >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
@@ -214,13 +216,13 @@ class RoundService:
         self,
         progress: RoundProgress,
         source: str | None,
-        request: PrefillRequest | GenerateRequest,
+        source_tp: int | None,
         part: str,
         expected_tokens: int,
     ) -> None:
         if not source:
             return
-        if fetched := await self._reads.read(progress, source, expected_tokens, request.get("source_tp")):
+        if fetched := await self._reads.read(progress, source, expected_tokens, source_tp):
             progress.fetched = fetched
             self._events.kv_read(source, part, fetched)
 

@@ -62,12 +62,14 @@ class RoutingSituation(Situation):
         decode: the worker that its session is bound to.
         prefill: the prefill workers that are alive; may be empty.
         rng: the only source of chance.
+        history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
     """
 
     task: PrefillTask
     decode: WorkerView
     prefill: Sequence[WorkerView]
     rng: random.Random
+    history: WorkerView | None = None
 
 
 class RoutingPolicy(Protocol):
@@ -181,12 +183,17 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class OtherPolicies:
-    """The policies of the graph beside its pools policy, as far as they are known; None: the default."""
+    """The policies of the graph beside its pools policy, as far as they are known; None: the default.
+
+    Attributes:
+        moves: sessions may move to another owner between two rounds.
+    """
 
     binding: BindingPolicy | None = None
     routing: RoutingPolicy | None = None
     ordering: OrderingPolicy | None = None
     slicing: SlicingPolicy | None = None
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

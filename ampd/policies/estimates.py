@@ -47,12 +47,25 @@ def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
     return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
 
 
+def history_read_s(situation: RoutingSituation, worker: WorkerView) -> float:
+    """Time in which a worker reads what it lacks of the history."""
+    holder, task = situation.history or situation.decode, situation.task
+    if worker.worker_id == holder.worker_id:
+        return 0.0
+    missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
+    if not missing_tokens:
+        return 0.0
+    return situation.model.kv_transfer_s(missing_tokens, holder.parallelism, worker.parallelism)
+
+
 def estimate_local(situation: RoutingSituation) -> RouteEstimate:
-    """Queue and prefill at the decode worker; nothing moves."""
+    """Queue and prefill at the decode worker. Nothing moves, unless the session has just moved."""
     task, decode, model = situation.task, situation.decode, situation.model
     prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
     queue_s = queued_s(decode, model)
-    return RouteEstimate(Route.LOCAL, decode.worker_id, prefill_s + queue_s, prefill_s, queue_s, 0.0)
+    transfer_s = history_read_s(situation, decode)
+    total_s = prefill_s + queue_s + transfer_s
+    return RouteEstimate(Route.LOCAL, decode.worker_id, total_s, prefill_s, queue_s, transfer_s)
 
 
 def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEstimate:
@@ -64,12 +77,9 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
     if worker.worker_id == decode.worker_id:
         return estimate_local(situation)
     source, target = decode.parallelism, worker.parallelism
-    missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
     prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target)
     queue_s = queued_s(worker, model)
-    transfer_s = model.kv_transfer_s(task.incr_tokens, target, source)
-    if missing_tokens:
-        transfer_s += model.kv_transfer_s(missing_tokens, source, target)
+    transfer_s = model.kv_transfer_s(task.incr_tokens, target, source) + history_read_s(situation, worker)
     total_s = prefill_s + queue_s + transfer_s
     return RouteEstimate(Route.REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)
 

@@ -13,6 +13,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL
+from ampd.serving.moves import Move, MoveSituation, due_move
 from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class PlacementPolicies:
         *,
         lost: Collection[str] = (),
         local_only: str | None = None,
+        history: WorkerView | None = None,
     ) -> RouteDecision:
         """The route of a round.
 
@@ -90,6 +92,7 @@ class PlacementPolicies:
             prefill: the live workers that take prefills.
             lost: workers that failed this round before. They are left out.
             local_only: why the prefill must be local, if it must.
+            history: the worker that holds the history, if the session has just moved away from it.
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism.
@@ -103,10 +106,61 @@ class PlacementPolicies:
 
         def route(views: Sequence[WorkerView]) -> RouteDecision:
             return self._routing.route(
-                RoutingSituation(model=self._model, now_s=now_s, task=task, decode=decode, prefill=views, rng=self._rng)
+                RoutingSituation(
+                    model=self._model,
+                    now_s=now_s,
+                    task=task,
+                    decode=decode,
+                    prefill=views,
+                    rng=self._rng,
+                    history=history,
+                )
             )
 
         return self._choice(route, others) or local(decode, NO_PERFORMANCE_MODEL)
+
+    def move(
+        self,
+        task: PrefillTask,
+        decode: WorkerView,
+        stay: RouteDecision,
+        owners: Sequence[WorkerView],
+        prefill: Sequence[WorkerView],
+        now_s: float,
+        *,
+        moved_s: float,
+        local_only: str | None = None,
+    ) -> Move | None:
+        """The move of a session to another owner that pays; None: it stays.
+
+        Args:
+            decode: the present owner.
+            stay: the route if it stays.
+            owners: the live workers that own sessions and have room for the round.
+            moved_s: when the session moved last; minus infinity: never.
+        """
+
+        def route(owner: WorkerView) -> RouteDecision:
+            return self.route(task, owner, prefill, now_s, local_only=local_only, history=decode)
+
+        others = [view for view in readable(decode, owners) if view.worker_id != decode.worker_id]
+        situation = MoveSituation(
+            model=self._model,
+            now_s=now_s,
+            task=task,
+            owner=decode,
+            stay=stay,
+            others=others,
+            moved_s=moved_s,
+            route=route,
+        )
+        try:
+            return due_move(situation)
+        except UserError as error:
+            if self._left_out is None:
+                raise
+            self._left_out(error)
+            return None
 
     def _bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
         chosen = self._binding.bind(

@@ -57,7 +57,7 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
         situation.model,
         _policies(situation.others),
         slo,
-        SimulationOptions(until_s=until_s),
+        SimulationOptions(moves=situation.others.moves, until_s=until_s),
         contexts=recorded.contexts,
     )
     met = {(record.session_id, record.index) for record in done.rounds if meets(record, slo)}

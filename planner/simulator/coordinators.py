@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ampd.policies.estimates import local
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal
 from ampd.serving.local_only import PREFILL_WORKER_REFUSED
+from ampd.serving.moves import Move
 from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
@@ -36,6 +38,7 @@ class Coordinators:
 
     Attributes:
         refusals: rounds that were sent back because of load, once per attempt.
+        moves: how often a session moved to another owner, by reason.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Coordinators:
         self._load = world.load
         self._rng = random.Random(f"{world.options.seed}/coordinators")
         self.refusals = 0
+        self.moves = Counter[str]()
         self._admission: Admission | None = None
         if world.options.max_wait:
             spread = random.Random(f"{world.options.seed}/admission")
@@ -135,6 +139,10 @@ class Coordinators:
         prefill = self._views.prefill(coordinator)
         view = self._views.worker(coordinator, decode)
         decision = self._policies.route(task, view, prefill, self._loop.now_s)
+        move = self._move(round_, task, view, decision, coordinator) if self._options.moves else None
+        if move is not None:
+            round_.decode = self._workers[move.owner.worker_id]
+            view, decision = move.owner, move.decision
         if not has_room(round_.prompt_tokens + 1, self._workers[decision.worker_id]):
             decision = local(view, PREFILL_WORKER_REFUSED)
         if refusal := self._refusal(round_, view, self._views.worker(coordinator, self._workers[decision.worker_id])):
@@ -143,6 +151,26 @@ class Coordinators:
             self._loop.at(back_s, self._place, (round_.session, back_s))
             return
         self._enter(round_, task, decision, coordinator)
+        if move is not None:
+            self.moves[move.reason] += 1
+
+    def _move(
+        self, round_: ActiveRound, task: PrefillTask, owner: WorkerView, stay: RouteDecision, coordinator: int
+    ) -> Move | None:
+        """The move that pays before a later round of a session; None: the session stays."""
+        if round_.session.decode is None:
+            return None
+        context_tokens = round_.prompt_tokens + round_.record.output_tokens
+        owners = [view for view in self._views.decode(coordinator) if has_room(context_tokens, view)]
+        return self._policies.move(
+            task,
+            owner,
+            stay,
+            owners,
+            self._views.prefill(coordinator),
+            self._loop.now_s,
+            moved_s=round_.session.moved_s,
+        )
 
     def _task(self, session: ActiveSession, prompt_tokens: int, held_tokens: int) -> PrefillTask:
         return prefill_task(
@@ -160,6 +188,10 @@ class Coordinators:
         worker = round_.prefill = self._workers[decision.worker_id]
         record.route, record.reason = decision.route.value, decision.reason
         record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
+        if round_.moves:
+            round_.session.moved_s = self._loop.now_s
+            round_.decode.resident.copies.discard(record.session_id)
+            round_.history.resident.copies.add(record.session_id)
         round_.session.decode = round_.decode
         round_.session.users |= {round_.decode, worker}
         if worker is not round_.decode:
@@ -168,4 +200,5 @@ class Coordinators:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
             self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, task)
-        self._prefills.enter(round_, task, fetches=decision.route is Route.REMOTE and task.hist_tokens > 0)
+        fetches = decision.route is Route.REMOTE or round_.moves
+        self._prefills.enter(round_, task, fetches=fetches and task.hist_tokens > 0)

@@ -50,6 +50,7 @@ class SimulationOptions:
         pools_interval_s: how often the pools policy is asked.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
+        moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
@@ -68,5 +69,6 @@ class SimulationOptions:
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
     max_wait: float = 0.0
+    moves: bool = False
     until_s: float = inf
     keeps_timeline: bool = False

@@ -89,6 +89,7 @@ class SimulationRun:
         lost_sessions: number of times that a session's KV was evicted between its rounds, at the worker that owns it.
         role_flips: number of times that a worker changed its role or its lane.
         refusals: attempts to send a round that were refused because of load; None: no round is ever refused.
+        moves: how often a session moved to another owner; None: no session ever moves.
         kv_store: figures of workers with a KV store, as in a result; None: there is no store.
         events: number of handled events, as a measure of the work.
         duration_s: virtual time from 0 to the last token.
@@ -102,6 +103,7 @@ class SimulationRun:
     lost_sessions: int = 0
     role_flips: int = 0
     refusals: int | None = None
+    moves: Mapping[str, int] | None = None
     events: int = 0
     kv_store: Mapping[str, Any] | None = None
     timeline: list[Span] = field(default_factory=list)
@@ -127,8 +129,9 @@ class SimulationRun:
         )
         counts = {"lost_sessions": self.lost_sessions, "role_flips": self.role_flips}
         refusals = {} if self.refusals is None else {"refusals": self.refusals}
+        moves = {} if self.moves is None else {"moves": dict(self.moves)}
         store = {} if self.kv_store is None else {"kv_store": self.kv_store}
-        return result | {"kv_tokens": moved} | counts | refusals | store
+        return result | {"kv_tokens": moved} | counts | refusals | moves | store
 
 
 def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:

@@ -36,7 +36,7 @@ class RoleKeeper:
             world.belief,
             world.slo,
             random.Random(f"{world.options.seed}/pools"),
-            OtherPolicies(policies.binding, policies.routing, policies.ordering, policies.slicing),
+            OtherPolicies(policies.binding, policies.routing, policies.ordering, policies.slicing, world.options.moves),
         )
         self._load = world.load
         self._workers = {worker.worker_id: worker for worker in workers}

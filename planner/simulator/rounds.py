@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from ampd.recent_load import RecentRound
 from ampd.serving.prefill_queue import QueueEntry
 from ampd.types import PrefillTask
@@ -15,10 +17,11 @@ class ActiveSession:
 
     Attributes:
         decode: the worker it is bound to, from its first round on.
+        moved_s: when it moved to another owner last.
         users: workers that may hold KV of it.
     """
 
-    __slots__ = ("context_tokens", "decode", "has_missed", "index", "rounds", "session_id", "users")
+    __slots__ = ("context_tokens", "decode", "has_missed", "index", "moved_s", "rounds", "session_id", "users")
 
     def __init__(self, session: Session) -> None:
         self.session_id = session.session_id
@@ -27,6 +30,7 @@ class ActiveSession:
         self.context_tokens = 0
         self.decode: SimulatedWorker | None = None
         self.has_missed = False
+        self.moved_s = -inf
         self.users: set[SimulatedWorker] = set()
 
 
@@ -35,6 +39,7 @@ class ActiveRound:
 
     Attributes:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
+        history: the worker that its history is read from: `decode`, or the owner before if the session moves.
         is_exact: the history of its task is what its prefill worker really holds.
         uncounted_tokens: history whose origin at the prefill worker is not counted yet.
         recent: its entry in the recent load; None: the load is not recorded.
@@ -46,6 +51,7 @@ class ActiveRound:
         "decode",
         "entry",
         "fetched",
+        "history",
         "is_exact",
         "is_started",
         "prefill",
@@ -61,7 +67,7 @@ class ActiveRound:
         self.session = session
         self.record = record
         self.decode = decode
-        self.prefill = decode
+        self.prefill = self.history = decode
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
         self.behind_tokens = 0
         self.read_tokens = 0
@@ -71,6 +77,11 @@ class ActiveRound:
         self.is_started = False
         self.fetched = False
         self.recent: RecentRound | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether its session gets another owner with this round."""
+        return self.history is not self.decode
 
     @property
     def task(self) -> PrefillTask:

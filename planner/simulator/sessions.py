@@ -56,6 +56,8 @@ class SessionRunner:
         session.has_missed = session.has_missed or not is_met
         if round_.recent is not None:
             round_.recent.end(now_s, record.output_tokens, is_met)
+        if round_.moves:
+            self._leave_history(round_)
         session.index += 1
         if session.index == len(session.rounds):
             self.end(session, record)
@@ -63,6 +65,11 @@ class SessionRunner:
         self.finished.append(record)
         self._on_round()
         self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
+
+    def _leave_history(self, round_: ActiveRound) -> None:
+        """The first round at a new owner is over: the old one drops its KV, unless it keeps it as a prefill worker."""
+        if round_.history is not round_.prefill:
+            round_.history.memory.release(round_.session.session_id)
 
     def end(self, session: ActiveSession, record: SimulatedRound) -> None:
         """The session ends with this round, the last one or a refused one."""

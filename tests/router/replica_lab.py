@@ -23,6 +23,7 @@ from router.request import parse_round
 from router.round_run import RoundRun
 from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
+from router.session_moves import SessionMoves
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess, release_session
 from router.worker_deaths import WorkerDeaths
@@ -147,6 +148,8 @@ class Replica:
         max_sessions: int = 0,
         max_wait: float = 0.0,
         max_rounds: int = 0,
+        *,
+        moves: bool = False,
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
@@ -164,20 +167,22 @@ class Replica:
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
         self.gate = AdmissionGate(admission, self.view, lambda: self.in_progress)
+        policies = PlacementPolicies(
+            Failing() if failing == "binding" else registry.create("binding", "least-kv"),
+            Failing() if failing == "routing" else registry.create("routing", routing),
+            model,
+            random.Random(1),
+            log_left_out,
+        )
         self.services = Services(
             placer=Placer(
                 self.view,
                 self.store,
-                PlacementPolicies(
-                    Failing() if failing == "binding" else registry.create("binding", "least-kv"),
-                    Failing() if failing == "routing" else registry.create("routing", routing),
-                    model,
-                    random.Random(1),
-                    log_left_out,
-                ),
+                policies,
                 limits=SessionLimits(60.0, per_graph=max_sessions),
                 suspect_s=60.0,
                 gate=self.gate,
+                moves=SessionMoves(self.view, policies, is_on=moves),
             ),
             access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), self.ended, 1.0),
             sessions=SessionMemory(1 << 20),

@@ -11,7 +11,7 @@ from pydantic import Field
 from ampd.policies import expectations
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, local, queued_in_passes_s
+from ampd.policies.estimates import NO_PREFILL_WORKER, history_read_s, local, queued_in_passes_s
 from ampd.policies.expectations import Expectations
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.queue_work import work_of
@@ -117,13 +117,13 @@ class PredictiveRouting(Expectations):
         stretch = 1.0 / share
         prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
         queue_s = queued_in_passes_s(decode, model) * stretch
-        return Offer(decode, Route.LOCAL, prefill_s + queue_s, prefill_s, queue_s, stretch=stretch)
+        transfer_s = history_read_s(situation, decode)
+        total_s = queue_s + transfer_s + prefill_s
+        return Offer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
     def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
-        task, model = situation.task, situation.model
-        missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
-        source, target = situation.decode.parallelism, worker.parallelism
-        transfer_s = model.kv_transfer_s(missing_tokens, source, target) if missing_tokens else 0.0
+        task, model, target = situation.task, situation.model, worker.parallelism
+        transfer_s = history_read_s(situation, worker)
         stretch = 1.0
         if worker.decode_batch:  # it was a decode worker a moment ago
             stretch = 1.0 / max(self._share(situation, worker), self.least_share)

@@ -1,0 +1,140 @@
+"""Sessions that move to another owner before a round: the history's source, the release, races and failures."""
+
+import asyncio
+
+import pytest
+
+from ampd.session_key import session_key
+from ampd.state.store import RouteOutcome, StateUnavailableError
+from ampd.types import Role
+from tests.memory_store import MemoryState, MemoryStore
+from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
+
+KEY = session_key("", "s")
+EXPECTED = [64, 65, 66, 67, 68]
+
+
+async def turned(replica: Replica, *others: str) -> None:
+    """A session was bound to d1, which holds its KV and is a prefill worker by now."""
+    assert (await replica.round())[1]["decode_worker"] == "d1"
+    await publish(replica.store, *others)
+
+
+async def publish(store: MemoryStore, *others: str) -> None:
+    await store.publish_worker(worker("d1", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
+    for other in others:
+        await store.publish_worker(worker(other), 60.0)
+    await asyncio.sleep(0)
+
+
+async def two() -> MemoryState:
+    return await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+
+
+async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_there() -> None:
+    state = await two()
+    async with Replica(state, "always-local", moves=True) as replica:
+        await turned(replica)
+        replica.workers.calls.clear()
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "role")
+        endpoint, name, request = replica.workers.calls[0]
+        assert (endpoint, name, request["source_worker_id"]) == ("generate", "d2", None)
+        assert (request["history_worker_id"], request["history_tp"]) == ("d1", 1)
+        assert request["task"]["hist_tokens"] == record["hist_tokens"] == len(PROMPT) - 1
+        assert replica.workers.asked("kv release_session") == ["d1"]
+        assert replica.services.placer.moves.made == {"role": 1}
+        assert replica.services.placer.counters.moved == 0, "its worker was not lost"
+        assert KEY not in replica.view.worker("d1").held_tokens
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+        assert not await queues(state)
+
+
+async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
+    async with Replica(await two(), "always-remote", moves=True) as replica:
+        await turned(replica)
+        replica.workers.calls.clear()
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
+        (_, _, prefill), (_, _, decode) = replica.workers.calls
+        assert prefill["source_worker_id"] == "d1"
+        assert decode["source_worker_id"] == "d1"
+        assert "history_worker_id" not in decode
+        assert not replica.workers.asked("kv release_session")
+
+
+async def test_sessions_stay_while_moves_are_off_and_for_announcements() -> None:
+    async with Replica(await two(), "always-local") as replica:
+        await turned(replica)
+        assert (await replica.round())[1]["decode_worker"] == "d1"
+    async with Replica(await two(), "always-local", moves=True) as replica:
+        await turned(replica)
+        async for _ in replica.run(annotations=["announce"]).serve():
+            pass
+        assert replica.workers.asked("generate")[-1] == "d1"
+
+
+async def test_a_session_does_not_move_twice_in_a_row() -> None:
+    async with Replica(await two(), "always-local", moves=True) as replica:
+        await turned(replica)
+        assert (await replica.round())[1]["decode_worker"] == "d2"
+        await replica.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: 64}), 60.0)
+        await replica.store.publish_worker(worker("d1"), 60.0)
+        await asyncio.sleep(0)
+        assert (await replica.round())[1]["decode_worker"] == "d2"
+
+
+async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_one() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
+    async with Replica(state, "always-local", moves=True) as replica:
+        await turned(replica)
+        replica.workers.calls.clear()
+        replica.workers.fail["generate", "d2"] = ConnectionError("gone")
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["decode_worker"], record["epoch"], record["retries"]) == ("d3", 3, 1)
+        assert [request.get("history_worker_id") for _, name, request in replica.workers.calls if name == "d3"] == [
+            "d1"
+        ]
+        assert replica.workers.asked("kv release_session") == ["d1"]
+
+
+async def test_a_prefill_that_fails_after_a_move_is_computed_at_the_new_owner_with_the_old_history() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p", Role.PREFILL))
+    async with Replica(state, "always-local", moves=True) as replica:
+        await turned(replica)
+    async with Replica(state, "always-remote", moves=True) as replica:
+        replica.workers.fail |= {("prefill", name): ConnectionError("gone") for name in ("p", "d1")}
+        await publish(replica.store)
+        _, record = await replica.round()
+        failed = record["prefill_worker"]
+        assert failed is None
+        assert record["reason"] == "prefill-worker-lost"
+        assert (record["decode_worker"], record["move_reason"]) == ("d2", "role")
+
+
+async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
+    async with Replica(state, "always-local", moves=True) as replica:
+        await turned(replica)
+        before = replica.services.sessions.binding(KEY)
+        assert (await replica.store.rebind(before, "d3", 60.0)).accepted
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d3", 2)
+        assert not replica.services.placer.moves.made.total()
+
+
+async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Replica(await two(), "always-local", moves=True) as replica:
+        await turned(replica)
+
+        async def lost(*_: object) -> RouteOutcome:
+            raise StateUnavailableError("gone")
+
+        monkeypatch.setattr(replica.store, "rebind", lost)
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["decode_worker"], record["move_reason"]) == ("d1", "")
