@@ -21,9 +21,7 @@ import os
 import pickle
 import statistics
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from socket import socket, socketpair
 from typing import Any
 from uuid import uuid4
@@ -39,13 +37,13 @@ from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.rank_link import RankLink
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.descriptor import decode_descriptor
-from workers.kv.worker_process.nixl_transport import NixlTransport, Remote, _blocks
+from workers.kv.worker_process.nixl_transport import Remote
+from workers.kv.worker_process.raw_read import RawTransport
 from workers.kv.worker_process.store_exchange import StoreExchange
 
 PAGE = 16
 BYTES_PER_VALUE = 2
 RUN_PAGES = 8
-RAW_BLOCK_BYTES = 1 << 20
 ORDERS = ("contiguous", "scattered")
 DEGREES = ((1, 1), (2, 4))
 """TP of the source and of the reader."""
@@ -70,30 +68,6 @@ class NoWriter:
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
         """Leave in the store what lies there."""
-
-
-class RawTransport(NixlTransport):
-    """The real transport, which can also read alone."""
-
-    def raw(self, remote: Remote, size_bytes: int) -> float:
-        """Seconds of one READ of the first bytes of both stores, in large blocks."""
-        done: Future[float] = Future()
-        self._jobs.put(lambda: done.set_result(self._raw(remote, size_bytes)))
-        return done.result()
-
-    def _raw(self, remote: Remote, size_bytes: int) -> float:
-        blocks = [(at, min(RAW_BLOCK_BYTES, size_bytes - at)) for at in range(0, size_bytes, RAW_BLOCK_BYTES)]
-        theirs = self._agent.get_xfer_descs(_blocks(remote.address, blocks), "DRAM")
-        ours = self._agent.get_xfer_descs(_blocks(self._address, blocks), "DRAM")
-        handle = self._agent.initialize_xfer("READ", ours, theirs, self._remote_agent(remote))
-        started_s = time.perf_counter()
-        state = self._agent.transfer(handle)
-        while state == "PROC":
-            state = self._agent.check_xfer_state(handle)
-        seconds = time.perf_counter() - started_s
-        assert state == "DONE", state
-        handle.release()
-        return seconds
 
 
 class Worker:

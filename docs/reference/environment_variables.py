@@ -155,6 +155,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _NIXL,
     ),
     Variable(
+        ("UCX_LOG_FILE", "UCX_PROTO_INFO"),
+        "UCX",
+        "Where UCX logs, and whether it logs the protocol that it chose for each operation. `ampd doctor` sets them "
+        "while it measures.",
+        _NIXL,
+    ),
+    Variable(
         ("SGLANG_PLUGINS",),
         "SGLang",
         "Plugins that are loaded; default: all. Without `ampd` among them a worker ends at its start.",

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 OVERLAYS = ("overlays/single-node", "overlays/multi-node", "overlays/no-gpu")
-KUSTOMIZATIONS = ("base", *OVERLAYS, "models")
+KUSTOMIZATIONS = ("base", *OVERLAYS, "doctor", "models")
 """What can be rendered by itself; components are rendered within the combinations."""
 
 COMBINATIONS: dict[str, tuple[str, ...]] = {

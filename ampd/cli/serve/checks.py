@@ -17,7 +17,7 @@ from workers.engines.replies import Replies
 
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY = "anon_inode:inotify"
-_WATCHES_PER_PROCESS = 7
+WATCHES_PER_PROCESS = 7
 """Measured: 6 per worker, 8 per coordinator, 5 for the frontend."""
 
 
@@ -66,11 +66,9 @@ def check_watches(processes: int) -> None:
 
     A process without one finds no other process. It ends or waits without an error message.
     """
-    try:
-        limit = int(_WATCH_LIMIT.read_text())
-    except (OSError, ValueError):
+    if (limit := watch_limit()) is None:
         return
-    needed, used = processes * _WATCHES_PER_PROCESS, _used_watches()
+    needed, used = processes * WATCHES_PER_PROCESS, used_watches()
     if needed + used > limit:
         raise UserError(
             f"ampd serve: {processes} processes need about {needed} inotify instances; {used} of the {limit} that this "
@@ -79,7 +77,15 @@ def check_watches(processes: int) -> None:
         )
 
 
-def _used_watches() -> int:
+def watch_limit() -> int | None:
+    """Inotify instances that a user may have; None: this kernel does not tell."""
+    try:
+        return int(_WATCH_LIMIT.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def used_watches() -> int:
     """Inotify instances of this user's processes."""
     return sum(_is_watch(entry) for folder in Path("/proc").glob("[0-9]*/fd") for entry in _entries(folder))
 

@@ -103,7 +103,7 @@ def first_error(log: Path) -> str:
 
     Later lines are consequences: chained exceptions, and parents that end because a child has ended.
     """
-    lines = _lines(log)
+    lines = log_lines(log)
     for number, line in enumerate(lines):
         if _TRACEBACK.search(line):
             margin = re.match(r"[\s|]*", line)  # of an exception in a group
@@ -117,12 +117,12 @@ def first_error(log: Path) -> str:
 
 def last_line(log: Path) -> str:
     """The last line with text in it of a log file, for error messages."""
-    lines = _lines(log)
+    lines = log_lines(log)
     return lines[-1].strip() if lines else "no output"
 
 
-def _lines(log: Path) -> list[str]:
-    """The lines with text in them, without colours."""
+def log_lines(log: Path) -> list[str]:
+    """The lines of a log with text in them, without colours."""
     return [line for line in _COLOUR.sub("", log.read_text(errors="replace")).splitlines() if line.strip()]
 
 

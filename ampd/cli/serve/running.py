@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import IO
 
+from ampd.child_process import tied_to_parent
 from ampd.errors import RunError
 
 _STOP_S = 30.0
@@ -20,16 +22,23 @@ def ampd_command(command: str) -> list[str]:
 
 @contextmanager
 def running_graph(
-    flags: Sequence[str], on_line: Callable[[str], None], env: Mapping[str, str] | None = None
+    flags: Sequence[str],
+    on_line: Callable[[str], None],
+    env: Mapping[str, str] | None = None,
+    errors: IO[bytes] | None = None,
 ) -> Iterator[str]:
     """Run `ampd serve` with these flags while the block runs; gives the frontend's URL.
 
-    `on_line` gets every line that the graph prints; `env`: its whole environment, default: ours.
+    Args:
+        on_line: gets every line that the graph prints.
+        env: its whole environment; None: ours.
+        errors: where its messages go; None: to our standard error.
 
     Raises:
         RunError: the graph does not become ready.
     """
-    graph = subprocess.Popen([*ampd_command("serve"), *flags], stdout=subprocess.PIPE, text=True, env=env)
+    argv = tied_to_parent([*ampd_command("serve"), *flags])
+    graph = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     try:
         yield _ready_url(graph, on_line)
     finally:

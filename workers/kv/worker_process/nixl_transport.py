@@ -154,8 +154,8 @@ class NixlTransport:
             return _fail(read, ConnectionError(f"{source} has not answered an earlier read yet"))
         try:
             remote = self._remote_agent(read.remote)
-            theirs = self._agent.get_xfer_descs(_blocks(read.remote.address, read.theirs), "DRAM")
-            ours = self._agent.get_xfer_descs(_blocks(self._address, read.ours), "DRAM")
+            theirs = self._agent.get_xfer_descs(blocks_at(read.remote.address, read.theirs), "DRAM")
+            ours = self._agent.get_xfer_descs(blocks_at(self._address, read.ours), "DRAM")
             read.handle = self._agent.initialize_xfer("READ", ours, theirs, remote)
             state = self._agent.transfer(read.handle)
         except Exception as error:
@@ -248,7 +248,8 @@ def joined_blocks(
     return theirs, ours
 
 
-def _blocks(address: int, blocks: Sequence[tuple[int, int]]) -> Blocks:
+def blocks_at(address: int, blocks: Sequence[tuple[int, int]]) -> Blocks:
+    """The rows of blocks (offset, bytes) of a store at an address."""
     rows = np.zeros((len(blocks), 3), dtype=np.uint64)
     table = np.asarray(blocks, dtype=np.uint64).reshape(-1, 2)
     rows[:, 0] = table[:, 0] + np.uint64(address)

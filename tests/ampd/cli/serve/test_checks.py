@@ -53,7 +53,7 @@ def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatc
     limit = tmp_path / "max_user_instances"
     limit.write_text("128\n")
     monkeypatch.setattr(checks, "_WATCH_LIMIT", limit)
-    monkeypatch.setattr(checks, "_used_watches", lambda: 2)
+    monkeypatch.setattr(checks, "used_watches", lambda: 2)
     checks.check_watches(18)
     with pytest.raises(UserError, match=r"19 processes.* 133 .* 2 of the 128 .*sysctl") as refused:
         checks.check_watches(19)
@@ -63,11 +63,11 @@ def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatc
 
 
 def test_file_watches_in_use_are_counted() -> None:
-    before = checks._used_watches()
+    before = checks.used_watches()
     libc = ctypes.CDLL(None)
     watches = [libc.inotify_init() for _ in range(3)]
     try:
-        assert checks._used_watches() >= before + 1  # others may have ended some meanwhile
+        assert checks.used_watches() >= before + 1  # others may have ended some meanwhile
     finally:
         for watch in watches:
             os.close(watch)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("nixl")
 
 from tests.waiting import until
-from workers.kv.worker_process.nixl_transport import NixlTransport, Remote, _blocks
+from workers.kv.worker_process.nixl_transport import NixlTransport, Remote, blocks_at
 
 SIZE = 4096
 FIRST, SECOND = [(0, 512)], [(1024, 512)]
@@ -122,8 +122,8 @@ def test_the_descriptor_of_a_store_lets_its_owner_write_there(stack: ExitStack) 
     theirs.let_read()
     agent = ours.transport._agent
     name = agent.add_remote_agent(theirs.remote.agent)
-    there = agent.get_xfer_descs(_blocks(theirs.remote.address, FIRST), "DRAM")
-    here = agent.get_xfer_descs(_blocks(ours.remote.address, FIRST), "DRAM")
+    there = agent.get_xfer_descs(blocks_at(theirs.remote.address, FIRST), "DRAM")
+    here = agent.get_xfer_descs(blocks_at(ours.remote.address, FIRST), "DRAM")
     handle = agent.initialize_xfer("WRITE", here, there, name)
     state = agent.transfer(handle)
     while state == "PROC":

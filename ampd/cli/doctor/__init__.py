@@ -1,0 +1,1 @@
+"""`ampd doctor`: whether this machine can run a graph, and how well."""

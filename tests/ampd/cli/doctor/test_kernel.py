@@ -1,0 +1,96 @@
+"""Memory and limits of machines that are not this one."""
+
+from dataclasses import replace
+
+import pytest
+
+from ampd.cli.doctor.finding import Verdict
+from ampd.cli.doctor.kernel import (
+    GIB,
+    HugePagesReading,
+    LimitsReading,
+    MemoryReading,
+    judge_huge_pages,
+    judge_limits,
+    judge_memory,
+    read_huge_pages,
+    read_limits,
+    read_memory,
+)
+
+ROOMY = LimitsReading(
+    inotify_instances=1024, inotify_used=20, inotify_watches=65536, open_files=1 << 20, locked_bytes=None
+)
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "shm_mib", "gpu_gib", "memory", "shm"),
+    [
+        (1000, 4096, 320, Verdict.OK, Verdict.OK),
+        (1000, 4096, 640, Verdict.SLOW, Verdict.OK),
+        (16, 64, 0, Verdict.OK, Verdict.WRONG),
+        (0.25, 512, 0, Verdict.WRONG, Verdict.SLOW),
+        (16, None, 0, Verdict.OK, Verdict.WRONG),
+    ],
+)
+def test_memory_and_shared_memory(
+    available_gib: float, shm_mib: int | None, gpu_gib: int, memory: Verdict, shm: Verdict
+) -> None:
+    available = int(available_gib * GIB)
+    reading = MemoryReading(available, available // 4, None if shm_mib is None else shm_mib << 20)
+    found = judge_memory(reading, gpu_gib * GIB)
+    assert [finding.verdict for finding in found] == [memory, shm]
+    assert all(bool(finding.fix) is (finding.verdict is not Verdict.OK) for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("pool_gib", "transparent", "verdict"),
+    [
+        (64, "always within_size advise [never] deny force", Verdict.OK),
+        (0, "always within_size [advise] never deny force", Verdict.OK),
+        (1, "always within_size advise [never] deny force", Verdict.SLOW),
+        (0, "always within_size advise never [deny] force", Verdict.SLOW),
+        (0, "", Verdict.SLOW),
+    ],
+)
+def test_huge_pages(pool_gib: int, transparent: str, verdict: Verdict) -> None:
+    (finding,) = judge_huge_pages(HugePagesReading(pool_gib * GIB, 16 * GIB, transparent))
+    assert finding.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "verdict"),
+    [(128, 0, Verdict.OK), (128, 40, Verdict.SLOW), (128, 110, Verdict.WRONG), (128, 130, Verdict.WRONG)],
+)
+def test_inotify_instances(limit: int, used: int, verdict: Verdict) -> None:
+    finding = judge_limits(replace(ROOMY, inotify_instances=limit, inotify_used=used), locks_bytes=0)[0]
+    assert (finding.check, finding.verdict) == ("inotify", verdict)
+    assert ("max_user_instances=1024" in finding.fix) is (verdict is not Verdict.OK)
+
+
+def test_few_watches_are_wrong() -> None:
+    finding = judge_limits(replace(ROOMY, inotify_watches=64), locks_bytes=0)[0]
+    assert finding.verdict is Verdict.WRONG
+    assert "max_user_watches" in finding.fix
+
+
+def test_a_kernel_without_these_limits_is_no_fault() -> None:
+    reading = LimitsReading(None, 0, None, None, None)
+    verdicts = [finding.verdict for finding in judge_limits(reading, locks_bytes=GIB)]
+    assert verdicts == [Verdict.SKIPPED, Verdict.OK]
+
+
+def test_a_small_limit_of_open_files_is_slow() -> None:
+    assert judge_limits(replace(ROOMY, open_files=1024), locks_bytes=0)[1].verdict is Verdict.SLOW
+
+
+@pytest.mark.parametrize(("locks_gib", "verdicts"), [(0, []), (1, []), (64, [Verdict.SLOW])])
+def test_memory_that_must_be_locked(locks_gib: int, verdicts: list[Verdict]) -> None:
+    found = judge_limits(replace(ROOMY, locked_bytes=8 * GIB), locks_bytes=locks_gib * GIB)
+    assert [finding.verdict for finding in found[2:]] == verdicts
+
+
+def test_this_machine_is_read() -> None:
+    assert read_memory().available > 0
+    assert read_huge_pages().store > 0
+    assert read_limits().open_files != 0
