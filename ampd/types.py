@@ -183,6 +183,8 @@ class WorkerView:
         queue_rest: the prefills behind those of `queue`.
         kv_window: where the KV of the last minute came from.
         held_tokens: session id -> tokens of the session's context whose KV this worker holds.
+        shared_prefixes: key -> tokens of the prefixes that this worker holds and two or more sessions have used here
+            (`ampd.serving.shared_prefixes`).
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
     """
 
@@ -204,6 +206,7 @@ class WorkerView:
     store_capacity_tokens: int = 0
     queue_rest: QueueRest = QueueRest()
     kv_window: KvWindow = KvWindow()
+    shared_prefixes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def queued_prefills(self) -> int:

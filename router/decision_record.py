@@ -19,6 +19,7 @@ class DecisionRecord:
         route, reason, policy: where the increment was prefilled, and which rule of which policy decided it.
         move_reason: why the session moved to another decode worker before this round; "": it did not.
         hist_tokens, incr_tokens: how the decision split the prompt.
+        shared_tokens: of the prompt's beginning that the prefilling worker was known to hold for other sessions.
         estimates: the routes that were compared.
         queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
@@ -47,6 +48,7 @@ class DecisionRecord:
     move_reason: str = ""
     hist_tokens: int = 0
     incr_tokens: int = 0
+    shared_tokens: int = 0
     estimates: list[dict[str, Any]] = field(default_factory=list)
     queued_s: float = 0.0
     prefill_s: float = 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
 from ampd.serving.placement import (
@@ -16,6 +16,7 @@ from ampd.serving.placement import (
     prefill_task,
     with_room,
 )
+from ampd.serving.shared_prefixes import with_shared
 from ampd.state.store import (
     Binding,
     RouteOutcome,
@@ -51,7 +52,8 @@ class Ask:
 
     Attributes:
         prompt_tokens: length of the prompt.
-        hist_tokens: returns how much of the prompt's KV a decode worker has; called when that worker is known.
+        hist_tokens: returns how much of the prompt's KV a decode worker has of the session; called when that worker is
+            known.
         local_only: why the prefill must be local, if it must.
         binding: the binding that this replica knows; it may be out of date.
         lost: workers that failed this round already.
@@ -59,6 +61,7 @@ class Ask:
         session_missed: an earlier round of the session missed a target.
         is_admitted: the round was placed before, and a worker failed it.
         moving: whether the session may move to another owner.
+        shared_tokens: returns what workers hold of the prompt for other sessions, by worker id.
     """
 
     session_id: str
@@ -74,6 +77,7 @@ class Ask:
     session_missed: bool = False
     is_admitted: bool = False
     moving: MovingSession = STAYS
+    shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]] = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,12 @@ class Placement:
     """Where a round goes.
 
     Attributes:
+        task: its history is what the worker that prefills need not compute, as far as is known.
         is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone.
         is_new_session: the session was not bound before, as far as is known.
         history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
         move_reason: why the session moved with this round; "": it did not.
+        shared_tokens: of the prompt that the worker that prefills holds for other sessions.
     """
 
     binding: Binding
@@ -95,6 +101,7 @@ class Placement:
     is_new_session: bool = False
     history: WorkerView | None = None
     move_reason: str = ""
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +113,25 @@ class _Plan:
     task: PrefillTask
     history: WorkerView | None = None
     move_reason: str = ""
+    shared_tokens: int = 0
 
     def placement(self, binding: Binding, *, is_shared: bool, is_new_session: bool) -> Placement:
         return Placement(
-            binding, self.decode, self.decision, self.task, is_shared, is_new_session, self.history, self.move_reason
+            binding,
+            self.decode,
+            self.decision,
+            self.task,
+            is_shared,
+            is_new_session,
+            self.history,
+            self.move_reason,
+            self.shared_tokens,
         )
+
+    def with_shared(self, shared_tokens: Mapping[str, int]) -> _Plan:
+        """The plan when the worker of the prefill holds these tokens of the prompt for other sessions, by worker."""
+        tokens = shared_tokens.get(self.decision.worker_id, 0)
+        return replace(self, task=with_shared(self.task, tokens), shared_tokens=tokens) if tokens else self
 
 
 class Placer:
@@ -238,7 +259,7 @@ class Placer:
         roomy = _with_room(ask, able)
         if not self._store_answers():
             return deterministic_choice(ask.session_id, roomy)
-        chosen = self._policies.bind(_task(ask, 0), roomy, self._clock())
+        chosen = self._policies.bind(_task(ask, 0), roomy, self._clock(), ask.shared_tokens(roomy))
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _rebind(self, known: Binding, worker_id: str) -> Binding:
@@ -270,16 +291,25 @@ class Placer:
     async def _plan(self, ask: Ask, known: Binding | None, decode: WorkerView) -> _Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
         held_tokens, history = await self._history(ask, decode)
-        task = _task(ask, held_tokens)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
+        shared = ask.shared_tokens([decode, *prefill])
+        task = _task(ask, max(held_tokens, shared.get(decode.worker_id, 0)))
         now_s = self._clock()
         decision = self._policies.route(
-            task, decode, prefill, now_s, lost=ask.lost, local_only=ask.local_only, history=history
+            task,
+            decode,
+            prefill,
+            now_s,
+            lost=ask.lost,
+            local_only=ask.local_only,
+            history=history,
+            shared_tokens=shared,
         )
         if known is not None and self._store_answers() and (move := self.moves.due(ask, decode, task, decision, now_s)):
-            return _Plan(move.owner, move.decision, task, decode, move.reason)
-        return _Plan(decode, decision, task, history)
+            moved = _Plan(move.owner, move.decision, task, decode, move.reason)
+            return moved.with_shared(ask.shared_tokens([move.owner, *prefill]))
+        return _Plan(decode, decision, task, history).with_shared(shared)
 
     async def _history(self, ask: Ask, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""

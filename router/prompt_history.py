@@ -1,12 +1,15 @@
-"""How much of a prompt is known already: by this replica's memory of the session, and by its decode worker."""
+"""How much of a prompt is known already: from its session, and from other sessions that begin with the same tokens."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
 from ampd.page_keys import page_keys
+from ampd.serving.shared_prefixes import published, shared_tokens
 from ampd.types import WorkerView
 from router.decision_record import DecisionRecord
+from router.known_prefixes import KnownPrefixes
 from router.request import RoundRequest
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.session_memory import Overlap, SessionMemory
@@ -25,22 +28,33 @@ class PromptHistory:
         sessions: SessionMemory,
         access: WorkerAccess,
         page_size_tokens: int,
+        prefixes: KnownPrefixes,
     ) -> None:
         self._request = request
         self._record = record
         self._access = access
         self._page_size_tokens = page_size_tokens
+        self._prefixes = prefixes
+        self._keys: list[bytes] = []
         self._overlap = sessions.overlap(request.session_id, request.prompt) if request.is_named else Overlap()
         record.rewritten = self._overlap.is_rewritten
 
+    def shared(self, workers: Sequence[WorkerView]) -> Mapping[str, int]:
+        """Tokens of the prompt's beginning that workers hold for other sessions, by worker id."""
+        if not (there := published(workers)):
+            return {}
+        request = self._request
+        prefixes = self._prefixes.of(request.prompt, request.tenant, there, self._page_size_tokens, self._first_keys)
+        return shared_tokens(prefixes, workers)
+
     async def held_by(self, decode: WorkerView) -> int:
-        """Tokens of the prompt whose KV the decode worker has: what it publishes, as far as the prompt still fits."""
+        """Tokens of the session whose KV the decode worker has: what it publishes, as far as the prompt still fits."""
         held = decode.held_tokens.get(self._request.session_id, 0)
         overlap = self._overlap
         if overlap.common_tokens >= held or overlap.is_rewritten:
             return min(overlap.common_tokens, held)
         # The worker holds more than this replica knows of: another replica served the session.
-        keys = page_keys(self._request.token_ids, self._page_size_tokens, tenant=self._request.tenant)
+        keys = self._first_keys(len(self._request.token_ids))
         try:
             pages = await self._access.matched_pages(decode.worker_id, keys)
         except (WorkerLostError, WorkerRefusedError) as error:
@@ -49,3 +63,10 @@ class PromptHistory:
         matched = pages * self._page_size_tokens
         self._record.rewritten = matched < min(held, len(keys) * self._page_size_tokens)
         return min(matched, held)
+
+    def _first_keys(self, tokens: int) -> list[bytes]:
+        """Keys of the full pages of the prompt's first `tokens`, or of more. Each page is hashed once."""
+        token_ids = self._request.token_ids[:tokens]
+        if len(token_ids) // self._page_size_tokens > len(self._keys):
+            self._keys = page_keys(token_ids, self._page_size_tokens, self._keys, tenant=self._request.tenant)
+        return self._keys

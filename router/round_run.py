@@ -44,7 +44,7 @@ class RoundRun:
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
-            request, self._record, services.sessions, services.access, options.page_size_tokens
+            request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
         )
         self._stream = ClientStream(request, self._record, services.clock)
         self._deaths = services.deaths.of_request(self._record.request_id, request.prompt)
@@ -104,6 +104,7 @@ class RoundRun:
         self._record.decided(placement.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens)
         self._record.move_reason = self._record.move_reason or placement.move_reason
         self._recovery.history = placement.history.worker_id if placement.history else self._recovery.history
+        self._record.shared_tokens = placement.shared_tokens
         log_placed(self._services.options.round_log, self._record)
         return placement
 
@@ -116,6 +117,7 @@ class RoundRun:
             slo=request.slo,
             arrival_s=self._stream.arrival_s,
             hist_tokens=self._history.held_by,
+            shared_tokens=self._history.shared,
             local_only=self._recovery.local_only,
             binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
             lost=self._recovery.lost,

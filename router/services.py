@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
+from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
 from router.served import Observer
 from router.session_memory import SessionMemory
@@ -39,6 +40,7 @@ class Services:
         spawn: starts work that outlives the round.
         deaths: the workers that died lately under a request.
         observers: called with each round at its end.
+        prefixes: the prefixes that sessions share.
     """
 
     placer: Placer
@@ -49,6 +51,7 @@ class Services:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
     observers: tuple[Observer, ...] = ()
+    prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
         """End a session everywhere: in this replica's memory, in the shared state and on the workers.

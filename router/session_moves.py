@@ -53,13 +53,16 @@ class SessionMoves:
         """The move that pays; None: the session stays at `decode`."""
         if not self._is_on or not ask.moving.may_move:
             return None
+        owners = [view for view in self._view.decode() if has_room(ask.prompt_tokens + 1, view)]
+        prefill = self._view.prefill()
         return self._policies.move(
             task,
             decode,
             stay,
-            [view for view in self._view.decode() if has_room(ask.prompt_tokens + 1, view)],
-            self._view.prefill(),
+            owners,
+            prefill,
             now_s,
             moved_s=ask.moving.moved_s,
             local_only=ask.local_only,
+            shared_tokens=ask.shared_tokens([*owners, *prefill]),
         )

@@ -15,13 +15,14 @@ def prefill_request(
 ) -> PrefillRequest:
     """Ask a prefill worker for the first token. `emitted`: output tokens that exist already, now part of the prompt."""
     holder = placement.history or placement.decode
+    has_source = _reads_history(placement)
     message: PrefillRequest = {
         "task": encode_task(placement.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
-        "source_worker_id": holder.worker_id if placement.task.hist_tokens else None,
+        "source_worker_id": holder.worker_id if has_source else None,
         "request": engine_request(request, len(emitted)),
     }
-    if placement.task.hist_tokens:
+    if has_source:
         message["source_tp"] = holder.parallelism.tp
     return message
 
@@ -49,10 +50,15 @@ def generate_request(
     }
     if source_tp is not None:
         message["source_tp"] = source_tp
-    if source is None and placement.history is not None and placement.task.hist_tokens:
+    if source is None and placement.history is not None and _reads_history(placement):
         message["history_worker_id"] = placement.history.worker_id
         message["history_tp"] = placement.history.parallelism.tp
     return message
+
+
+def _reads_history(placement: Placement) -> bool:
+    """Whether there is history to read: more than the worker of the prefill holds for other sessions."""
+    return placement.task.hist_tokens > placement.shared_tokens
 
 
 def take_over_request(message: GenerateRequest) -> GenerateRequest:

@@ -74,4 +74,5 @@ class WorkerViewReader:
             max_context_tokens=info.max_context_tokens,
             lane=self._role.lane,
             fingerprint=info.fingerprint,
+            shared_prefixes=self._engine.kv.shared_prefixes,
         )

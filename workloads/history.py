@@ -35,17 +35,31 @@ class History(Protocol):
         """Length of the context; exact with token ids, else as the trace counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommonStart:
+    """The first tokens of a session's first prompt, which are the same for all sessions with this seed."""
+
+    tokens: int
+    seed: str
+
+
 class TokenHistory:
     """A context of token ids: the next prompt is an exact extension of what the server computed and generated."""
 
-    def __init__(self, tokens: TokenRange) -> None:
+    def __init__(self, tokens: TokenRange, start: CommonStart | None = None) -> None:
         self._range = tokens
+        self._start = start
         self._ids: list[int] = []
 
     def prompt(self, item: Round, seed: str) -> dict[str, Any]:
         if item.keep_tokens is not None:
             del self._ids[item.keep_tokens :]
-        self._ids += synthetic_token_ids(item.incr_tokens, seed, self._range.first, self._range.last)
+        own_tokens = item.incr_tokens
+        if self._start is not None:
+            self._ids += self._drawn(self._start.tokens, self._start.seed)
+            own_tokens -= self._start.tokens
+            self._start = None
+        self._ids += self._drawn(own_tokens, seed)
         return {"prompt": list(self._ids)}
 
     def answered(self, text: str, token_ids: list[int]) -> None:
@@ -57,6 +71,9 @@ class TokenHistory:
         """Exact."""
         return len(self._ids)
 
+    def _drawn(self, tokens: int, seed: str) -> list[int]:
+        return synthetic_token_ids(tokens, seed, self._range.first, self._range.last)
+
 
 @dataclass(slots=True)
 class _Piece:
@@ -67,17 +84,28 @@ class _Piece:
 
 @dataclass(slots=True)
 class WordHistory:
-    """A context of words, as chat messages or as one text; a cut goes through a piece in proportion to its words."""
+    """A context of words, as chat messages or as one text; a cut goes through a piece in proportion to its words.
+
+    Attributes:
+        start: becomes the system message. Real words of the trace have their own.
+    """
 
     chat: bool
+    start: CommonStart | None = None
     _pieces: list[_Piece] = field(default_factory=list)
     _expected_output_tokens: int = 0
 
     def prompt(self, item: Round, seed: str) -> dict[str, Any]:
         if item.keep_tokens is not None:
             self._cut(item.keep_tokens)
-        words = item.text if item.text is not None else synthetic_words(item.incr_tokens, seed)
-        self._pieces.append(_Piece("user", words, item.incr_tokens))
+        own_tokens = item.incr_tokens
+        if self.start is not None and item.text is None and self.start.tokens < own_tokens:
+            common = synthetic_words(self.start.tokens, self.start.seed)
+            self._pieces.append(_Piece("system", common, self.start.tokens))
+            own_tokens -= self.start.tokens
+        self.start = None
+        words = item.text if item.text is not None else synthetic_words(own_tokens, seed)
+        self._pieces.append(_Piece("user", words, own_tokens))
         self._expected_output_tokens = item.output_tokens
         if not self.chat:
             return {"prompt": "".join(piece.text for piece in self._pieces)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ampd.types import Slo
 from workloads.endpoint import Chunk, Dialect, Endpoint, RequestError
-from workloads.history import SAFE_TOKENS, History, TokenHistory, TokenRange, WordHistory
+from workloads.history import SAFE_TOKENS, CommonStart, History, TokenHistory, TokenRange, WordHistory
 from workloads.results import RoundRecord
 from workloads.trace import Session
 
@@ -96,11 +96,7 @@ class _Player:
         due_s = self.start_s + session.arrival_s * self.plan.time_scale
         await _sleep_until(due_s)
         async with places:
-            history: History = (
-                TokenHistory(self.plan.tokens)
-                if self.plan.dialect.token_ids
-                else WordHistory(chat=self.plan.dialect.path != "completions")
-            )
+            history = self._history(session)
             for index in range(len(session.rounds)):
                 if index:
                     due_s = time.perf_counter() + session.rounds[index].tool_s * self.plan.time_scale
@@ -111,6 +107,13 @@ class _Player:
                 if record.error is not None:
                     break
         self.run.rounds_planned[session.session_id] = len(session.rounds)
+
+    def _history(self, session: Session) -> History:
+        dialect, prefix = self.plan.dialect, session.shared_prefix
+        start = CommonStart(prefix.tokens, f"{self.plan.seed}/shared/{prefix.id}") if prefix is not None else None
+        if dialect.token_ids:
+            return TokenHistory(self.plan.tokens, start)
+        return WordHistory(dialect.path != "completions", start)
 
     async def _round(self, session: Session, index: int, history: History, due_s: float) -> RoundRecord:
         item, plan = session.rounds[index], self.plan

@@ -48,11 +48,26 @@ class Round(BaseModel):
     text: str | None = None
 
 
+class SharedPrefix(BaseModel):
+    """The beginning of a session's first prompt that other sessions begin with too, such as a system prompt.
+
+    Attributes:
+        id: names it. Sessions with the same id share its tokens, or the first of them if theirs is shorter.
+        tokens: of the first prompt, of which it is a part.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(min_length=1)
+    tokens: int = Field(ge=1, le=MAX_TOKENS, strict=True)
+
+
 class Session(BaseModel):
     """One agent run: a chain of rounds that share one context.
 
     Attributes:
         arrival_s: when the first round is sent, in seconds from the start of the trace.
+        shared_prefix: None: it shares nothing with other sessions, as far as is known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,12 +75,18 @@ class Session(BaseModel):
     session_id: str = Field(min_length=1)
     arrival_s: float = Field(ge=0, allow_inf_nan=False)
     rounds: tuple[Round, ...] = Field(min_length=1)
+    shared_prefix: SharedPrefix | None = None
 
     @model_validator(mode="after")
     def _chain_fits(self) -> Self:
         first = self.rounds[0]
         if first.tool_s != 0:
             raise ValueError(f"rounds.0.tool_s: the first round follows no tool, it must be 0 (given: {first.tool_s})")
+        if self.shared_prefix is not None and self.shared_prefix.tokens > first.incr_tokens:
+            raise ValueError(
+                f"shared_prefix.tokens: {self.shared_prefix.tokens} is more than the first prompt has "
+                f"({first.incr_tokens} tokens)"
+            )
         context_tokens = 0
         for index, item in enumerate(self.rounds):
             if item.keep_tokens is not None and item.keep_tokens > context_tokens:
@@ -136,7 +157,8 @@ def write_trace(sessions: Iterable[Session], path: Path) -> int:
 def dump_session(session: Session) -> str:
     """One session as one line of JSON, without unused optional keys."""
     rounds = [item.model_dump(exclude={"text"} if item.text is None else None) for item in session.rounds]
-    return json.dumps(session.model_dump(exclude={"rounds"}) | {"rounds": rounds}, ensure_ascii=False)
+    exclude = {"rounds", "shared_prefix"} if session.shared_prefix is None else {"rounds"}
+    return json.dumps(session.model_dump(exclude=exclude) | {"rounds": rounds}, ensure_ascii=False)
 
 
 def load_trace(name_or_path: str, limit: int | None = None) -> list[Session]:

@@ -7,7 +7,7 @@ becomes a new field, so that policies written before it stay valid. Policies rea
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, overload
 
@@ -39,11 +39,13 @@ class BindingSituation(Situation):
         task: the prefill of its first round.
         decode: the decode workers to choose from; never empty.
         rng: the only source of chance.
+        shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions.
     """
 
     task: PrefillTask
     decode: Sequence[WorkerView]
     rng: random.Random
+    shared_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class BindingPolicy(Protocol):
@@ -63,6 +65,8 @@ class RoutingSituation(Situation):
         prefill: the prefill workers that are alive; may be empty.
         rng: the only source of chance.
         history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
+        shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions. The
+            task's history includes those of the session's own worker.
     """
 
     task: PrefillTask
@@ -70,6 +74,7 @@ class RoutingSituation(Situation):
     prefill: Sequence[WorkerView]
     rng: random.Random
     history: WorkerView | None = None
+    shared_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class RoutingPolicy(Protocol):

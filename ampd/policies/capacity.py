@@ -18,13 +18,18 @@ def session_memory(worker: WorkerView) -> tuple[int, int]:
     return worker.kv_used_tokens, worker.kv_capacity_tokens
 
 
-def fits(worker: WorkerView, task: PrefillTask) -> bool:
-    """Whether the worker's free memory for sessions, its device and its longest context take the whole prompt."""
+def fits(worker: WorkerView, task: PrefillTask, shared_tokens: int = 0) -> bool:
+    """Whether the worker's free memory for sessions, its device and its longest context take the whole prompt.
+
+    Args:
+        shared_tokens: of the prompt's beginning that the worker holds for other sessions. They need no more memory.
+    """
     needed = task.context_tokens
     fits_context = worker.max_context_tokens == 0 or needed <= worker.max_context_tokens
     fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens
     used_tokens, capacity_tokens = session_memory(worker)
-    return fits_context and fits_device and (capacity_tokens == 0 or needed <= capacity_tokens - used_tokens)
+    fits_memory = capacity_tokens == 0 or needed - shared_tokens <= capacity_tokens - used_tokens
+    return fits_context and fits_device and fits_memory
 
 
 def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:

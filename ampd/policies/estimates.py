@@ -47,12 +47,24 @@ def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
     return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
 
 
+def history_at(situation: RoutingSituation, worker: WorkerView) -> int:
+    """Tokens of the prompt that a worker need not compute: the history, or what it holds for other sessions."""
+    task = situation.task
+    if not situation.shared_tokens:
+        return task.hist_tokens
+    shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
+    return max(task.hist_tokens, min(shared_tokens, task.context_tokens - 1))
+
+
 def history_read_s(situation: RoutingSituation, worker: WorkerView) -> float:
     """Time in which a worker reads what it lacks of the history."""
     holder, task = situation.history or situation.decode, situation.task
     if worker.worker_id == holder.worker_id:
         return 0.0
-    missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
+    held_tokens = worker.held_tokens.get(task.session_id, 0)
+    if situation.shared_tokens:
+        held_tokens = max(held_tokens, situation.shared_tokens.get(worker.worker_id, 0))
+    missing_tokens = max(task.hist_tokens - held_tokens, 0)
     if not missing_tokens:
         return 0.0
     return situation.model.kv_transfer_s(missing_tokens, holder.parallelism, worker.parallelism)
@@ -77,7 +89,8 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
     if worker.worker_id == decode.worker_id:
         return estimate_local(situation)
     source, target = decode.parallelism, worker.parallelism
-    prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target)
+    hist_tokens = history_at(situation, worker)
+    prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target)
     queue_s = queued_s(worker, model)
     transfer_s = model.kv_transfer_s(task.incr_tokens, target, source) + history_read_s(situation, worker)
     total_s = prefill_s + queue_s + transfer_s

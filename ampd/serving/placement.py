@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from ampd.serving.moves import Move, MoveSituation, due_move
 from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 T = TypeVar("T")
+_NONE: Mapping[str, int] = {}
 
 
 class HasContextLimit(Protocol):
@@ -59,11 +60,18 @@ class PlacementPolicies:
         self._rng = rng
         self._left_out = left_out
 
-    def bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
+    def bind(
+        self,
+        task: PrefillTask,
+        workers: Sequence[WorkerView],
+        now_s: float,
+        shared_tokens: Mapping[str, int] = _NONE,
+    ) -> str:
         """The id of the decode worker for a new session.
 
         Args:
             workers: the workers that own sessions and have room for the round; not empty.
+            shared_tokens: what workers hold of the prompt for other sessions (`ampd.serving.shared_prefixes`).
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism, or the policy named
@@ -71,7 +79,7 @@ class PlacementPolicies:
         """
 
         def bind(views: Sequence[WorkerView]) -> str | None:
-            return self._bind(task, views, now_s) if views else None
+            return self._bind(task, views, now_s, shared_tokens) if views else None
 
         return self._choice(bind, workers) or deterministic_choice(task.session_id, workers).worker_id
 
@@ -85,14 +93,17 @@ class PlacementPolicies:
         lost: Collection[str] = (),
         local_only: str | None = None,
         history: WorkerView | None = None,
+        shared_tokens: Mapping[str, int] = _NONE,
     ) -> RouteDecision:
         """The route of a round.
 
         Args:
+            task: its history includes what the decode worker holds of the prompt for other sessions.
             prefill: the live workers that take prefills.
             lost: workers that failed this round before. They are left out.
             local_only: why the prefill must be local, if it must.
             history: the worker that holds the history, if the session has just moved away from it.
+            shared_tokens: what workers hold of the prompt for other sessions.
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism.
@@ -114,6 +125,7 @@ class PlacementPolicies:
                     prefill=views,
                     rng=self._rng,
                     history=history,
+                    shared_tokens=shared_tokens,
                 )
             )
 
@@ -130,6 +142,7 @@ class PlacementPolicies:
         *,
         moved_s: float,
         local_only: str | None = None,
+        shared_tokens: Mapping[str, int] = _NONE,
     ) -> Move | None:
         """The move of a session to another owner that pays; None: it stays.
 
@@ -138,10 +151,13 @@ class PlacementPolicies:
             stay: the route if it stays.
             owners: the live workers that own sessions and have room for the round.
             moved_s: when the session moved last; minus infinity: never.
+            shared_tokens: what workers hold of the prompt for other sessions.
         """
 
         def route(owner: WorkerView) -> RouteDecision:
-            return self.route(task, owner, prefill, now_s, local_only=local_only, history=decode)
+            return self.route(
+                task, owner, prefill, now_s, local_only=local_only, history=decode, shared_tokens=shared_tokens
+            )
 
         others = [view for view in readable(decode, owners) if view.worker_id != decode.worker_id]
         situation = MoveSituation(
@@ -162,9 +178,18 @@ class PlacementPolicies:
             self._left_out(error)
             return None
 
-    def _bind(self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float) -> str:
+    def _bind(
+        self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float, shared_tokens: Mapping[str, int]
+    ) -> str:
         chosen = self._binding.bind(
-            BindingSituation(model=self._model, now_s=now_s, task=task, decode=workers, rng=self._rng)
+            BindingSituation(
+                model=self._model,
+                now_s=now_s,
+                task=task,
+                decode=workers,
+                rng=self._rng,
+                shared_tokens=shared_tokens,
+            )
         )
         if all(view.worker_id != chosen for view in workers):
             raise UserError(f"the binding policy chose {chosen!r}, which is not among the decode workers it was given")

@@ -165,6 +165,8 @@ def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
         fields["kv_window"] = list(wire.fields_of(view.kv_window).values())
     if rest.tasks:
         fields["queue_rest"] = [rest.tasks, rest.hist_tokens, rest.incr_tokens]
+    if not view.shared_prefixes:
+        del fields["shared_prefixes"]
     if view.role is Role.MIXED:
         # A version without mixed workers then reads a decode worker. It binds sessions to it, and sends no prefills.
         fields["role"], fields["takes_prefills"] = Role.DECODE, True

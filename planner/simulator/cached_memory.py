@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
+from planner.simulator.shared_prefixes import SessionPrefix
+
+_NONE: Mapping[str, SessionPrefix] = {}
 
 
 class CachedKvMemory(KvMemory):
@@ -14,13 +19,28 @@ class CachedKvMemory(KvMemory):
 
     __slots__ = ("store",)
 
-    def __init__(self, capacity_tokens: int, page_tokens: int, store: KvStore) -> None:
-        super().__init__(capacity_tokens, page_tokens)
+    def __init__(
+        self,
+        capacity_tokens: int,
+        page_tokens: int,
+        store: KvStore,
+        prefixes: Mapping[str, SessionPrefix] = _NONE,
+    ) -> None:
+        super().__init__(capacity_tokens, page_tokens, prefixes)
         self.store = store
 
     def held_tokens(self, session_id: str) -> int:
         """Tokens of a session on the device or in the store."""
-        return max(self.held.get(session_id, 0), self.store.held.get(session_id, 0))
+        return max(self.device_tokens(session_id), self.store.held_tokens(session_id))
+
+    def prefix_tokens(self, session_id: str) -> int:
+        """The part of a session's context that is here with the prefix that it shares."""
+        return max(self.prefixes.held_tokens(session_id), self.store.prefixes.held_tokens(session_id))
+
+    def shared_prefixes(self) -> dict[str, int]:
+        """Key -> tokens of the prefixes on the device or in the store that two sessions have used."""
+        device, store = self.prefixes.published(), self.store.prefixes.published()
+        return {key: max(device.get(key, 0), store.get(key, 0)) for key in device | store}
 
     def keep(self, session_id: str) -> None:
         """Protect the KV of a session in the store until `unkeep`; calls nest."""

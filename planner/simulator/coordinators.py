@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ampd.policies.estimates import local
 from ampd.recent_load import RecentRound
@@ -12,6 +12,7 @@ from ampd.serving.admission import Admission, AdmissionSituation, Refusal
 from ampd.serving.local_only import PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move
 from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
+from ampd.serving.shared_prefixes import shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -59,6 +60,7 @@ class Coordinators:
         self._prefills = prefills
         self._refused = refused
         self._load = world.load
+        self._prefixes = world.prefixes
         self._rng = random.Random(f"{world.options.seed}/coordinators")
         self.refusals = 0
         self.moves = Counter[str]()
@@ -94,7 +96,22 @@ class Coordinators:
             session.context_tokens = kept
             for worker in session.users:
                 worker.memory.cut(session.session_id, kept)
+            self._cut_prefix(session.session_id, kept)
         self._route(ActiveRound(session, record, decode), coordinator)
+
+    def _cut_prefix(self, session_id: str, kept_tokens: int) -> None:
+        """A context was rewritten: it shares no more than its beginning that was kept."""
+        prefix = self._prefixes.get(session_id)
+        if prefix is not None and kept_tokens < prefix.tokens:
+            page = self._options.page_size_tokens
+            self._prefixes[session_id] = prefix._replace(tokens=kept_tokens // page * page)
+
+    def _shared(self, session_id: str, views: Sequence[WorkerView]) -> Mapping[str, int]:
+        """What workers hold of a session's prompt for other sessions, by worker id."""
+        prefix = self._prefixes.get(session_id)
+        if prefix is None or not self._options.knows_prefixes:
+            return {}
+        return shared_tokens({prefix.key: prefix.tokens}, views)
 
     def _refusal(self, round_: ActiveRound, decode: WorkerView, prefill: WorkerView) -> Refusal | None:
         if self._admission is None:
@@ -129,20 +146,24 @@ class Coordinators:
         self, session: ActiveSession, prompt_tokens: int, roomy: Sequence[SimulatedWorker], coordinator: int
     ) -> SimulatedWorker:
         views = [self._views.worker(coordinator, worker) for worker in roomy]
-        return self._workers[self._policies.bind(self._task(session, prompt_tokens, 0), views, self._loop.now_s)]
+        task, shared = self._task(session, prompt_tokens, 0), self._shared(session.session_id, views)
+        return self._workers[self._policies.bind(task, views, self._loop.now_s, shared)]
 
     def _route(self, round_: ActiveRound, coordinator: int) -> None:
         record, decode = round_.record, round_.decode
-        held_tokens = decode.resident.held.get(record.session_id, 0)
-        task = self._task(round_.session, round_.prompt_tokens, min(record.hist_tokens, held_tokens))
-        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
         prefill = self._views.prefill(coordinator)
         view = self._views.worker(coordinator, decode)
-        decision = self._policies.route(task, view, prefill, self._loop.now_s)
+        shared = self._shared(record.session_id, [view, *prefill])
+        held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
+        held_tokens = max(held_tokens, shared.get(view.worker_id, 0))
+        task = self._task(round_.session, round_.prompt_tokens, held_tokens)
+        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
+        decision = self._policies.route(task, view, prefill, self._loop.now_s, shared_tokens=shared)
         move = self._move(round_, task, view, decision, coordinator) if self._options.moves else None
         if move is not None:
             round_.decode = self._workers[move.owner.worker_id]
             view, decision = move.owner, move.decision
+            shared = self._shared(record.session_id, [view, *prefill])
         if not has_room(round_.prompt_tokens + 1, self._workers[decision.worker_id]):
             decision = local(view, PREFILL_WORKER_REFUSED)
         if refusal := self._refusal(round_, view, self._views.worker(coordinator, self._workers[decision.worker_id])):
@@ -150,7 +171,7 @@ class Coordinators:
             back_s = self._loop.now_s + refusal.retry_after_s
             self._loop.at(back_s, self._place, (round_.session, back_s))
             return
-        self._enter(round_, task, decision, coordinator)
+        self._enter(round_, task, decision, coordinator, shared.get(decision.worker_id, 0))
         if move is not None:
             self.moves[move.reason] += 1
 
@@ -162,14 +183,16 @@ class Coordinators:
             return None
         context_tokens = round_.prompt_tokens + round_.record.output_tokens
         owners = [view for view in self._views.decode(coordinator) if has_room(context_tokens, view)]
+        prefill = self._views.prefill(coordinator)
         return self._policies.move(
             task,
             owner,
             stay,
             owners,
-            self._views.prefill(coordinator),
+            prefill,
             self._loop.now_s,
             moved_s=round_.session.moved_s,
+            shared_tokens=self._shared(round_.record.session_id, [*owners, *prefill]),
         )
 
     def _task(self, session: ActiveSession, prompt_tokens: int, held_tokens: int) -> PrefillTask:
@@ -183,8 +206,16 @@ class Coordinators:
             session_missed=session.has_missed,
         )
 
-    def _enter(self, round_: ActiveRound, task: PrefillTask, decision: RouteDecision, coordinator: int) -> None:
-        record = round_.record
+    def _enter(
+        self,
+        round_: ActiveRound,
+        task: PrefillTask,
+        decision: RouteDecision,
+        coordinator: int,
+        shared_tokens: int,
+    ) -> None:
+        """Enter the prefill in its worker's queue. `shared_tokens`: that the worker holds for other sessions."""
+        record, task = round_.record, with_shared(task, shared_tokens)
         worker = round_.prefill = self._workers[decision.worker_id]
         record.route, record.reason = decision.route.value, decision.reason
         record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
@@ -201,4 +232,4 @@ class Coordinators:
             self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, task)
         fetches = decision.route is Route.REMOTE or round_.moves
-        self._prefills.enter(round_, task, fetches=fetches and task.hist_tokens > 0)
+        self._prefills.enter(round_, task, fetches=fetches and task.hist_tokens > shared_tokens)

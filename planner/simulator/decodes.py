@@ -46,7 +46,7 @@ class Decodes:
         round_, first_token_s = handed
         source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
         target.memory.keep(session_id)
-        context_tokens = source.resident.held.get(session_id, 0)
+        context_tokens = source.resident.held_tokens(session_id)
         tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, context_tokens)
 
         def arrived() -> None:

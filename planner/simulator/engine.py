@@ -124,6 +124,7 @@ class SimulatedEngine:
                 request.cached_tokens, request.read_tokens = held, 0
             if self._reloads is not None:
                 self._reloads.admit(request)
+            memory.computed(session_id, request.cached_tokens + request.read_tokens)
             was_handed_over = request.is_handed_over and request.missing_tokens <= memory.page_tokens + 1
             if was_handed_over and not self._hand_over_pass and not request.reload_s:
                 self.batch.join(request, 0)
@@ -163,6 +164,7 @@ class SimulatedEngine:
 
     def _prefilled(self, request: SimulatedRequest) -> None:
         now_s = self._loop.now_s
+        self._memory.computed(request.session_id, request.prompt_tokens)
         if request.output_tokens:
             if request.is_handed_over:
                 self.batch.note_gap(now_s - request.token_s, now_s)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
+
+_NONE: Mapping[str, SessionPrefix] = {}
 
 
 class KvStore:
-    """Tokens of KV by session, in whole pages, never more than fit.
+    """Tokens of KV by session, in whole pages, never more than fit. A prefix that sessions share is there once.
 
-    To make room, first the ends of idle sessions go whose loss still lets the next round meet its target (T-LRU, arXiv
-    2510.15152), then idle sessions from their ends, the least recently used first. What remains of a session is always
-    the beginning of its context. Sessions that are kept (they run, wait, or are read by a peer) lose nothing.
+    To make room, first shared prefixes go that no session needs. Then the ends of idle sessions go whose loss still
+    lets the next round meet its target (T-LRU, arXiv 2510.15152), then idle sessions from their ends, the least
+    recently used first. What remains of a session is always the beginning of its context. Sessions that are kept
+    (they run, wait, or are read by a peer) lose nothing.
 
     Args:
         capacity_tokens: above 0.
         surplus: (tokens of a session's context, its id) -> tokens that may go from its end.
+        prefixes: session id -> the prefix that it shares.
 
     Attributes:
         held: session id -> tokens of its context with KV here.
         evicted: number of times that a session of this worker lost all its KV.
         copies: sessions that other workers own. They were prefilled here.
+        prefixes: the shared prefixes here.
         evicted_tokens: cause -> tokens.
     """
 
@@ -36,12 +43,20 @@ class KvStore:
         "evicted_tokens",
         "held",
         "page_tokens",
+        "prefixes",
         "used_tokens",
     )
 
-    def __init__(self, capacity_tokens: int, page_tokens: int, surplus: Callable[[int, str], int]) -> None:
+    def __init__(
+        self,
+        capacity_tokens: int,
+        page_tokens: int,
+        surplus: Callable[[int, str], int],
+        prefixes: Mapping[str, SessionPrefix] = _NONE,
+    ) -> None:
         self.capacity_tokens = capacity_tokens
         self.page_tokens = page_tokens
+        self.prefixes = ResidentPrefixes(prefixes, page_tokens)
         self.held: dict[str, int] = {}
         self.used_tokens = 0
         self.evicted = 0
@@ -52,6 +67,15 @@ class KvStore:
         self._keepers: dict[str, int] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._spare: OrderedDict[str, None] = OrderedDict()  # idle sessions with more than their floor
+
+    @property
+    def session_tokens(self) -> int:
+        """Tokens that sessions use."""
+        return self.used_tokens - self.prefixes.unused_tokens
+
+    def held_tokens(self, session_id: str) -> int:
+        """Tokens of a session's context with KV here."""
+        return max(self.held.get(session_id, 0), self.prefixes.held_tokens(session_id))
 
     def keep(self, session_id: str) -> None:
         """Protect the KV of a session until `unkeep`; calls nest."""
@@ -73,12 +97,14 @@ class KvStore:
         before = self.held.get(session_id, 0)
         context_tokens = context_tokens // self.page_tokens * self.page_tokens
         added = max(context_tokens - before, 0)
-        self._make_room(added)
+        growth = self.prefixes.growth(session_id, before, before + added)
+        self._make_room(growth, session_id)
         room = (self.capacity_tokens - self.used_tokens) // self.page_tokens * self.page_tokens
-        added = min(added, room)
+        added = min(added, room + added - growth)
         if not before + added:
             return
-        self.used_tokens += added
+        self.used_tokens += self.prefixes.change(session_id, before, before + added)
+        self.prefixes.computed(session_id, before + added)
         self.held[session_id] = before + added
         floor = context_tokens - self._surplus(context_tokens, session_id)
         self._floors[session_id] = -(-floor // self.page_tokens) * self.page_tokens
@@ -92,26 +118,38 @@ class KvStore:
         """Drop the KV of a session that has ended."""
         self._shrink(session_id, 0)
 
-    def _make_room(self, tokens: int) -> None:
-        excess = self.used_tokens + tokens - self.capacity_tokens
+    def _make_room(self, tokens: int, needed_by: str) -> None:
+        excess = self._evict_unused(self.used_tokens + tokens - self.capacity_tokens, needed_by)
         while excess > 0 and self._spare:
             session_id = next(iter(self._spare))
             excess -= self._evict(session_id, self.held[session_id] - self._floors[session_id], excess, "surplus")
         while excess > 0 and self._idle:
             session_id = next(iter(self._idle))
             excess -= self._evict(session_id, self.held[session_id], excess, "idle")
+        self._evict_unused(excess, needed_by)
+
+    def _evict_unused(self, excess_tokens: int, needed_by: str) -> int:
+        """Drop prefixes that no session needs; returns what is still missing."""
+        while excess_tokens > 0 and (tokens := self.prefixes.evict_unused(needed_by)):
+            self.used_tokens -= tokens
+            excess_tokens -= tokens
+            self.evicted_tokens["unused"] = self.evicted_tokens.get("unused", 0) + tokens
+        return excess_tokens
 
     def _evict(self, session_id: str, most_tokens: int, wanted_tokens: int, cause: str) -> int:
-        """Drop the end of a session: up to `most_tokens`, and no more pages than are wanted. Returns the tokens."""
+        """Drop the end of a session: up to `most_tokens`, and no more pages than are wanted. Returns what became free.
+
+        That is less where the session shares a prefix.
+        """
         tokens = min(most_tokens, -(-wanted_tokens // self.page_tokens) * self.page_tokens)
-        self.evicted_tokens[cause] += tokens
-        left = self.held[session_id] - tokens
+        left, used_tokens = self.held[session_id] - tokens, self.used_tokens
         self._shrink(session_id, left)
+        self.evicted_tokens[cause] += used_tokens - self.used_tokens
         self.evicted += not left and session_id not in self.copies
-        return tokens
+        return used_tokens - self.used_tokens
 
     def _shrink(self, session_id: str, tokens: int) -> None:
-        self.used_tokens += tokens - self.held.get(session_id, 0)
+        self.used_tokens += self.prefixes.change(session_id, self.held.get(session_id, 0), tokens)
         if not tokens:
             self.held.pop(session_id, None)
             self._floors.pop(session_id, None)

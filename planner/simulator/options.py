@@ -51,6 +51,8 @@ class SimulationOptions:
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
         moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
+        knows_prefixes: decisions know the prefixes that workers hold for several sessions, as live. False shows the
+            gain, because the KV is shared all the same.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
@@ -70,5 +72,6 @@ class SimulationOptions:
     pools_interval_s: float = POOLS_INTERVAL_S
     max_wait: float = 0.0
     moves: bool = False
+    knows_prefixes: bool = True
     until_s: float = inf
     keeps_timeline: bool = False

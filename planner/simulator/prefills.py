@@ -128,9 +128,15 @@ class Prefills:
         worker.engine.submit(request)
 
     def _uncounted_history(self, round_: ActiveRound) -> int:
-        """The history in full pages for the first request of a round; 0 for the later ones, which find it computed."""
-        history_tokens, round_.uncounted_tokens = round_.uncounted_tokens, 0
-        return max(history_tokens - 1, 0) // self._page * self._page
+        """The history in full pages for the first request of a round; 0 for the later ones, which find it computed.
+
+        A prefix that is here because of other sessions is history too.
+        """
+        history_tokens, round_.uncounted_tokens = round_.uncounted_tokens, None
+        if history_tokens is None:
+            return 0
+        shared_tokens = round_.prefill.memory.prefix_tokens(round_.record.session_id)
+        return max(max(history_tokens - 1, 0) // self._page * self._page, shared_tokens)
 
     def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""

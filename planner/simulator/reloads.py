@@ -48,7 +48,7 @@ class Reloads:
 
     def prefers_read(self, session_id: str, prompt_tokens: int, peer_tokens: int, peer: Parallelism) -> bool:
         """Whether a read of a peer's `peer_tokens` of the context is predicted to be faster than to compute them."""
-        store_tokens = self._memory.store.held.get(session_id, 0)
+        store_tokens = self._memory.store.held_tokens(session_id)
         return reading_pays(prompt_tokens, store_tokens, peer_tokens, self._belief, self._parallelism, peer)
 
     def admit(self, request: SimulatedRequest) -> None:
@@ -56,7 +56,7 @@ class Reloads:
         if request.output_tokens:  # a slice is no round
             self._next_rounds.begun(request.session_id, request.prompt_tokens, self._slo.ttft_s)
         here_tokens = request.cached_tokens + request.read_tokens
-        device_tokens = min(self._memory.held.get(request.session_id, 0), request.cached_tokens)
+        device_tokens = min(self._memory.device_tokens(request.session_id), request.cached_tokens)
         found = Found(device_tokens, request.cached_tokens, here_tokens)
         tiers = tiers_of(request.prompt_tokens, found, here_tokens)
         request.reload_s = self._model.reload_s(tiers.reloaded_tokens, self._parallelism)

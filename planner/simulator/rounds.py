@@ -41,7 +41,7 @@ class ActiveRound:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
         history: the worker that its history is read from: `decode`, or the owner before if the session moves.
         is_exact: the history of its task is what its prefill worker really holds.
-        uncounted_tokens: history whose origin at the prefill worker is not counted yet.
+        uncounted_tokens: history whose origin at the prefill worker is not counted yet; None: it is counted.
         recent: its entry in the recent load; None: the load is not recorded.
         read_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
@@ -71,7 +71,7 @@ class ActiveRound:
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
         self.behind_tokens = 0
         self.read_tokens = 0
-        self.uncounted_tokens = record.hist_tokens
+        self.uncounted_tokens: int | None = record.hist_tokens
         self.entry: QueueEntry | None = None
         self.is_exact = False
         self.is_started = False
@@ -93,7 +93,7 @@ class ActiveRound:
         """Note a read of what the target lacks of the context's first `most_tokens`; returns the tokens that travel."""
         session_id = self.record.session_id
         self.behind_tokens = target.memory.held_tokens(session_id)
-        readable_tokens = min(most_tokens, source.resident.held.get(session_id, 0))
+        readable_tokens = min(most_tokens, source.resident.held_tokens(session_id))
         self.read_tokens = max(readable_tokens - self.behind_tokens, 0)
         if self.read_tokens and not target.prefers_read(
             session_id, self.prompt_tokens, readable_tokens, source.parallelism

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import ActiveRound, ActiveSession
+from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.world import World
 from workloads.results import meets
 from workloads.trace import Session
@@ -35,6 +36,8 @@ class SessionRunner:
         self.sessions_over = 0
         self._loop = world.loop
         self._slo = world.slo
+        self._prefixes = world.prefixes
+        self._page_tokens = world.options.page_size_tokens
         self._begin = begin
         self._send = send
         self._on_round = on_round
@@ -42,6 +45,10 @@ class SessionRunner:
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
         active = ActiveSession(session)
+        if session.shared_prefix is not None:
+            page = self._page_tokens
+            tokens = session.shared_prefix.tokens // page * page
+            self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
         self._begin(active)
         self._send(active)
 

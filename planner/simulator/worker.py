@@ -42,12 +42,14 @@ class SimulatedWorker:
         self.role = role
         self.lane = ""
         self.parallelism = group.parallelism
-        self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens)
+        self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes)
         self.reloads: Reloads | None = None
         if group.kv_store_tokens:
             next_rounds = NextRounds(world.belief, group.parallelism)
-            store = KvStore(group.kv_store_tokens, options.page_size_tokens, next_rounds.surplus)
-            self.memory = cached = CachedKvMemory(group.kv_capacity_tokens, options.page_size_tokens, store)
+            store = KvStore(group.kv_store_tokens, options.page_size_tokens, next_rounds.surplus, world.prefixes)
+            self.memory = cached = CachedKvMemory(
+                group.kv_capacity_tokens, options.page_size_tokens, store, world.prefixes
+            )
             self.reloads = Reloads(cached, world.model, world.belief, group.parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = lambda: None
@@ -126,12 +128,13 @@ class SimulatedWorker:
             batch,
             context_tokens,
             # On a device in front of a store, idle sessions are only a cache, and do not count as used.
-            self.memory.used_tokens if store is None else self.memory.running_tokens,
+            self.memory.session_tokens if store is None else self.memory.running_tokens,
             self.memory.capacity_tokens,
             self.max_context_tokens,
             self.resident.held,
             self.lane,
-            store_used_tokens=0 if store is None else store.used_tokens,
+            store_used_tokens=0 if store is None else store.session_tokens,
             store_capacity_tokens=0 if store is None else store.capacity_tokens,
+            shared_prefixes=self.memory.shared_prefixes(),
         )
         return view, until_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampd.perf.model import PerformanceModel
 from ampd.recent_load import RecentLoad
@@ -10,6 +10,7 @@ from ampd.types import Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import GapRun, Span
+from planner.simulator.shared_prefixes import SessionPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class World:
         slo: the targets of all rounds.
         gaps: gaps between tokens, in order of their end.
         spans: where the timeline is recorded; None: nowhere.
+        prefixes: session id -> the prefix that it shares with others, of the sessions that do.
         load: where the rounds of the last minutes are recorded, for the pools policy; None: it reads no load.
     """
 
@@ -34,3 +36,4 @@ class World:
     gaps: list[GapRun]
     spans: list[Span] | None
     load: RecentLoad | None = None
+    prefixes: dict[str, SessionPrefix] = field(default_factory=dict)

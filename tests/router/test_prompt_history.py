@@ -3,6 +3,7 @@
 import asyncio
 
 from ampd.page_keys import page_keys
+from ampd.serving.shared_prefixes import prefix_key
 from ampd.session_key import session_key
 from ampd.types import Role
 from tests.router.replica_lab import PROMPT, Replica, cluster, worker
@@ -29,3 +30,45 @@ async def test_history_is_what_the_decode_worker_holds_of_the_prompt() -> None:
         _, record = await replica.round(token_ids=[*PROMPT[:40], 1, 2, 3])
         assert (record["hist_tokens"], record["rewritten"]) == (40, True)
         assert len(replica.workers.asked("kv match")) == 1
+
+
+def prefix(tokens: int, token_ids: list[int] = PROMPT, tenant: str = "") -> dict[str, int]:
+    return {prefix_key(page_keys(token_ids, 16, tenant=tenant)[tokens // 16 - 1]): tokens}
+
+
+async def test_what_the_decode_worker_holds_for_other_sessions_is_history() -> None:
+    state = await cluster(worker("d1", shared_prefixes=prefix(48)), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        _, record = await replica.round()
+        assert (record["hist_tokens"], record["incr_tokens"], record["shared_tokens"]) == (48, 16, 0)
+        [request] = [request for name, _, request in replica.workers.calls if name == "prefill"]
+        assert (request["source_worker_id"], request["task"]["hist_tokens"]) == ("d1", 48)
+
+
+async def test_a_prefill_worker_reads_nothing_that_it_holds_for_other_sessions() -> None:
+    views = worker("d1"), worker("p1", Role.PREFILL, shared_prefixes=prefix(48) | prefix(16, [7] * 16))
+    async with Replica(await cluster(*views)) as replica:
+        _, record = await replica.round()
+        assert (record["hist_tokens"], record["incr_tokens"], record["shared_tokens"]) == (48, 16, 48)
+        [request] = [request for name, _, request in replica.workers.calls if name == "prefill"]
+        assert (request["source_worker_id"], request["task"]["hist_tokens"]) == (None, 48)
+
+
+async def test_the_whole_prompt_may_be_shared_and_its_last_token_is_computed() -> None:
+    async with Replica(await cluster(worker("d1", shared_prefixes=prefix(64)))) as replica:
+        assert (await replica.round())[1]["incr_tokens"] == 1
+
+
+async def test_another_tenant_s_prefix_is_no_history() -> None:
+    async with Replica(await cluster(worker("d1", shared_prefixes=prefix(48, tenant="acme")))) as replica:
+        assert (await replica.round())[1]["hist_tokens"] == 0
+        assert (await replica.round(routing={"cache_salt": "acme"}))[1]["hist_tokens"] == 48
+
+
+async def test_a_session_is_bound_where_its_prefix_is_until_that_worker_is_fuller_by_more() -> None:
+    state = await cluster(worker("d1", kv_used_tokens=40, shared_prefixes=prefix(48)), worker("d2"))
+    async with Replica(state) as replica:
+        assert (await replica.round("s"))[1]["decode_worker"] == "d1"
+        await replica.store.publish_worker(worker("d1", kv_used_tokens=50, shared_prefixes=prefix(48)), 60.0)
+        await asyncio.sleep(0)
+        assert (await replica.round("t"))[1]["decode_worker"] == "d2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.history import SAFE_TOKENS, TokenHistory, WordHistory
+from workloads.history import SAFE_TOKENS, CommonStart, TokenHistory, WordHistory
 from workloads.trace import Round
 
 rounds = st.lists(
@@ -57,3 +57,32 @@ def test_a_cut_goes_between_words() -> None:
     history.answered(" five six", [])
     messages = history.prompt(Round(incr_tokens=1, output_tokens=1, keep_tokens=3, text="new"), "")["messages"]
     assert [message["content"] for message in messages] == ["one two", "new"]
+
+
+def test_sessions_with_the_same_start_share_exactly_its_tokens() -> None:
+    start = CommonStart(40, "system")
+    item = Round(incr_tokens=64, output_tokens=4)
+    prompts = [TokenHistory(SAFE_TOKENS, start).prompt(item, seed)["prompt"] for seed in ("a", "b")]
+    assert [len(prompt) for prompt in prompts] == [64, 64]
+    assert prompts[0][:40] == prompts[1][:40]
+    assert prompts[0][40:] != prompts[1][40:]
+    # A context that keeps nothing begins anew without it.
+    history = TokenHistory(SAFE_TOKENS, start)
+    history.prompt(item, "a")
+    assert history.prompt(Round(incr_tokens=64, output_tokens=4, keep_tokens=0), "c")["prompt"][:40] != prompts[0][:40]
+
+
+def test_a_start_of_words_is_the_system_message() -> None:
+    start = CommonStart(3, "system")
+    rounds = [Round(incr_tokens=5, output_tokens=1), Round(incr_tokens=3, output_tokens=1, text="real words")]
+    chats = [WordHistory(True, start).prompt(rounds[0], seed)["messages"] for seed in ("a", "b")]
+    assert [[message["role"] for message in messages] for messages in chats] == [["system", "user"]] * 2
+    assert chats[0][0] == chats[1][0]
+    assert [len(message["content"].split()) for message in chats[0]] == [3, 2]
+    text = WordHistory(False, start)
+    assert text.prompt(rounds[0], "a")["prompt"] == "".join(message["content"] for message in chats[0])
+    assert text.length_tokens == 5
+    # Real words have their own start, and a prompt is not a system message alone.
+    assert WordHistory(True, start).prompt(rounds[1], "a")["messages"] == [{"role": "user", "content": "real words"}]
+    only = WordHistory(True, CommonStart(5, "system")).prompt(rounds[0], "a")["messages"]
+    assert [message["role"] for message in only] == ["user"]

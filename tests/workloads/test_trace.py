@@ -16,6 +16,7 @@ from ampd.errors import UserError
 from workloads.trace import (
     Round,
     Session,
+    SharedPrefix,
     dump_session,
     kept_tokens,
     load_trace,
@@ -42,7 +43,13 @@ def sessions(draw: st.DrawFn) -> Session:
         context = kept_tokens(item, context) + item.incr_tokens + item.output_tokens
         rounds.append(item)
     arrival = draw(st.floats(0, 1e9))
-    return Session(session_id=draw(st.text(min_size=1)), arrival_s=arrival, rounds=tuple(rounds))
+    shared = st.builds(SharedPrefix, id=st.text(min_size=1), tokens=st.integers(1, rounds[0].incr_tokens))
+    return Session(
+        session_id=draw(st.text(min_size=1)),
+        arrival_s=arrival,
+        rounds=tuple(rounds),
+        shared_prefix=draw(st.none() | shared),
+    )
 
 
 @pytest.mark.slow
@@ -81,6 +88,9 @@ ROUND = {"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}
         (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": 8}]}), "rounds.1.keep_tokens: 8 is more"),
         (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": -1}]}), "rounds.1.keep_tokens"),
         (json.dumps({**GOOD, "arrival_s": -1}), "arrival_s"),
+        (json.dumps({**GOOD, "shared_prefix": {"id": "p", "tokens": 6}}), "shared_prefix.tokens: 6 is more"),
+        (json.dumps({**GOOD, "shared_prefix": {"id": "", "tokens": 5}}), "shared_prefix.id"),
+        (json.dumps({**GOOD, "shared_prefix": {"id": "p"}}), "shared_prefix.tokens is missing"),
         ("[" * 100_000, "nested too deeply"),
         ('{"session_id": ' + "[" * 100_000, "nested too deeply"),
         (f'{{"arrival_s": {"9" * 5000}}}', "too many digits"),

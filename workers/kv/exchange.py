@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,11 @@ class KvExchange(Protocol):
     @property
     def session_tokens(self) -> int:
         """Tokens of the stored pages that sessions use, shared ones once; cheap, no I/O."""
+        ...
+
+    @property
+    def shared_prefixes(self) -> Mapping[str, int]:
+        """Key -> tokens of the stored prefixes that several sessions have used; see `ampd.serving.shared_prefixes`."""
         ...
 
     @property

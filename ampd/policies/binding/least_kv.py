@@ -1,4 +1,4 @@
-"""The decode worker with the least KV memory in use."""
+"""The decode worker with the least KV memory in use, once the session is there."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from ampd.policies.registry import Policy, register
 
 @register("binding", "least-kv")
 class LeastKv(Policy):
-    """Bind a session to the decode worker with the least KV memory in use.
+    """Bind a session to the decode worker with the least KV memory in use, once the session is there.
 
     Reads: each decode worker's used and total KV memory (of its KV store, or of its device without one), its
-    longest context, and how many sessions it holds.
+    longest context, how many sessions it holds, and how much of the prompt it holds for other sessions.
 
     Order: workers whose free KV memory and context length take the whole prompt come first; among those the fewest KV
-    tokens in use; then the fewest sessions held; then one at random, so that several coordinators with the same view do
-    not all choose the same worker.
+    tokens in use with the prompt in it; then the fewest sessions held; then one at random, so that several
+    coordinators with the same view do not all choose the same worker.
 
     Limits: it counts tokens and not shares, so a worker with more memory is not preferred for having it. The memory
     that the sessions already bound will still need does not count. A total of 0 counts as unknown and fits everything.
+    The tokens of a shared prefix count as much as any others, so that a worker without the prefix gets the session as
+    soon as its memory is emptier by the length of the prefix. From then on it holds the prefix too.
 
     Example: `--binding least-kv`
     """
 
     def bind(self, situation: BindingSituation) -> str:
         task, decode = situation.task, situation.decode
-        keys = [(not fits(worker, task), session_memory(worker)[0], len(worker.held_tokens)) for worker in decode]
+        shared = [situation.shared_tokens.get(worker.worker_id, 0) for worker in decode]
+        keys = [
+            (not fits(worker, task, tokens), session_memory(worker)[0] - tokens, len(worker.held_tokens))
+            for worker, tokens in zip(decode, shared, strict=True)
+        ]
         best = min(keys)
         equals = [worker for worker, key in zip(decode, keys, strict=True) if key == best]
         return (equals[0] if len(equals) == 1 else situation.rng.choice(equals)).worker_id

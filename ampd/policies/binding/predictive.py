@@ -16,13 +16,15 @@ class PredictiveBinding(Policy):
     """Bind a session to the decode worker that is predicted to be the least loaded with it, in time and in memory.
 
     Reads: decode batch and its context, queue, used and total KV memory and longest context of every decode worker; the
-    prompt; the targets; prefill and step times of the performance model.
+    prompt, and how much of it each of them holds for other sessions; the targets; prefill and step times of the
+    performance model.
 
     Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the least sum of
     three shares: the modelled step of the batch with the session in it, of the ITL target; the queued local prefills,
     of the TTFT target; `memory_weight` times the KV memory in use with the session in it, of the whole. That memory is
-    the worker's KV store, or the device's without one. Of equal workers one at random. Shares make workers of
-    different sizes comparable, where `least-kv` counts tokens.
+    the worker's KV store, or the device's without one. What the worker holds of the prompt for other sessions needs no
+    memory, and the prefill time that it saves counts against the sum. Of equal workers one at random. Shares make
+    workers of different sizes comparable, where `least-kv` counts tokens.
 
     Limits: sessions stay where they are bound, and how long they will grow is not known. Between two rounds a session
     counts with its memory and not with its time, because the time of its next round is not known.
@@ -33,15 +35,26 @@ class PredictiveBinding(Policy):
     memory_weight: float = Field(1.0, ge=0, description="Weight of the memory's share against those of time.")
 
     def bind(self, situation: BindingSituation) -> str:
-        roomy = [worker for worker in situation.decode if fits(worker, situation.task)] or list(situation.decode)
+        task, shared = situation.task, situation.shared_tokens
+        roomy = [worker for worker in situation.decode if fits(worker, task, shared.get(worker.worker_id, 0))]
+        roomy = roomy or list(situation.decode)
         return roomy[index_of_least([self._load(situation, worker) for worker in roomy], situation.rng)].worker_id
 
     def _load(self, situation: BindingSituation, worker: WorkerView) -> float:
         task, model = situation.task, situation.model
+        shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
         context_tokens = worker.decode_context_tokens + task.context_tokens
         step_s = model.decode_step_s(worker.decode_batch + 1, context_tokens, worker.parallelism)
         memory = 0.0
         used_tokens, capacity_tokens = session_memory(worker)
         if capacity_tokens:
-            memory = (used_tokens + task.context_tokens) / capacity_tokens
-        return step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + self.memory_weight * memory
+            memory = (used_tokens + task.context_tokens - shared_tokens) / capacity_tokens
+        load = step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + self.memory_weight * memory
+        return load - self._saved_s(situation, worker, shared_tokens) / task.slo.ttft_s if shared_tokens else load
+
+    def _saved_s(self, situation: BindingSituation, worker: WorkerView, shared_tokens: int) -> float:
+        """Prefill time that the shared prefix saves there."""
+        task, model = situation.task, situation.model
+        hist_tokens = min(shared_tokens, task.context_tokens - 1)
+        whole_s = model.prefill_s(0, task.context_tokens, worker.parallelism)
+        return whole_s - model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, worker.parallelism)

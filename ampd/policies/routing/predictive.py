@@ -11,7 +11,7 @@ from pydantic import Field
 from ampd.policies import expectations
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, history_read_s, local, queued_in_passes_s
+from ampd.policies.estimates import NO_PREFILL_WORKER, history_at, history_read_s, local, queued_in_passes_s
 from ampd.policies.expectations import Expectations
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.queue_work import work_of
@@ -45,14 +45,16 @@ class Offer:
 class PredictiveRouting(Expectations):
     """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
-    Reads: queue, held prefix and longest context of every prefill worker; queue, decode batch and its context, windowed
-    ITL of the session's decode worker; the round's SLO; all times of the performance model. No windowed TTFT, because
-    in a burst completed rounds describe the past, and the queues describe the present.
+    Reads: queue, held tokens of the session, shared prefixes and longest context of every prefill worker; queue,
+    decode batch and its context, windowed ITL of the session's decode worker; the round's SLO; all times of the
+    performance model. No windowed TTFT, because in a burst completed rounds describe the past, and the queues
+    describe the present.
 
     Rule:
 
-    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. One that
-       still has a decode batch, from its time as a decode worker, takes longer as in 2.
+    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. What it
+       holds of the prompt for other sessions is neither read nor computed. A worker that still has a decode batch,
+       from its time as a decode worker, takes longer as in 2.
     2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
        leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
        Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the
@@ -123,11 +125,12 @@ class PredictiveRouting(Expectations):
 
     def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
         task, model, target = situation.task, situation.model, worker.parallelism
+        hist_tokens = history_at(situation, worker)
         transfer_s = history_read_s(situation, worker)
         stretch = 1.0
         if worker.decode_batch:  # it was a decode worker a moment ago
             stretch = 1.0 / max(self._share(situation, worker), self.least_share)
-        prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, target) * stretch
+        prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
         queue_s = queued_in_passes_s(worker, model) * stretch
         total_s = queue_s + transfer_s + prefill_s
         return Offer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)

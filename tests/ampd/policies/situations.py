@@ -1,7 +1,7 @@
 """Asks policies by position: a test gives the inputs that it varies, and the situation is made here."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ampd.perf.model import PerformanceModel
@@ -24,6 +24,7 @@ from ampd.policies.registry import Policy
 from ampd.types import Parallelism, PrefillTask, RouteDecision, RunningRound, Slo, WorkerView
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
+_NONE: Mapping[str, int] = {}
 
 
 def bind(
@@ -33,8 +34,11 @@ def bind(
     model: PerformanceModel,
     now_s: float,
     rng: random.Random,
+    shared_tokens: Mapping[str, int] = _NONE,
 ) -> str:
-    return policy.bind(BindingSituation(task=task, decode=decode, model=model, now_s=now_s, rng=rng))
+    return policy.bind(
+        BindingSituation(task=task, decode=decode, model=model, now_s=now_s, rng=rng, shared_tokens=shared_tokens)
+    )
 
 
 def route(
@@ -45,8 +49,19 @@ def route(
     model: PerformanceModel,
     now_s: float,
     rng: random.Random,
+    shared_tokens: Mapping[str, int] = _NONE,
 ) -> RouteDecision:
-    return policy.route(RoutingSituation(task=task, decode=decode, prefill=prefill, model=model, now_s=now_s, rng=rng))
+    return policy.route(
+        RoutingSituation(
+            task=task,
+            decode=decode,
+            prefill=prefill,
+            model=model,
+            now_s=now_s,
+            rng=rng,
+            shared_tokens=shared_tokens,
+        )
+    )
 
 
 def pick(

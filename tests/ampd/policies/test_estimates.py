@@ -15,6 +15,8 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.estimates import (
     estimate_local,
     estimate_remote,
+    history_at,
+    history_read_s,
     index_of_least,
     least_queued,
     queued_in_passes_s,
@@ -90,3 +92,22 @@ def test_prefills_that_a_view_does_not_list_count_with_their_mean() -> None:
     passes_s = [queued_in_passes_s(view, MODEL) for view in (short, whole)]
     assert passes_s[0] == pytest.approx(passes_s[1])
     assert short.queued_prefills == whole.queued_prefills == 20
+
+
+def test_what_a_prefill_worker_holds_for_other_sessions_is_neither_read_nor_computed() -> None:
+    worker = replace(prefill("p"), held_tokens={"s": 30})
+    asked = situation(100, 200, worker)
+
+    def with_prefix(tokens: int) -> tuple[int, int]:
+        """(tokens that are not computed, tokens that are read)."""
+        known = replace(asked, shared_tokens={"p": tokens, "other": 999})
+        return history_at(known, worker), round(history_read_s(known, worker) * 100_000)
+
+    assert with_prefix(0) == with_prefix(20) == (100, 70)
+    assert with_prefix(60) == (100, 40)
+    assert with_prefix(160) == (160, 0)
+    # The last token of the prompt is computed in any case.
+    assert with_prefix(300) == (299, 0)
+    estimate = estimate_remote(replace(asked, shared_tokens={"p": 160}), worker)
+    assert estimate.prefill_s == pytest.approx((10 + 140) / 1000)
+    assert estimate.transfer_s == pytest.approx(200 / 100_000)  # the session's own worker lacks all of the increment

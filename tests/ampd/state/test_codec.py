@@ -57,6 +57,7 @@ views = st.builds(
     counts,
     st.just(QueueRest()) | st.builds(QueueRest, st.integers(1, 1 << 40), counts, counts),
     st.just(KvWindow()) | st.builds(KvWindow, counts, counts, counts, counts, counts, counts, seconds),
+    st.dictionaries(texts, counts, max_size=4),
 )
 roles = st.builds(RoleAssigned, texts, st.sampled_from(Role), texts, texts)
 events = st.one_of(
@@ -120,6 +121,14 @@ def test_a_view_of_a_worker_without_a_store_is_read() -> None:
     fields = json.loads(codec.encode_view(view, NOW_S))
     del fields["store_used_tokens"], fields["store_capacity_tokens"]
     assert codec.decode_view(json.dumps(fields), NOW_S) == WorkerView("w", Role.DECODE)
+
+
+def test_a_view_without_shared_prefixes_is_as_it_was_before_there_were_any() -> None:
+    assert "shared_prefixes" not in json.loads(codec.encode_view(WorkerView("w", Role.DECODE), NOW_S))
+    view = WorkerView("w", Role.DECODE, shared_prefixes={"k": 64})
+    fields = json.loads(codec.encode_view(view, NOW_S))
+    assert codec.decode_view(json.dumps(fields), NOW_S) == view
+    assert codec.decode_view(json.dumps(fields | {"of_a_later_version": 1}), NOW_S) == view
 
 
 @pytest.mark.parametrize("role", Role)

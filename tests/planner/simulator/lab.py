@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -28,14 +28,16 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
+from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate
-from workloads.trace import Round, Session
+from workloads.trace import Round, Session, SharedPrefix
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.5, 0.02)
 ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "kairos", "laps", "shortest-prefill-first")
 ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "taichi", "threshold(tokens=300)")
 NO_OPTIONS = SimulationOptions()
+NO_PREFIXES: Mapping[str, SessionPrefix] = {}
 
 
 class RandomBinding:
@@ -183,6 +185,21 @@ def _sessions(drawn: list[tuple[float, list[tuple[int, int, float, float | None]
     return sorted(sessions, key=lambda session: session.arrival_s)
 
 
+@cache
+def sharing_session_lists() -> st.SearchStrategy[list[Session]]:
+    """Sessions of which some share a part of their first prompt, or all of it."""
+    prefixes = st.lists(st.tuples(st.sampled_from("aab-"), st.floats(0, 1)), min_size=8, max_size=8)
+    return st.tuples(session_lists(), prefixes).map(lambda drawn: [_sharing(*pair) for pair in zip(*drawn)])  # noqa: B905
+
+
+def _sharing(session: Session, prefix: tuple[str, float]) -> Session:
+    name, share = prefix
+    tokens = round(share * session.rounds[0].incr_tokens)
+    if name == "-" or not tokens:
+        return session
+    return session.model_copy(update={"shared_prefix": SharedPrefix(id=name, tokens=tokens)})
+
+
 def _groups(capacities: st.SearchStrategy[int], least: int) -> st.SearchStrategy[tuple[ReplicaGroup, ...]]:
     group = st.builds(ReplicaGroup, st.integers(1, 3), st.sampled_from([1, 2, 4]).map(Parallelism), capacities)
     return st.lists(group, min_size=least, max_size=2).map(tuple)
@@ -220,10 +237,13 @@ options = st.builds(
 class WatchedMemory(KvMemory):
     """Checks its books at every change, and notes which sessions it evicted."""
 
-    __slots__ = ("evicted_sessions",)
+    __slots__ = ("evicted_sessions", "given_prefixes")
 
-    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
-        super().__init__(capacity_tokens, page_tokens)
+    def __init__(
+        self, capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES
+    ) -> None:
+        super().__init__(capacity_tokens, page_tokens, prefixes)
+        self.given_prefixes = prefixes
         self.evicted_sessions: set[str] = set()
 
     def _evict(self, session_id: str) -> None:
@@ -231,13 +251,24 @@ class WatchedMemory(KvMemory):
         super()._evict(session_id)
 
     def check(self) -> None:
-        held = sum(tokens for name, tokens in self.held.items() if name not in self._reserved)
-        assert self.used_tokens == held + sum(self._reserved.values())
+        assert self.used_tokens == self.counted_tokens()
         assert min([0, *self.held.values()]) == 0
         if self.capacity_tokens:
             assert self.used_tokens <= self.capacity_tokens
         assert all(name in self.held for name in self._idle)
         assert not any(name in self._reserved or name in self._keepers for name in self._idle)
+
+    def counted_tokens(self) -> int:
+        """What sessions have here, with each prefix counted once, by a plain count."""
+        here = {**self.held, **self._reserved}
+        prefixes = {key: resident.computed_tokens for key, resident in self.prefixes._residents.items()}
+        private = 0
+        for name, tokens in here.items():
+            key, shared = self.given_prefixes.get(name, ("", 0))
+            shared = min(tokens, shared)
+            private += tokens - shared
+            prefixes[key] = max(prefixes.get(key, 0), shared)
+        return private + sum(prefixes.values())
 
     def keep(self, session_id: str) -> None:
         super().keep(session_id)
@@ -273,8 +304,8 @@ def watched_memories() -> Iterator[list[WatchedMemory]]:
     """All KV memories of the simulations in the block, which check themselves."""
     memories: list[WatchedMemory] = []
 
-    def made(capacity_tokens: int, page_tokens: int) -> WatchedMemory:
-        memories.append(WatchedMemory(capacity_tokens, page_tokens))
+    def made(capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix]) -> WatchedMemory:
+        memories.append(WatchedMemory(capacity_tokens, page_tokens, prefixes))
         return memories[-1]
 
     with pytest.MonkeyPatch.context() as patch:

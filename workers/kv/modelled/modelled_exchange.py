@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
@@ -127,6 +127,10 @@ class ModelledExchange:
     @property
     def session_tokens(self) -> int:
         return self.directory.session_tokens
+
+    @property
+    def shared_prefixes(self) -> Mapping[str, int]:
+        return self.directory.sessions.shared.published()
 
     @property
     def figures(self) -> StoreFigures:

@@ -36,6 +36,12 @@ class PrefixRecords:
         """The longest restorable length in pages; 0: nothing."""
         return next(self.restorable_lengths(), 0)
 
+    def key(self, page: int) -> bytes:
+        """The key of a page."""
+        number = bisect_right(self._starts, page) - 1
+        span = self.spans[number]
+        return span.run.keys[span.at + page - self._starts[number]]
+
     def trailing(self, pool: str, first: int, end: int) -> Iterator[tuple[int, PageRun, list[int]]]:
         """A pool's records of the pages from `first` to before `end`, by run: (shift, run, positions in the run).
 

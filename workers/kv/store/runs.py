@@ -12,6 +12,10 @@ Checksums = Sequence[int]
 """Checksums of the parts of one record, as the writer made them."""
 
 
+_USERS_KEPT = 2
+"""Of two sessions, one is another than any third, and used at least as many pages as all that are forgotten."""
+
+
 @dataclass(slots=True, eq=False)
 class PageRun:
     """Consecutive pages that one reservation wrote; it loses pages at its end only.
@@ -25,6 +29,7 @@ class PageRun:
             share a run, and nearly all of their claims are of one kind.
         session_pages, protected_pages: the most that a session needs, and that must not be evicted.
         checksums: of the records where the writer gave any: pool -> position -> checksums.
+        users: the two sessions that have used most of its pages, with how many of the first pages they used.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
     """
 
@@ -37,7 +42,18 @@ class PageRun:
     session_pages: int = 0
     protected_pages: int = 0
     checksums: dict[str, dict[int, Checksums]] = field(default_factory=dict)
+    users: dict[str, int] = field(default_factory=dict)
     dropped: bool = False
+
+    def shared_pages(self, session_id: str, pages: int) -> int:
+        """How many of the first `pages` pages another session has used too."""
+        return min(pages, max((used for name, used in self.users.items() if name != session_id), default=0))
+
+    def note_user(self, session_id: str, pages: int) -> None:
+        """A session uses the first `pages` pages."""
+        self.users[session_id] = max(pages, self.users.get(session_id, 0))
+        if len(self.users) > _USERS_KEPT:
+            del self.users[min(self.users, key=lambda name: self.users[name])]
 
     def needed_pages(self, besides: Claimant | None = None) -> int:
         """How many of the first pages are needed; `besides`: by others than this claimant."""

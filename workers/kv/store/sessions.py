@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from workers.kv.store.prefix_records import PrefixRecords
 from workers.kv.store.runs import Claimant, PageRun, PageSpan, RunTable
+from workers.kv.store.shared_prefixes import SharedPrefixes
 
 _CLOSED_SESSIONS_KEPT = 4096
 
@@ -39,6 +40,9 @@ class SessionTable:
         page_size: tokens per page.
         windows: of the pools that have no record of every page; see `PrefixRecords`.
         surplus: None: no tokens may be missing.
+
+    Attributes:
+        shared: the prefixes that several sessions have used.
     """
 
     def __init__(self, runs: RunTable, page_size: int, windows: Mapping[str, int], surplus: Surplus | None) -> None:
@@ -47,6 +51,7 @@ class SessionTable:
         self._windows = windows
         self._surplus = surplus
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self.shared = SharedPrefixes(page_size, windows)
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._with_surplus: OrderedDict[str, None] = OrderedDict()
         self._changed: dict[str, None] = {}
@@ -93,7 +98,9 @@ class SessionTable:
         """Set the session's context to `keys`: it keeps the pages of it that are there, and needs no others."""
         session = self._use(session_id)
         session.context_pages = len(keys)
-        path = {span.run: span.at + span.pages for span in self._runs.spans(keys, written_only=False)}
+        spans = list(self._runs.spans(keys, written_only=False))
+        self.shared.used(session_id, spans)
+        path = {span.run: span.at + span.pages for span in spans}
         lost = [run for run in session.path if run not in path]
         self._runs.set_path(session, path)
         if session.protects != (session.running > 0):

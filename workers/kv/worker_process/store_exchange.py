@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ampd.wire import KvReply, KvRequest
@@ -73,6 +73,10 @@ class StoreExchange:
     @property
     def session_tokens(self) -> int:
         return self.store.directory.session_tokens
+
+    @property
+    def shared_prefixes(self) -> Mapping[str, int]:
+        return self.store.directory.sessions.shared.published()
 
     @property
     def figures(self) -> StoreFigures:

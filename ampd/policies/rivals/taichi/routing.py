@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, index_of_least, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, history_at, history_read_s, index_of_least, local
 from ampd.policies.registry import register
 from ampd.policies.rivals.taichi.chunks import ChunkSizes
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
@@ -59,13 +59,11 @@ class TaiChiRouting(ChunkSizes):
 
     def _projected(self, situation: RoutingSituation, worker: WorkerView) -> RouteEstimate:
         task, own, model = situation.task, situation.decode, situation.model
-        prefill_s = self.prefill_s(worker, task.hist_tokens, task.incr_tokens, model)
+        hist_tokens = history_at(situation, worker)
+        prefill_s = self.prefill_s(worker, hist_tokens, task.context_tokens - hist_tokens, model)
         queue_s = self.queued_s(worker, model)
         if worker.worker_id == own.worker_id:
             return RouteEstimate(Route.LOCAL, own.worker_id, queue_s + prefill_s, prefill_s, queue_s, 0.0)
-        missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
-        transfer_s = 0.0
-        if missing_tokens:
-            transfer_s = model.kv_transfer_s(missing_tokens, own.parallelism, worker.parallelism)
+        transfer_s = history_read_s(situation, worker)
         total_s = queue_s + transfer_s + prefill_s
         return RouteEstimate(Route.REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)

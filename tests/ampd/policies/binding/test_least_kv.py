@@ -22,8 +22,9 @@ def worker(name: str, used: int, capacity: int = 0, sessions: int = 0, max_conte
     )
 
 
-def bind(*workers: WorkerView, seed: int = 0) -> str:
-    return situations.bind(create("binding", "least-kv"), TASK, workers, MODEL, 0.0, random.Random(seed))
+def bind(*workers: WorkerView, seed: int = 0, **shared_tokens: int) -> str:
+    binding, rng = create("binding", "least-kv"), random.Random(seed)
+    return situations.bind(binding, TASK, workers, MODEL, 0.0, rng, shared_tokens)
 
 
 def test_the_least_kv_memory_in_use_wins() -> None:
@@ -51,3 +52,13 @@ def test_ties_go_to_fewer_sessions_then_to_any_by_the_rng() -> None:
     equals = [worker(name, 5, sessions=1) for name in "abc"]
     assert {bind(*equals, seed=seed) for seed in range(50)} == {"a", "b", "c"}
     assert bind(*equals, seed=7) == bind(*equals, seed=7)
+
+
+def test_what_a_worker_holds_of_the_prompt_takes_no_more_memory() -> None:
+    assert bind(worker("a", 300), worker("b", 700), b=500) == "b"
+    assert bind(worker("a", 100), worker("b", 700), b=500) == "a"
+    # All hold the prefix: the least memory in use decides again.
+    assert bind(worker("a", 300), worker("b", 700), a=500, b=500) == "a"
+    # The prompt of 1000 tokens fits where half of it is.
+    assert bind(worker("full", 500, capacity=1000), worker("b", 400, capacity=1000)) == "b"
+    assert bind(worker("full", 500, capacity=1000), worker("b", 400, capacity=1000), full=500) == "full"

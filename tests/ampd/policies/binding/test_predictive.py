@@ -16,8 +16,9 @@ def worker(name: str, batch: int = 0, used: int = 0, capacity: int = 10_000) -> 
     return replace(decode(batch=batch), worker_id=name, kv_used_tokens=used, kv_capacity_tokens=capacity)
 
 
-def bound(*workers: WorkerView, seed: int = 0, tokens: int = 1000) -> str:
-    return situations.bind(BINDING, round_of(0, tokens), workers, PLAIN, 0.0, random.Random(seed))
+def bound(*workers: WorkerView, seed: int = 0, tokens: int = 1000, **shared_tokens: int) -> str:
+    rng = random.Random(seed)
+    return situations.bind(BINDING, round_of(0, tokens), workers, PLAIN, 0.0, rng, shared_tokens)
 
 
 def test_room_comes_before_load() -> None:
@@ -47,3 +48,12 @@ def test_memory_counts_by_share_and_not_by_tokens() -> None:
 def test_equals_share() -> None:
     counts = Counter(bound(worker("a"), worker("b"), seed=seed) for seed in range(400))
     assert min(counts["a"], counts["b"]) > 150
+
+
+def test_the_worker_that_saves_time_by_a_shared_prefix_takes_it() -> None:
+    # 20 sequences take half of the ITL target, which 500 ms of a target of 1 s make up for, and 300 ms do not.
+    busy, free = worker("busy", batch=20, capacity=0), worker("free", capacity=0)
+    assert bound(busy, free) == "free"
+    assert bound(busy, free, busy=600) == "busy"
+    assert bound(busy, free, busy=300) == "free"
+    assert bound(worker("full", used=9500), worker("fuller", used=9200), full=600) == "full"

@@ -356,3 +356,16 @@ def test_a_prefill_worker_that_still_decodes_offers_what_its_batch_leaves_over()
     assert alone.worker_id == "turned", "better than nowhere"
     rested = route(round_of(0, 100), busy, replace(turned, decode_batch=0))
     assert alone.estimates[0].prefill_s == pytest.approx(rested.estimates[0].prefill_s / EXACT.least_share)
+
+
+# -- shared prefixes
+
+
+def test_a_round_whose_prefix_is_held_is_not_hopeless() -> None:
+    task = round_of(0, 2000)  # 2 s, of a target of 1 s
+    workers = prefill("a"), prefill("b")
+    alone = situations.route(EXACT, task, own_of(0), workers, PLAIN, 0.0, random.Random(0))
+    assert alone.reason == "hopeless"
+    decision = situations.route(EXACT, task, own_of(0), workers, PLAIN, 0.0, random.Random(0), {"b": 1600})
+    assert (decision.worker_id, decision.reason) == ("b", "on-time")
+    assert decision.estimates[0].prefill_s == pytest.approx(0.41)

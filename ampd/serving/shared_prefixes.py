@@ -1,0 +1,65 @@
+"""Prefixes that several sessions share: which of a prompt's first tokens a worker holds for other sessions.
+
+Agents of one kind begin with the same system prompt. Its KV is held once, by the keys of its pages, and every session
+finds it. A worker publishes the prefixes that two or more of its sessions have used (`WorkerView.shared_prefixes`), so
+that decisions know them too: a prefix by the key of its last page, with its tokens.
+
+What a worker holds of a round's prompt is the longer of two parts: of the session's own context, and of a shared
+prefix. Coordinators and the simulator combine them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ampd.types import PrefillTask, WorkerView
+
+MOST_PUBLISHED = 64
+"""Shared prefixes that a view lists, those used last. They take about 2 kB."""
+
+_KEY_BYTES = 8
+"""Two prefixes with the same 64 bits would make an estimate wrong, and never a token."""
+
+
+def prefix_key(page_key: bytes) -> str:
+    """The published name of the prefix that ends with a page.
+
+    Args:
+        page_key: see `ampd.page_keys`. It depends on the tenant, so that a tenant finds none of another's prefixes.
+    """
+    return page_key[:_KEY_BYTES].hex()
+
+
+def published(workers: Iterable[WorkerView]) -> dict[str, int]:
+    """Key -> tokens of all prefixes that workers publish."""
+    found: dict[str, int] = {}
+    for worker in workers:
+        if worker.shared_prefixes:
+            found.update(worker.shared_prefixes)
+    return found
+
+
+def shared_tokens(prompt: Mapping[str, int], workers: Iterable[WorkerView]) -> dict[str, int]:
+    """How much of a prompt each worker holds for other sessions.
+
+    Args:
+        prompt: key of a prefix -> how many of its tokens the prompt begins with.
+
+    Returns:
+        Worker id -> tokens, without the workers that hold none.
+    """
+    found = {}
+    for worker in workers:
+        there = worker.shared_prefixes
+        if there and (common := there.keys() & prompt.keys()):
+            found[worker.worker_id] = max(min(there[key], prompt[key]) for key in common)
+    return found
+
+
+def with_shared(task: PrefillTask, tokens: int) -> PrefillTask:
+    """The prefill at a worker that holds the prompt's first `tokens`; at least one token is always computed."""
+    hist_tokens = min(tokens, task.context_tokens - 1)
+    if hist_tokens <= task.hist_tokens:
+        return task
+    return replace(task, hist_tokens=hist_tokens, incr_tokens=task.context_tokens - hist_tokens)
