@@ -1,6 +1,7 @@
 """Faults at the moments of a round, on a live graph.
 
-    python -m benchmarks.faults [--fault NAME ...] [--moment NAME ...] [--repeats N] [--json | --markdown]
+    python -m benchmarks.faults [--engine NAME] [--fault NAME ...] [--moment NAME ...] [--repeats N]
+        [--json | --markdown]
 
 With `--records FILE` each run is appended to the file, and runs that are in it already are not made again. The exit
 is 1 if an invariant was violated.
@@ -17,42 +18,77 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.cell import CellResult, CellRunner, p99
-from benchmarks.faults.cluster import live_graph
+from benchmarks.faults.cluster import MODELLED, GraphKind, LiveGraph, live_graph
 from benchmarks.faults.fault import Fault
 from benchmarks.faults.faults import FAULTS, NONE
 from benchmarks.faults.matrix import as_json, tables
 from benchmarks.faults.moments import Moment
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What runs with one kind of engine."""
+
+    faults: Mapping[str, Fault]
+    moments: Sequence[Moment]
+    kind: GraphKind
+    runner: Callable[[LiveGraph], CellRunner]
+
+
+def modelled() -> Setting:
+    """The whole matrix, on the modelled engine."""
+    return Setting(FAULTS, list(Moment), MODELLED, CellRunner)
+
+
+def sglang() -> Setting:
+    """A smaller one on SGLang, whose libraries are imported only for it."""
+    from benchmarks.faults.sglang import MOMENTS, SGLANG_FAULTS, SglangRunner, sglang_graph
+
+    return Setting({fault.name: fault for fault in SGLANG_FAULTS}, MOMENTS, sglang_graph(), SglangRunner)
+
+
+SETTINGS = {"modelled": modelled, "sglang": sglang}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen cells and print the matrix."""
     options = _options(argv)
-    chosen = {name: FAULTS[name] for name in options.fault or FAULTS}
-    moments = [Moment(name) for name in options.moment] or list(Moment)
+    setting = SETTINGS[options.engine]()
+    if unknown := [name for name in options.fault or () if name not in setting.faults]:
+        print(f"--fault: not with --engine {options.engine}: {', '.join(unknown)}; known: {', '.join(setting.faults)}")
+        return 2
+    chosen = {name: setting.faults[name] for name in options.fault or setting.faults}
+    moments = [Moment(name) for name in options.moment] or list(setting.moments)
     with tempfile.TemporaryDirectory(prefix="ampd-faults-") as name:
         folder = options.logs or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         records = Records(options.records)
-        results = asyncio.run(run(folder, list(chosen.values()), moments, options.repeats, records))
+        results = asyncio.run(run(folder, list(chosen.values()), moments, options.repeats, records, setting))
     print(json.dumps(as_json(results), indent=1) if options.json else tables(results, chosen))
     return int(any(result.violations for result in results))
 
 
 async def run(
-    folder: Path, faults: Sequence[Fault], moments: Sequence[Moment], repeats: int, records: Records | None = None
+    folder: Path,
+    faults: Sequence[Fault],
+    moments: Sequence[Moment],
+    repeats: int,
+    records: Records | None = None,
+    setting: Setting | None = None,
 ) -> list[CellResult]:
     """All cells on one graph; a graph that a fault has left unusable is replaced."""
-    records = records or Records(None)
+    records, setting = records or Records(None), setting or modelled()
     cells = [(fault, moment) for _ in range(repeats) for fault in (NONE, *faults) for moment in moments]
     results = records.take(cells)
     missing = deque(cell for cell in cells if not records.has_taken(cell))
     while missing:
-        async with live_graph(Path(tempfile.mkdtemp(dir=folder))) as graph:
-            runner = CellRunner(graph)
+        async with live_graph(Path(tempfile.mkdtemp(dir=folder)), setting.kind) as graph:
+            runner = setting.runner(graph)
             await runner.start()
             while missing:
                 result = await _run_cell(runner, *missing.popleft())
@@ -118,7 +154,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").splitlines()[0],
         epilog=f"faults: {', '.join(FAULTS)}",
     )
-    parser.add_argument("--fault", action="append", choices=list(FAULTS), metavar="NAME", help="default: all")
+    parser.add_argument("--engine", choices=list(SETTINGS), default="modelled", help="engine of the workers")
+    parser.add_argument("--fault", action="append", metavar="NAME", help="default: all")
     parser.add_argument("--moment", action="append", choices=list(Moment), default=[], help="default: all")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")

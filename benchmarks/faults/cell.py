@@ -19,7 +19,7 @@ from benchmarks.faults.invariants import check_endings, check_idle, check_owners
 from benchmarks.faults.load import BackgroundLoad, Client, Ending, RoundResult
 from benchmarks.faults.moments import MissedMomentError, Moment, Stage
 from benchmarks.faults.strike import strike
-from benchmarks.faults.tokens import expected_tokens
+from benchmarks.faults.tokens import Expected, expected_tokens
 from tests.waiting import until
 
 BOUND_S = 20.0
@@ -44,7 +44,8 @@ class CellResult:
     Attributes:
         lag_s: how late the harness' own event loop was at most. Other times cannot be more exact than this.
         recover_s: from the fault until each disturbed session had its next token: those with a round that failed, or
-            that waited for longer than `STALL_S` (the victim's: `VICTIM_STALL_S`).
+            that waited for longer than `STALL_S` (the victim's: `VICTIM_STALL_S`). Of a fault that lasts, the
+            longest of these waits.
         ttfts_s: of all rounds that were in progress at the fault or began later, up to the end of the fault.
         errors: the different texts of rounds that failed clearly, with their number.
         violations: of the invariants.
@@ -93,21 +94,41 @@ class LoopLag:
 
 
 class CellRunner:
-    """Runs cells on one graph. `start` must run before the first one."""
+    """Runs cells on one graph. `start` must run before the first one.
 
-    def __init__(self, graph: LiveGraph) -> None:
+    Args:
+        expected: the right answers; default: those of the modelled engine.
+        agents: sessions beside the victim's.
+        victim_stall_s: see `VICTIM_STALL_S`.
+    """
+
+    def __init__(
+        self,
+        graph: LiveGraph,
+        expected: Expected | None = None,
+        agents: int = AGENTS,
+        victim_stall_s: float = VICTIM_STALL_S,
+    ) -> None:
         self._graph = graph
-        self._expected = expected_tokens(graph.model)
+        self._expected = expected or expected_tokens(graph.model)
+        self._agents = agents
+        self._victim_stall_s = victim_stall_s
         self._tasks_at_start: dict[str, Mapping[str, int]] = {}
         self._number = 0
 
     async def start(self) -> None:
         """Serve some sessions, then note which asyncio tasks an idle process has."""
         client = self._client()
-        load = BackgroundLoad(client, self._expected, "warm-up", AGENTS, Stage.rng("warm-up"))
-        await asyncio.sleep(1.0)
-        await load.stop()
-        await client.close()
+        await self._prepare(client, "warm-up")
+        load = BackgroundLoad(client, self._expected, "warm-up", self._agents, Stage.rng("warm-up"))
+        try:
+            await asyncio.sleep(1.0)
+            await load.stop()
+        except BaseException:
+            await load.cancel()
+            raise
+        finally:
+            await client.close()
         if violations := check_endings(client.results):
             raise RuntimeError(f"the graph does not serve: {violations}")
         await until(self._is_calm, timeout_s=30, poll_s=0.1)
@@ -115,6 +136,9 @@ class CellRunner:
             kind = name.rpartition("-")[0]
             most = Counter(self._tasks_at_start.get(kind, {})) | Counter(view["tasks"])
             self._tasks_at_start[kind] = most
+
+    async def _prepare(self, client: Client, name: str) -> None:
+        """Before the sessions of a run, whose names begin with `name`."""
 
     async def run(self, fault: Fault, moment: Moment) -> CellResult:
         """Run a cell until the fault has struck at the moment."""
@@ -130,16 +154,24 @@ class CellRunner:
         raise AssertionError
 
     async def _run(self, fault: Fault, moment: Moment) -> CellResult:
-        graph, client = self._graph, self._client()
+        client = self._client()
+        try:
+            return await self._run_with(client, fault, moment)
+        finally:
+            await client.close()
+
+    async def _run_with(self, client: Client, fault: Fault, moment: Moment) -> CellResult:
+        graph = self._graph
         self._number += 1
         name = f"c{self._number}"
         for member in graph.members:
             member.forget_log()
+        await self._prepare(client, name)
         stage = Stage(graph, client, self._expected, name)
         scene = Scene(graph, client, stage, moment)
         await fault.prepare(scene)
         lag = LoopLag()
-        load = BackgroundLoad(client, self._expected, name, AGENTS, Stage.rng(name))
+        load = BackgroundLoad(client, self._expected, name, self._agents, Stage.rng(name))
         try:
             struck = await strike(fault, scene)
             await graph.until_whole()
@@ -157,11 +189,10 @@ class CellRunner:
             return result
         except BaseException:
             for requests in (stage, load):
-                requests.cancel()
+                await requests.cancel()
             raise
         finally:
             lag.stop()
-            await client.close()
 
     def _judge(
         self, fault: Fault, moment: Moment, results: Sequence[RoundResult], struck_s: float, healed_s: float
@@ -169,6 +200,7 @@ class CellRunner:
         endings = Counter(result.ending for result in results)
         after = [result for result in results if result.ended_s > struck_s and result.started_s < healed_s]
         failures = [result for result in results if result.ending is Ending.FAILED]
+        waits = disturbances(results, f"c{self._number}-victim", struck_s, healed_s, self._victim_stall_s)
         return CellResult(
             fault=fault.name,
             moment=moment.value,
@@ -178,7 +210,7 @@ class CellRunner:
             lost=endings[Ending.LOST],
             wrong=endings[Ending.WRONG],
             left=endings[Ending.LEFT],
-            recover_s=recovered_s(results, f"c{self._number}-victim", struck_s, healed_s) - struck_s,
+            recover_s=recover_s(waits, struck_s, lasts=fault.lasts),
             ttfts_s=[result.ttft_s for result in after if result.ttft_s is not None],
             errors=dict(Counter(result.detail[:300] for result in failures)),
             violations=check_endings(results),
@@ -221,18 +253,21 @@ class CellRunner:
         )
 
 
-def recovered_s(results: Sequence[RoundResult], victim: str, struck_s: float, healed_s: float) -> float:
-    """When the last disturbed session made progress again.
+def disturbances(
+    results: Sequence[RoundResult], victim: str, struck_s: float, healed_s: float, victim_stall_s: float
+) -> list[tuple[float, float]]:
+    """When sessions began to wait because of the fault, and when each of them had its next token.
 
     Disturbed is a session with a round that failed or stalled, and that ran between the fault and its end.
     """
-    moments_s = [struck_s]
+    found = []
     for result in results:
         if result.started_s > healed_s:
             continue
-        longest_s = VICTIM_STALL_S if result.session_id == victim and result.started_s <= struck_s else STALL_S
-        moments_s += result.stalls(struck_s, longest_s)
+        longest_s = victim_stall_s if result.session_id == victim and result.started_s <= struck_s else STALL_S
+        found += result.stalls(struck_s, longest_s)
         if result.ending is Ending.FAILED:
+            since_s = max(struck_s, *result.token_s[-1:], result.started_s)
             later_s = [
                 at_s
                 for other in results
@@ -240,8 +275,15 @@ def recovered_s(results: Sequence[RoundResult], victim: str, struck_s: float, he
                 for at_s in other.token_s
                 if at_s > result.ended_s
             ]
-            moments_s += sorted(later_s)[:1]
-    return max(moments_s)
+            found += [(since_s, at_s) for at_s in sorted(later_s)[:1]]
+    return found
+
+
+def recover_s(waits: Sequence[tuple[float, float]], struck_s: float, *, lasts: bool) -> float:
+    """From the fault to the end of the last wait; of a fault that lasts, the longest wait."""
+    if lasts:
+        return max((until_s - since_s for since_s, until_s in waits), default=0.0)
+    return max((until_s - struck_s for _, until_s in waits), default=0.0)
 
 
 def p99(values: Sequence[float]) -> float:

@@ -7,9 +7,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -51,6 +51,8 @@ _READY = {
 """Beginning of the log line by which a process is ready; its id follows."""
 
 _STARTS = 3
+_START_S = 120.0
+"""The longest start of a process: of a real engine on a busy machine."""
 
 _PATIENCE_S = 20.0
 """Timeout of the harness' own calls."""
@@ -97,6 +99,33 @@ def performance_model() -> dict[str, Any]:
         ],
         "kv_bytes_per_token": 64,
     }
+
+
+@dataclass(frozen=True)
+class GraphKind:
+    """Of what a graph consists.
+
+    Attributes:
+        engine: of the workers. worker_flags: theirs, beside those of every graph.
+        sizes: kind of process -> number of processes.
+        preloaded: modules that the processes share.
+        environment: of all processes.
+        model: folder of the workers' model; None: the tiny model.
+    """
+
+    engine: str = "modelled"
+    worker_flags: Sequence[str] = ("--eos-every-tokens", "0")
+    sizes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, PAIR))
+    preloaded: Sequence[str] = PRELOADED
+    environment: Mapping[str, str] = field(default_factory=dict)
+    model: Path | None = None
+
+    def with_worker_flags(self, flags: Sequence[str]) -> GraphKind:
+        """The same with further flags of all workers."""
+        return replace(self, worker_flags=(*self.worker_flags, *flags))
+
+
+MODELLED = GraphKind()
 
 
 @dataclass(eq=False)
@@ -176,21 +205,18 @@ class LiveGraph:
         members: the running ones, and those that a fault has ended, until `heal`.
         redis: the server behind `proxy`; a fault may replace it.
         worker_model: folder of new workers; `model` is that of the tokenizer.
-
-    Args:
-        worker_flags: further ones of all workers.
     """
 
     def __init__(
-        self, folder: Path, server: ForkServer, redis: FaultyRedis, proxy: RedisProxy, worker_flags: Sequence[str] = ()
+        self, folder: Path, server: ForkServer, redis: FaultyRedis, proxy: RedisProxy, kind: GraphKind = MODELLED
     ) -> None:
         self.folder = folder
-        self._worker_flags = worker_flags
+        self._kind = kind
         self.redis = redis
         self.proxy = proxy
         self.namespace = f"faults{uuid4().hex[:8]}"
         self.members: list[Member] = []
-        self.model = self.worker_model = tiny_model_path()
+        self.model = self.worker_model = kind.model or tiny_model_path()
         self._server = server
         self._numbers: Iterator[int] = count()
         self._perf = folder / "performance.json"
@@ -200,6 +226,7 @@ class LiveGraph:
             "DYN_LOGGING_JSONL": "1",
             "DYN_LOG": "info",
             "AMPD_LOG_ROUNDS": "steps",
+            **kind.environment,
         }
 
     # -- processes
@@ -234,8 +261,8 @@ class LiveGraph:
         if kind == "coordinator":
             return [*shared, "--model-name", MODEL, "--routing", "always-remote"]
         # Slices would end each prefill at many places. Here a prefill is one span of time.
-        flags = ["--role", kind, "--engine", "modelled", "--eos-every-tokens", "0", "--slicing", "whole"]
-        return [*shared, *flags, "--kv-timeout-s", str(KV_TIMEOUT_S), *self._worker_flags]
+        flags = ["--role", kind, "--engine", self._kind.engine, "--slicing", "whole"]
+        return [*shared, *flags, "--kv-timeout-s", str(KV_TIMEOUT_S), *self._kind.worker_flags]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind and member.is_running]
@@ -266,7 +293,7 @@ class LiveGraph:
                     return True
             return False
 
-        await until(is_ready, timeout_s=60, poll_s=0.02)
+        await until(is_ready, _START_S, poll_s=0.02)
         member.is_ready = True
 
     async def end(self, member: Member, number: signal.Signals) -> None:
@@ -281,10 +308,11 @@ class LiveGraph:
                 member.signal(signal.SIGCONT)
         for _ in range(_STARTS):
             self.members = [member for member in self.members if member.is_running]
-            for started in [self.start(kind) for kind in KINDS for _ in range(PAIR - len(self.of(kind)))]:
+            sizes = self._kind.sizes
+            for started in [self.start(kind) for kind in KINDS for _ in range(sizes[kind] - len(self.of(kind)))]:
                 with suppress(RuntimeError):  # it has ended, perhaps because a busy machine was too slow
                     await self.until_ready(started)
-            if all(len(self.of(kind)) >= PAIR for kind in KINDS):
+            if all(len(self.of(kind)) >= sizes[kind] for kind in KINDS):
                 return
         raise RuntimeError("the processes do not start")
 
@@ -353,14 +381,14 @@ async def _serves(url: str) -> bool:
 
 
 @asynccontextmanager
-async def live_graph(folder: Path, worker_flags: Sequence[str] = ()) -> AsyncIterator[LiveGraph]:
+async def live_graph(folder: Path, kind: GraphKind = MODELLED) -> AsyncIterator[LiveGraph]:
     """A graph that serves; its processes end with the block."""
     async with AsyncExitStack() as stack:
         stack.enter_context(suppress(TimeoutExpired))  # the processes that do not end in time end with this one
-        server = stack.enter_context(ForkServer(PRELOADED))
+        server = stack.enter_context(ForkServer(kind.preloaded))
         redis = stack.enter_context(FaultyRedis())
         proxy = await stack.enter_async_context(RedisProxy(redis.port))
-        graph = LiveGraph(folder, server, redis, proxy, worker_flags)
+        graph = LiveGraph(folder, server, redis, proxy, kind)
         stack.callback(lambda: graph.redis.__exit__())  # a fault may have replaced the first one
         stack.callback(graph.stop)
         await graph.replace_ended()

@@ -82,6 +82,7 @@ class Fault:
         holds_s: between `strike` and `heal`.
         heal: ends the fault. Processes that have ended are replaced afterwards.
         check: adds to the complaints when all sessions have ended.
+        lasts: it goes on until it is healed, so that new rounds may wait at any time meanwhile.
         aim_s: the longest time to recover that is aimed at. The matrix marks the cells that took longer.
     """
 
@@ -93,4 +94,5 @@ class Fault:
     prepare: Action = nothing
     check: Action = nothing
     holds_s: float = 1.0
+    lasts: bool = False
     aim_s: float = SILENCE_AIM_S

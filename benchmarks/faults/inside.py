@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,19 +77,19 @@ async def open_control(figures: Callable[[], dict[str, Any]]) -> asyncio.Server:
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = json.loads(await reader.readline())
-        match request["op"]:
-            case "debug":
-                reply = {**figures(), **_process_figures()}
-            case "arm":
-                ARMED.arm(request["fault"])
-                reply = {}
-            case "disarm":
-                ARMED.disarm()
-                reply = {}
-        writer.write(json.dumps(reply).encode() + b"\n")
-        await writer.drain()
-        writer.close()
+        with closing(writer):
+            request = json.loads(await reader.readline())
+            match request["op"]:
+                case "debug":
+                    reply = {**figures(), **_process_figures()}
+                case "arm":
+                    ARMED.arm(request["fault"])
+                    reply = {}
+                case "disarm":
+                    ARMED.disarm()
+                    reply = {}
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await writer.drain()
 
     return await asyncio.start_unix_server(answer, os.environ[SOCKET_VARIABLE])
 

@@ -6,28 +6,36 @@ import asyncio
 from contextlib import suppress
 
 from benchmarks.faults import worker
-from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, Member
+from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.inside import TASK_EXCEPTION
+from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
 from tests.waiting import until
+from workers.engines.supervised import STALL_FACTOR
 
 _GROUP = "Inside workers"
 _GIVEN_UP_S = 15.0
 """Longer than ten times any predicted prefill here, after which a worker gives up an engine that hangs."""
+
+_HANG_AIM_S = STALL_FACTOR * (PREFILL_S + PREFILL_S_PER_TOKEN * (HISTORY_TOKENS + INCREMENT_TOKENS)) + 1.0
+"""The bound of an engine that computes a whole context of the victim."""
 
 
 async def _ask_all(members: list[Member], **request: str) -> None:
     await asyncio.gather(*(member.ask(**request) for member in members))
 
 
-def _arms_workers(fault: str) -> Action:
+def arms_workers(fault: str) -> Action:
+    """Switch a fault on in all workers."""
+
     async def act(scene: Scene) -> None:
         await _ask_all(scene.graph.workers, op="arm", fault=fault)
 
     return act
 
 
-async def _disarm(scene: Scene) -> None:
+async def disarm(scene: Scene) -> None:
+    """Switch all faults of all workers off."""
     await _ask_all(scene.graph.workers, op="disarm")
 
 
@@ -52,7 +60,7 @@ async def _until_given_up(scene: Scene) -> None:
     """The worker ends with its engine, so that it can be replaced before the next run."""
     with suppress(TimeoutError):
         await until(lambda: not scene.kept["broken"].is_running, _GIVEN_UP_S)
-    await _disarm(scene)
+    await disarm(scene)
 
 
 async def _break_tasks(scene: Scene) -> None:
@@ -61,24 +69,24 @@ async def _break_tasks(scene: Scene) -> None:
 
 
 KV_FAULTS = [
-    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", _arms_workers(worker.KV_FAILS), _disarm),
+    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(worker.KV_FAILS), disarm),
     Fault(
         "kv-stalls",
         _GROUP,
         "reads of KV stop in the middle and do not end",
-        _arms_workers(worker.KV_STALLS),
-        _disarm,
+        arms_workers(worker.KV_STALLS),
+        disarm,
         holds_s=3.0,
         aim_s=KV_TIMEOUT_S + 1.0,
     ),
-    Fault("kv-breaks", _GROUP, "reads of KV break off", _arms_workers(worker.KV_COPY_FAILS), _disarm),
-    Fault("kv-lies", _GROUP, "workers answer reads of KV with nonsense", _arms_workers(worker.KV_LIES), _disarm),
+    Fault("kv-breaks", _GROUP, "reads of KV break off", arms_workers(worker.KV_COPY_FAILS), disarm),
+    Fault("kv-lies", _GROUP, "workers answer reads of KV with nonsense", arms_workers(worker.KV_LIES), disarm),
     Fault(
         "nonsense",
         _GROUP,
         "the worker of the round publishes malformed views",
         _arms_worker_of_the_round(worker.NONSENSE),
-        _disarm,
+        disarm,
         holds_s=2 * LEASE_S,
     ),
     Fault(
@@ -86,7 +94,7 @@ KV_FAULTS = [
         _GROUP,
         "an exception in the engine of the worker",
         _arms_engine_of_the_round(worker.ENGINE_BREAKS),
-        _disarm,
+        disarm,
         aim_s=DEATH_AIM_S,
     ),
     Fault(
@@ -96,14 +104,14 @@ KV_FAULTS = [
         _arms_engine_of_the_round(worker.ENGINE_HANGS),
         _until_given_up,
         holds_s=worker.WATCHDOG_S + 2.0,
-        aim_s=worker.WATCHDOG_S + 1.0,
+        aim_s=_HANG_AIM_S,
     ),
     Fault(
         "task-exceptions",
         _GROUP,
         "an exception in each long-lived task of all workers and coordinators",
         _break_tasks,
-        _disarm,
+        disarm,
     ),
 ]
 
@@ -112,10 +120,10 @@ SABOTAGE = [
         "leaks-holds",
         "Sabotage",
         "workers keep a hold for ever",
-        _arms_workers(worker.LEAKS_HOLDS),
-        _disarm,
+        arms_workers(worker.LEAKS_HOLDS),
+        disarm,
         holds_s=5.0,  # a read must begin meanwhile, and the prefills before the victim's take more than 2 s
     ),
-    Fault("repeats-tokens", "Sabotage", "workers repeat a token", _arms_workers(worker.REPEATS_TOKENS), _disarm),
+    Fault("repeats-tokens", "Sabotage", "workers repeat a token", arms_workers(worker.REPEATS_TOKENS), disarm),
 ]
 """Broken workers, which the harness must report. They are no part of the matrix."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.tokens import ExpectedTokens, random_prompt
+from benchmarks.faults.tokens import Expected, random_prompt
 from tests.harness.graph import completion, session
 
 RETRY_PAUSE_S = 0.2
@@ -61,12 +61,11 @@ class RoundResult:
     def ttft_s(self) -> float | None:
         return self.token_s[0] - self.started_s if self.token_s else None
 
-    def stalls(self, since_s: float, longest_s: float) -> list[float]:
-        """The ends of all waits after `since_s` that were longer than `longest_s`: for a token, or for the end."""
+    def stalls(self, since_s: float, longest_s: float) -> list[tuple[float, float]]:
+        """Begin and end of all waits after `since_s` that were longer than `longest_s`: for a token, or for the end."""
         moments = [self.started_s, *self.token_s, self.ended_s]
-        return [
-            after for before, after in pairwise(moments) if after > since_s and after - max(before, since_s) > longest_s
-        ]
+        waits = [(max(before, since_s), after) for before, after in pairwise(moments)]
+        return [(before, after) for before, after in waits if after - before > longest_s]
 
 
 class Client:
@@ -77,7 +76,7 @@ class Client:
         bound_s: a round that has not ended after this time is lost.
     """
 
-    def __init__(self, urls: Callable[[], Sequence[str]], expected: ExpectedTokens, bound_s: float) -> None:
+    def __init__(self, urls: Callable[[], Sequence[str]], expected: Expected, bound_s: float) -> None:
         self.results: list[RoundResult] = []
         self.bound_s = bound_s
         self._urls = urls
@@ -109,7 +108,7 @@ class Client:
         result = RoundResult(session_id, time.monotonic())
         self.results.append(result)
         expected = self._expected.text(self._expected.output(prompt, output_tokens))
-        body = completion(list(prompt), max_tokens=output_tokens, stream=True, **options)
+        body = completion(list(prompt), max_tokens=output_tokens, stream=True, temperature=0, **options)
         try:
             async with asyncio.timeout(self.bound_s):
                 headers = session(session_id, final=is_final)
@@ -198,7 +197,7 @@ class Agent:
         context: prompt and output of the last round. prompt: of the round in progress, or else of the last one.
     """
 
-    def __init__(self, client: Client, expected: ExpectedTokens, session_id: str, rng: random.Random) -> None:
+    def __init__(self, client: Client, expected: Expected, session_id: str, rng: random.Random) -> None:
         self.session_id = session_id
         self.context: list[int] = []
         self.prompt: list[int] = []
@@ -241,10 +240,11 @@ class RunningAgents:
     def _start(self, agents: Iterable[Coroutine[Any, Any, None]]) -> None:
         self._tasks = [asyncio.create_task(agent) for agent in agents]
 
-    def cancel(self) -> None:
-        """End all requests, because the run has failed."""
+    async def cancel(self) -> None:
+        """End all requests, because the run has failed. Their connections are closed afterwards."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         self._is_over.set()
@@ -261,7 +261,7 @@ class BackgroundLoad(RunningAgents):
     LONGEST_GAP_S = 0.25
     MOST_ROUNDS = 40
 
-    def __init__(self, client: Client, expected: ExpectedTokens, name: str, agents: int, rng: random.Random) -> None:
+    def __init__(self, client: Client, expected: Expected, name: str, agents: int, rng: random.Random) -> None:
         super().__init__()
         self._agents = [Agent(client, expected, f"{name}-load-{number}", rng) for number in range(agents)]
         self._rng = rng

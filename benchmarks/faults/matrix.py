@@ -42,7 +42,8 @@ def _fault_row(
         for moment in moments
         if _of(own, fault.name, moment)
     ]
-    return _row([f"`{fault.name}`: {fault.what}", f"{fault.aim_s:g} s", *cells, *counts, f"{max(added):+.2f} s"])
+    aim = f"{fault.aim_s:g} s{' of wait' * fault.lasts}"
+    return _row([f"`{fault.name}`: {fault.what}", aim, *cells, *counts, f"{max(added):+.2f} s"])
 
 
 def _cell(runs: Sequence[CellResult], reference: Sequence[CellResult], aim_s: float) -> str:

@@ -15,10 +15,10 @@ from ampd.page_keys import PAGE_TOKENS
 from ampd.session_key import session_key
 from benchmarks.faults.cluster import LiveGraph, Member
 from benchmarks.faults.load import Agent, Client, Ending, RoundResult
-from benchmarks.faults.tokens import ExpectedTokens
+from benchmarks.faults.tokens import Expected
 from tests.waiting import until
 
-HISTORY_TOKENS, INCREMENT_TOKENS = 480, 320
+HISTORY_TOKENS, INCREMENT_TOKENS, LAST_INCREMENT_TOKENS = 480, 320, 80
 FIRST_OUTPUT_TOKENS, OUTPUT_TOKENS = 16, 40
 BLOCKING_TOKENS = 1600
 DECODING_FROM_TOKENS = 4
@@ -69,7 +69,7 @@ class Victim:
 class Stage:
     """Brings the victim to a moment, and finds the processes that work for it."""
 
-    def __init__(self, graph: LiveGraph, client: Client, expected: ExpectedTokens, name: str) -> None:
+    def __init__(self, graph: LiveGraph, client: Client, expected: Expected, name: str) -> None:
         self._graph = graph
         self._client = client
         self._expected = expected
@@ -149,11 +149,12 @@ class Stage:
         if self.victim.round is None:
             self.victim.round = self._second_round()
 
-    def cancel(self) -> None:
-        """End all requests, because the run has failed."""
-        for task in (self.victim.round, *self._blockers):
-            if task is not None:
-                task.cancel()
+    async def cancel(self) -> None:
+        """End all requests, because the run has failed. Their connections are closed afterwards."""
+        running = [task for task in (self.victim.round, *self._blockers) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def finish(self) -> dict[str, str]:
         """Let the victim's round end, run another, and end the session.
@@ -166,7 +167,7 @@ class Stage:
             with contextlib.suppress(asyncio.CancelledError):
                 await victim.round
         await asyncio.gather(*self._blockers)
-        await victim.agent.round(INCREMENT_TOKENS // 4, FIRST_OUTPUT_TOKENS)
+        await victim.agent.round(LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
         store = await self._graph.store()
         try:
             bound = await store.binding(session_key("", victim.session_id))
@@ -186,7 +187,8 @@ class Stage:
     async def _block(self) -> None:
         """Long prefills on every prefill worker, so that the next one waits."""
         for number in range(2 * len(self._graph.of("prefill"))):
-            agent = Agent(self._client, self._expected, f"{self._name}-blocker-{number}", self._rng)
+            name = blocker_name(self._name, number)
+            agent = Agent(self._client, self._expected, name, self.rng(name))
             self._blockers.append(asyncio.create_task(agent.round(BLOCKING_TOKENS, 1, is_final=True)))
             await until(partial(self._is_queued, agent.session_id), poll_s=_POLL_S)
 
@@ -211,6 +213,11 @@ class Stage:
 
     def _is_queued(self, session_id: str) -> bool:
         return any(_QUEUED.fits(line, session_id) for member in self._graph.of("prefill") for line in member.read_log())
+
+
+def blocker_name(run: str, number: int) -> str:
+    """Session of a long prefill before the victim's."""
+    return f"{run}-blocker-{number}"
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ PROCESS_FAULTS = [
         "each worker is replaced: a new one starts, the old one gets SIGTERM",
         _restart_workers,
         _until_restarted,
+        lasts=True,
     ),
     Fault(
         "rolling-weights",
@@ -111,6 +112,7 @@ PROCESS_FAULTS = [
         _update_weights,
         _until_restarted,
         check=_check_weights,
+        lasts=True,
     ),
     Fault(
         "other-weights",

@@ -81,8 +81,10 @@ async def _fail_over(scene: Scene) -> None:
 
 
 async def _end_old_master(scene: Scene) -> None:
-    await asyncio.gather(*scene.running)
-    scene.kept.pop("old").__exit__()
+    try:
+        await asyncio.gather(*scene.running)
+    finally:
+        scene.kept.pop("old").__exit__()
 
 
 async def _fill(scene: Scene) -> None:
@@ -144,7 +146,9 @@ def _fault(name: str, what: str, strike: Action, heal: Action, **options: Any) -
 
 def _slow(milliseconds: Sequence[float]) -> list[Fault]:
     return [
-        _fault(f"slow-{each:g}ms", f"each answer takes {each:g} ms longer", _delays(each / 1000), _delays(0.0))
+        _fault(
+            f"slow-{each:g}ms", f"each answer takes {each:g} ms longer", _delays(each / 1000), _delays(0.0), lasts=True
+        )
         for each in milliseconds
     ]
 
@@ -158,7 +162,7 @@ REDIS_FAULTS = [
         aim_s=DEATH_AIM_S,
     ),
     _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing, aim_s=DEATH_AIM_S),
-    _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT)),
+    _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT), lasts=True),
     *_slow((0.2, 50, 200, 1000)),
     _fault("full", "writes are refused: OOM", _commands("CONFIG SET maxmemory 1"), _commands("CONFIG SET maxmemory 0")),
     _fault(
@@ -173,7 +177,7 @@ REDIS_FAULTS = [
         _commands("ACL SETUSER ampd -@write"),
         _commands("ACL SETUSER ampd +@all"),
     ),
-    _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped, prepare=_fill),
+    _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped, prepare=_fill, lasts=True),
     _fault("misconf", "writes are refused: MISCONF, the dump cannot be written", _fail_to_save, _save_again),
     _fault("clock-forward", "its clock jumps forward by an hour, and back", _steps(_STEP_S), _steps(-_STEP_S)),
     _fault("clock-back", "its clock jumps back by an hour, and forward", _steps(-_STEP_S), _steps(_STEP_S)),

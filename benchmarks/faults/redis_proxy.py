@@ -24,10 +24,8 @@ class RedisProxy(TcpProxy):
         return f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with suppress(OSError):  # no server: the client sees a connection that ends at once
             await super()._serve(reader, writer)
-        except OSError:
-            writer.close()  # no server: the client sees a connection that ends at once
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

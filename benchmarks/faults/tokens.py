@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -13,6 +14,18 @@ from workers.engines.modelled_tokens import ContextHash, TokenSource, read_model
 
 _LOWEST, _HIGHEST = 20, 290
 """Range of the token ids of prompts: plain words and syllables of the tiny model."""
+
+
+class Expected(Protocol):
+    """The right answers."""
+
+    def output(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The first `count` tokens that follow `prompt`."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of output tokens, as a client gets it."""
+        ...
 
 
 class ExpectedTokens:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,16 +36,24 @@ def install() -> None:
     """Put the faults into the modules of the worker, before its process starts."""
     from workers.engines import supervised
 
-    supervised.STALL_FLOOR_S = WATCHDOG_S
-    _install_control()
     install_tasks()
     install_clock()
-    _install_kv()
     _install_publications()
-    _install_engine()
+    if "sglang" in sys.argv:
+        from benchmarks.faults import sglang_worker
+
+        supervised.STALL_FLOOR_S = sglang_worker.WATCHDOG_S
+        sglang_worker.install_engines()
+        sglang_worker.install_kv()
+        _install_control(sglang_worker.figures)
+    else:
+        supervised.STALL_FLOOR_S = WATCHDOG_S
+        _install_kv()
+        _install_engine()
+        _install_control(figures)
 
 
-def _install_control() -> None:
+def _install_control(figures: Callable[[Any], dict[str, Any]]) -> None:
     from workers.component import Worker
 
     run = Worker.run

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.faults.cell import CellRunner
-from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph
+from benchmarks.faults.cluster import KINDS, MODELLED, LiveGraph, Member, live_graph
 from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.invariants import check_endings, check_owners
@@ -83,7 +83,7 @@ async def soak(
     interval_s: float = INTERVAL_S,
 ) -> SoakResult:
     """Run it in `folder`, where the logs of all processes go."""
-    async with live_graph(folder, SMALL_STORES) as graph:
+    async with live_graph(folder, MODELLED.with_worker_flags(SMALL_STORES)) as graph:
         runner = CellRunner(graph)
         await runner.start()
         run = _Run(graph, SoakResult(minutes, seed), list(faults.values()))
@@ -124,7 +124,7 @@ class _Run:
                 await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             await load.stop()
         except BaseException:
-            load.cancel()
+            await load.cancel()
             raise
         finally:
             await self._client.close()
@@ -168,7 +168,7 @@ class _Run:
             await stage.finish()
             await fault.check(scene)
         except BaseException:
-            stage.cancel()
+            await stage.cancel()
             raise
         for text in scene.complaints:
             self._violated(f"{fault.name} x {moment.label}", text)

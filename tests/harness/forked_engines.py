@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.process import BaseProcess
@@ -31,29 +31,41 @@ _PRELOADED = (
 )
 
 
+SERVER_ENVIRONMENT = {
+    ENGINE_FLAG: "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    # The ranks of an engine compare their decisions, and the engine ends at the first difference.
+    "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
+}
+"""The server reads these at its imports, as an engine would that imports SGLang itself."""
+
+
 @contextmanager
 def forked_engines() -> Iterator[None]:
     """Start the server and let it fork what SGLang spawns; the server ends with the test process."""
     with pytest.MonkeyPatch.context() as patch:
-        # The server reads these at its imports, as an engine would that imports SGLang itself.
-        patch.setenv(ENGINE_FLAG, "1")
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        # The ranks of an engine compare their decisions, and the engine ends at the first difference.
-        patch.setenv("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1")
-        multiprocessing.set_forkserver_preload(list(_PRELOADED))
-        # A scheduler that fails to start sends SIGQUIT to its parent, which is the server now.
-        before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGQUIT, before)
-        patch.setattr(multiprocessing.Process, "_Popen", staticmethod(_fork))
+        for name, value in SERVER_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        start_server()
+        patch.setattr(multiprocessing.Process, "_Popen", staticmethod(fork))
         # SGLang asks for "spawn" before each start.
         patch.setattr(multiprocessing, "set_start_method", lambda *_args, **_options: None)
         yield
 
 
-def _fork(process: BaseProcess) -> popen_forkserver.Popen:
+def start_server(further_modules: Sequence[str] = ()) -> None:
+    """Start the server with the environment of this process. It imports further modules beside SGLang's own."""
+    multiprocessing.set_forkserver_preload([*_PRELOADED, *further_modules])
+    # A scheduler that fails to start sends SIGQUIT to its parent, which is the server now.
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+
+
+def fork(process: BaseProcess) -> popen_forkserver.Popen:
+    """Start a process by the server, with the environment of this one."""
     started: Any = process
     started._target, started._args = _with_environment, (dict(os.environ), started._target, *started._args)
     return popen_forkserver.Popen(process)

@@ -46,17 +46,19 @@ class TcpProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
-        copies = {
-            asyncio.create_task(self._copy(reader, back_writer)),
-            asyncio.create_task(self._copy(back_reader, writer)),
-        }
+        ends, copies = [writer], set[asyncio.Task[None]]()
         try:
+            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+            ends.append(back_writer)
+            copies = {
+                asyncio.create_task(self._copy(reader, back_writer)),
+                asyncio.create_task(self._copy(back_reader, writer)),
+            }
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for copy in copies:
                 copy.cancel()
-            for end in (writer, back_writer):
+            for end in ends:
                 end.close()
                 with suppress(OSError, asyncio.CancelledError):
                     await end.wait_closed()

@@ -59,3 +59,18 @@ def test_it_is_a_script() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == "make audit: no output\n"
+
+
+def test_the_job_is_the_audit(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\necho "$PWD" "$@"\n')
+    make.chmod(0o755)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [root / ".ci" / "audit"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{root} audit\n"), done.stderr

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults.cell import disturbances, recover_s
 from benchmarks.faults.invariants import MUST_BE_ZERO, check_endings, check_idle, check_owners
 from benchmarks.faults.load import Ending, RoundResult
 
@@ -73,6 +74,18 @@ def test_a_binding_that_stays_is_reported() -> None:
 
 def test_a_stall_ends_when_the_next_token_comes() -> None:
     stalled = replace(result(), started_s=0.0, token_s=[0.5, 0.6, 3.0], ended_s=3.1)
-    assert stalled.stalls(since_s=0.7, longest_s=1.0) == [3.0]
+    assert stalled.stalls(since_s=0.7, longest_s=1.0) == [(0.7, 3.0)]
     assert stalled.stalls(since_s=2.5, longest_s=1.0) == []
-    assert replace(stalled, ended_s=9.0).stalls(since_s=5.0, longest_s=1.0) == [9.0]
+    assert replace(stalled, ended_s=9.0).stalls(since_s=5.0, longest_s=1.0) == [(5.0, 9.0)]
+
+
+def test_a_session_recovers_with_its_next_token() -> None:
+    failed = replace(result(), ending=Ending.FAILED, started_s=0.0, token_s=[0.5], ended_s=0.9)
+    again = replace(result(), started_s=1.1, token_s=[1.7, 1.8], ended_s=1.9)
+    stalled = replace(result(), session_id="other", started_s=2.0, token_s=[4.5], ended_s=4.6)
+    later = replace(result(), session_id="other", started_s=9.0, token_s=[15.0], ended_s=15.1)
+    waits = disturbances([failed, again, stalled, later], "victim", struck_s=0.6, healed_s=6.0, victim_stall_s=0.1)
+    assert waits == [(0.6, 1.7), (2.0, 4.5)]
+    assert recover_s(waits, 0.6, lasts=False) == pytest.approx(3.9), "from the fault to the last of them"
+    assert recover_s(waits, 0.6, lasts=True) == pytest.approx(2.5), "the longest wait"
+    assert recover_s([], 0.6, lasts=True) == recover_s([], 0.6, lasts=False) == 0.0

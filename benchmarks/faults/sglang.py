@@ -1,0 +1,219 @@
+"""SGLang under the harness: its graph, its faults, and the right answers of its rounds.
+
+The tokens of a round must be those of the same round on an undisturbed graph, at temperature 0. The same session runs
+before each cell, for another tenant, so that no KV of it is used afterwards. Nothing else runs beside the victim,
+because the answers of other sessions would have to be known, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ampd.page_keys import PAGE_TOKENS
+from ampd.tiny_model import TinyModel, tiny_model_path
+from benchmarks.faults import worker
+from benchmarks.faults.cell import CellRunner
+from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
+from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.kv_faults import arms_workers, disarm
+from benchmarks.faults.load import Agent, Client
+from benchmarks.faults.moments import (
+    BLOCKING_TOKENS,
+    FIRST_OUTPUT_TOKENS,
+    HISTORY_TOKENS,
+    INCREMENT_TOKENS,
+    LAST_INCREMENT_TOKENS,
+    LOCAL,
+    OUTPUT_TOKENS,
+    Moment,
+    Stage,
+    blocker_name,
+)
+from benchmarks.faults.process_faults import STOPPED_S
+from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
+from benchmarks.faults.tokens import random_prompt
+from tests.harness.graph import PRELOADED
+
+_GROUP = "SGLang"
+_MODEL = TinyModel(layers=6, hidden_size=512, heads=8, kv_heads=4)
+"""Its prefills and decode steps take long enough to be struck on a CPU."""
+
+MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
+"""Reads of KV take milliseconds here, which is too short for a fault to strike at."""
+
+_VICTIM_STALL_S = 0.25
+
+
+def sglang_graph() -> GraphKind:
+    """One prefill and two decode workers, on the CPU in fp32."""
+    flags = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384", "--max-context-tokens", "8192")
+    return GraphKind(
+        engine="sglang",
+        worker_flags=(*flags, "--kv-store-gib", "0.25", "--kv-checksums"),
+        sizes={"prefill": 1, "decode": 2, "coordinator": 2, "frontend": 2},
+        preloaded=(*PRELOADED, "benchmarks.faults.sglang_server"),
+        environment={"OMP_NUM_THREADS": "1"},
+        model=tiny_model_path(_MODEL),
+    )
+
+
+class LearntTexts:
+    """The answers of an undisturbed graph.
+
+    Clients get texts, from which the tokens cannot be told. The context of a next round has other tokens in place of an
+    answer, always the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[int, ...], str] = {}
+
+    def output(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Tokens that stand for the answer."""
+        return random_prompt(random.Random(repr(list(prompt))), count)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The learnt answer for which these tokens stand; "": it was not learnt."""
+        return self._texts.get(tuple(tokens), "")
+
+    def learn(self, tokens: Sequence[int], text: str) -> None:
+        """Note an answer, for which these tokens stand."""
+        self._texts[tuple(tokens)] = text
+
+
+class SglangRunner(CellRunner):
+    """Learns the right answers before each cell."""
+
+    def __init__(self, graph: LiveGraph) -> None:
+        self._learnt = LearntTexts()
+        super().__init__(graph, self._learnt, agents=0, victim_stall_s=_VICTIM_STALL_S)
+
+    async def _prepare(self, client: Client, name: str) -> None:
+        """Run what the victim and the blockers of this run will send.
+
+        Raises:
+            RuntimeError: a round did not complete.
+        """
+        victim = Agent(client, self._learnt, f"{name}-learnt", Stage.rng(name))
+        await self._learn(victim, HISTORY_TOKENS, FIRST_OUTPUT_TOKENS, **LOCAL)
+        await self._learn(victim, INCREMENT_TOKENS, OUTPUT_TOKENS)
+        await self._learn(victim, LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
+        await self._learn(victim, PAGE_TOKENS, 1, is_final=True)
+        for number in range(2 * len(self._graph.of("prefill"))):
+            blocker = blocker_name(name, number)
+            agent = Agent(client, self._learnt, f"{blocker}-learnt", Stage.rng(blocker))
+            await self._learn(agent, BLOCKING_TOKENS, 1, is_final=True)
+        client.results.clear()
+
+    async def _learn(
+        self, agent: Agent, increment_tokens: int, output_tokens: int, *, is_final: bool = False, **options: Any
+    ) -> None:
+        options = {**options, "nvext": {"extra_fields": ["engine_data"], "cache_salt": "learnt"}}
+        result = await agent.round(increment_tokens, output_tokens, options=options, is_final=is_final)
+        if result.finish_reason != "length":
+            raise RuntimeError(f"{agent.session_id}: {result.ending}: {result.detail}")
+        self._learnt.learn(self._learnt.output(agent.prompt, output_tokens), result.text)
+
+
+def _signals(kind: str, number: signal.Signals) -> Action:
+    """Signal a worker and its engine at once, as the end of a container does."""
+
+    async def act(scene: Scene) -> None:
+        member = scene.processes[kind]
+        if number != signal.SIGCONT:  # a process that is stopped does not answer
+            scene.kept["engine"] = await _engine_processes(member)
+        for pid in (member.process.pid, *scene.kept["engine"]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    return act
+
+
+async def _engine_processes(member: Member) -> list[int]:
+    view = await member.ask(op="debug")
+    return list(view["engine processes"])
+
+
+def _signals_engine(number: signal.Signals) -> Action:
+    """Signal SGLang's scheduler, which starts before the detokenizer."""
+
+    async def act(scene: Scene) -> None:
+        if number != signal.SIGCONT:
+            scene.kept["engine"] = await _engine_processes(scene.worker)
+        with suppress(ProcessLookupError):
+            os.kill(min(scene.kept["engine"]), number)
+
+    return act
+
+
+def _injects(fault: str) -> Action:
+    async def act(scene: Scene) -> None:
+        engine_fault_file(scene.worker.control).write_text(fault)
+
+    return act
+
+
+async def _withdraw(scene: Scene) -> None:
+    """It may not have struck, because the engine had nothing to do."""
+    engine_fault_file(scene.worker.control).unlink(missing_ok=True)
+
+
+SGLANG_FAULTS = [
+    *(
+        Fault(
+            f"kill-{kind}",
+            _GROUP,
+            f"SIGKILL of the {kind} worker with its engine",
+            _signals(kind, signal.SIGKILL),
+            aim_s=DEATH_AIM_S,
+        )
+        for kind in ("prefill", "decode")
+    ),
+    *(
+        Fault(
+            f"stop-{kind}",
+            _GROUP,
+            f"SIGSTOP of the {kind} worker with its engine, SIGCONT after {STOPPED_S:g} s",
+            _signals(kind, signal.SIGSTOP),
+            _signals(kind, signal.SIGCONT),
+            holds_s=STOPPED_S,
+        )
+        for kind in ("prefill", "decode")
+    ),
+    Fault(
+        "kill-engine",
+        _GROUP,
+        "SIGKILL of SGLang's scheduler",
+        _signals_engine(signal.SIGKILL),
+        aim_s=DEATH_AIM_S,
+    ),
+    Fault(
+        "stop-engine",
+        _GROUP,
+        f"SIGSTOP of SGLang's scheduler, SIGCONT after {STOPPED_S:g} s",
+        _signals_engine(signal.SIGSTOP),
+        _signals_engine(signal.SIGCONT),
+        holds_s=STOPPED_S,
+        aim_s=STOPPED_S + 1.0,
+    ),
+    Fault(
+        "engine-raises", _GROUP, "an exception in SGLang's scheduler", _injects(RAISES), _withdraw, aim_s=DEATH_AIM_S
+    ),
+    Fault(
+        "engine-hangs",
+        _GROUP,
+        f"SGLang's scheduler hangs (given up after {WATCHDOG_S:g} s here, 60 s in real workers)",
+        _injects(HANGS),
+        _withdraw,
+        holds_s=WATCHDOG_S + 2.0,
+        aim_s=WATCHDOG_S + 1.0,
+    ),
+    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(worker.KV_FAILS), disarm),
+    Fault(
+        "kv-breaks", _GROUP, "reads of KV break off half way", arms_workers(worker.KV_COPY_FAILS), disarm, holds_s=3.0
+    ),
+]

@@ -1,0 +1,130 @@
+"""The harness inside a worker with SGLang: its figures, and faults of its KV reads and of SGLang's scheduler."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.inside import ARMED, SOCKET_VARIABLE
+from benchmarks.faults.worker import KV_COPY_FAILS, KV_FAILS
+from tests.harness.forked_engines import fork
+
+WATCHDOG_S = 6.0
+"""How long an engine may stand still here. Real workers wait a minute."""
+
+RAISES, HANGS = "raises", "hangs"
+
+
+def engine_fault_file(control: Path) -> Path:
+    """Where the next fault of a worker's scheduler is written: `RAISES` or `HANGS`. It strikes once."""
+    return control.with_suffix(".engine")
+
+
+def install_engines() -> None:
+    """Let the engines' server fork SGLang's processes."""
+    faults = engine_fault_file(Path(os.environ[SOCKET_VARIABLE]))
+
+    def start(process: BaseProcess) -> Any:
+        started: Any = process
+        started._target, started._args = _in_engine, (str(faults), started._target, *started._args)
+        return fork(process)
+
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running = lambda: None  # it runs, but not as a child of this process
+    patched: Any = multiprocessing
+    patched.Process._Popen = staticmethod(start)
+    patched.set_start_method = lambda *_args, **_options: None
+
+
+def _in_engine(faults: str, target: Callable[..., Any], *args: Any) -> None:
+    """Run in each of SGLang's processes."""
+    log = os.open(Path(faults).with_suffix(".engine-log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    threading.Thread(target=_end_with_worker, daemon=True).start()
+    _install_scheduler(Path(faults))
+    target(*args)
+
+
+def _end_with_worker() -> None:
+    """The parent of this process is the engines' server, which lives on."""
+    worker: Any = multiprocessing.parent_process()
+    connection.wait([worker.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _install_scheduler(faults: Path) -> None:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    run_batch = Scheduler.run_batch
+
+    def run_faulty(scheduler: Any, *args: Any, **options: Any) -> Any:
+        if faults.exists():
+            fault = faults.read_text()
+            faults.unlink()  # the engine that starts next is whole
+            if fault == RAISES:
+                raise ZeroDivisionError("injected")
+            while True:
+                time.sleep(1.0)
+        return run_batch(scheduler, *args, **options)
+
+    Scheduler.run_batch = run_faulty
+
+
+def install_kv() -> None:
+    """Refused leases, and reads that break off."""
+    from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
+    from workers.kv.worker_process.store_exchange import StoreExchange
+
+    serve, read = StoreExchange.serve, NixlTransport.read
+
+    async def serve_faulty(exchange: StoreExchange, request: Any) -> Any:
+        if request["op"] == "lease" and ARMED.strikes(KV_FAILS):
+            return {"error": "injected"}
+        return await serve(exchange, request)
+
+    def read_faulty(
+        transport: NixlTransport,
+        remote: Remote,
+        theirs: Sequence[tuple[int, int]],
+        ours: Sequence[tuple[int, int]],
+    ) -> tuple[Future[int], Callable[[], None]]:
+        if not ARMED.strikes(KV_COPY_FAILS):
+            return read(transport, remote, theirs, ours)
+        # Half of it is read: what came must not be used.
+        begun, give_up = read(transport, remote, theirs[: len(theirs) // 2], ours[: len(ours) // 2])
+        broken: Future[int] = Future()
+        begun.add_done_callback(lambda _: broken.set_exception(ConnectionError("injected")))
+        return broken, give_up
+
+    patched: Any = StoreExchange, NixlTransport
+    patched[0].serve, patched[1].read = serve_faulty, read_faulty
+
+
+def figures(worker: Any) -> dict[str, Any]:
+    """What must be zero when no round is in progress; the sessions that are held; SGLang's processes."""
+    engine, rounds = worker._engine._engine, worker._rounds
+    directory = engine.kv.store.directory
+    directory.collect(time.monotonic())
+    return {
+        "rounds": rounds.running,
+        "queued": len(rounds._queue),
+        "engine requests": len(engine._running),
+        "holds": len(directory._holds),
+        "page leases": len(directory._leases),
+        "writers": len(directory._writers),
+        "session tokens": directory.session_tokens,
+        "kept sessions": len(rounds._sessions._uses),
+        "store tokens": directory.figures.used_tokens,
+        "engine processes": [process.pid for process in engine._processes],
+    }
