@@ -27,7 +27,19 @@ from workloads.trace import Round, Session
 SLO = Slo(1.5, 0.04)
 _TP = Parallelism(2)
 _MINUTE_S = 60.0
-LAYOUTS = ("static 1+3", "static 2+2", "static 3+1", "static co-located", "predictive", "look-ahead")
+START = "static 2+2"
+LAYOUTS = (
+    "static 1+3",
+    START,
+    "static 3+1",
+    "static co-located",
+    "predictive",
+    "look-ahead",
+    "static 2+2, moves",
+    "predictive, moves",
+    "look-ahead, moves",
+)
+"""What `--layouts` may name. With `moves`, sessions may move to another owner between two rounds."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,8 @@ def attained(rates: tuple[float, float], minutes: int, case: tuple[str, int]) ->
     layout, seed = case
     model = analytic_model("qwen3-32b", "h20")
     group = ReplicaGroup(1, _TP, model.kv_capacity_tokens(_TP) or 0)
-    prefill = {"static 1+3": 1, "static 3+1": 3, "static co-located": 0}.get(layout, 2)
+    pools, _, moves = layout.partition(", ")
+    prefill = {"static 1+3": 1, "static 3+1": 3, "static co-located": 0}.get(pools, 2)
     cluster = Cluster(
         decode=(replace(group, replicas=4 - prefill),),
         prefill=(replace(group, replicas=prefill),) if prefill else (),
@@ -84,19 +97,23 @@ def attained(rates: tuple[float, float], minutes: int, case: tuple[str, int]) ->
         create_named("routing", defaults.ROUTING),
         create_named("ordering", defaults.ORDERING),
         create_named("slicing", defaults.SLICING),
-        create_named("pools", layout.split()[0]),
+        create_named("pools", pools.split()[0]),
     )
-    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, SLO, SimulationOptions(seed=seed))
+    options = SimulationOptions(seed=seed, moves=bool(moves))
+    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, SLO, options)
     shares = done.attainment(SLO)
     return shares.rounds, shares.sessions, done.role_flips
 
 
-def table(rates: tuple[float, float], minutes: int, seeds: int, jobs: int | None) -> str:
+def table(
+    rates: tuple[float, float], minutes: int, seeds: int, jobs: int | None, layouts: Sequence[str] = LAYOUTS
+) -> str:
     """Means over the seeds, and the lowest difference of a seed to static 2+2, where all others but three start."""
-    cases = [(layout, seed) for layout in LAYOUTS for seed in range(seeds)]
+    layouts = list(dict.fromkeys([START, *layouts]))
+    cases = [(layout, seed) for layout in layouts for seed in range(seeds)]
     results = in_parallel(partial(attained, rates, minutes), cases, "simulating", jobs)
-    by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(LAYOUTS)}
-    start = by_layout["static 2+2"]
+    by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(layouts)}
+    start = by_layout[START]
     lines = [
         "| roles | rounds | sessions | changes | lowest difference to 2+2 (rounds) |",
         "| --- | --- | --- | --- | --- |",
@@ -118,9 +135,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=8)
     parser.add_argument("--rates", default="2.5,6", help="sessions per second of readers and of writers")
     parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--layouts", default=";".join(LAYOUTS), help="some of: " + "; ".join(LAYOUTS))
     options = parser.parse_args()
     readers, writers = (float(rate) for rate in options.rates.split(","))
-    print(table((readers, writers), options.minutes, options.seeds, options.jobs))
+    layouts = [layout.strip() for layout in options.layouts.split(";")]
+    if unknown := set(layouts) - set(LAYOUTS):
+        parser.error(f"--layouts: {sorted(unknown)} are not among {'; '.join(LAYOUTS)}")
+    print(table((readers, writers), options.minutes, options.seeds, options.jobs, layouts))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ class CoordinatorReader:
         yield Reading(names.ROUNDS_UNNAMED, coordinator.unnamed.count)
         yield Reading(names.SESSIONS_REPINNED, sessions.moved)
         yield Reading(names.SESSIONS_LOST, sessions.moved, (names.WORKER_LOST,))
+        for reason in names.MOVES:
+            yield Reading(names.SESSION_MOVES, coordinator.session_moves[reason], (reason,))
         yield from self._cluster()
         yield from self._roles()
         yield from state_readings(self._store, is_available=coordinator.view.connected)
@@ -98,6 +100,9 @@ class CoordinatorReader:
     def _roles(self) -> Iterator[Reading]:
         pools = self._coordinator.pools
         yield Reading(names.LEADING, pools is not None and pools.is_leading)
+        for outcome in names.LOOK_OUTCOMES:
+            yield Reading(names.LOOKS, pools.looks.outcomes[outcome] if pools else 0, (outcome,))
+        yield Reading(names.LOOK_SECONDS, pools.look_s if pools else 0.0)
         assigned = Counter(names.ROLE_ASSIGNMENTS)
         for (role, reason), count in pools.assignments.items() if pools else ():
             assigned.add(count, role, self._reasons(reason))

@@ -10,7 +10,6 @@ from ampd.state.store import StateStore, StateUnavailableError
 from ampd.supervised_task import SupervisedTask
 from ampd.telemetry.coordinator_view import CoordinatorView
 from router.coordinator import Coordinator
-from router.pools import considered_in_words
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings
 
@@ -49,7 +48,7 @@ class CoordinatorViewReader:
             is_leading=pools is not None and pools.is_leading,
             is_state_heard=coordinator.view.connected,
             state_losses=coordinator.view.counters.losses,
-            considered="" if pools is None or pools.considered is None else considered_in_words(pools.considered),
+            considered="" if pools is None else pools.looks.last,
             window=self._window.read(),
         )
 

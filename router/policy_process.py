@@ -29,7 +29,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class PolicyProcess:
-    """Asks a pools policy in one child process, one question at a time. The first question starts the process."""
+    """Asks a pools policy in one child process, one question at a time. The first question starts the process.
+
+    Attributes:
+        spent_s: seconds from questions to answers, so far.
+    """
 
     def __init__(self, policy: PoolsPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy = policy
@@ -37,6 +41,7 @@ class PolicyProcess:
         self._pool: ProcessPoolExecutor | None = None
         self._asked: asyncio.Task[Sequence[RoleChange]] | None = None
         self._next_s = -inf
+        self.spent_s = 0.0
 
     def is_due(self) -> bool:
         """Whether the next question may be asked."""
@@ -68,6 +73,7 @@ class PolicyProcess:
             return await self._computed(situation)
         finally:
             lasted_s = self._clock() - began_s
+            self.spent_s += lasted_s
             self._next_s = began_s + lasted_s + max(self._policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
 
     async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:

@@ -25,6 +25,7 @@ from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView, pool_name
 from router.load_recorder import LoadRecorder
+from router.looks import Looks
 from router.policy_process import PolicyProcess
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class PoolsKeeper:
 
     Attributes:
         assignments: how often a role was assigned, by role and reason.
-        considered: the last sets of roles that the policy considered; None: it names none.
+        looks: the sets of roles that the policy considered.
         recorder: observes this coordinator's rounds, for a policy that reads the recent load; None: it reads none.
     """
 
@@ -82,13 +83,18 @@ class PoolsKeeper:
         self.recorder = LoadRecorder(store, policy.load_s, clock) if policy.load_s else None
         self._process = PolicyProcess(policy, clock) if policy.is_slow else None
         self._next_s = -inf
-        self.considered: Considered | None = None
+        self.looks = Looks()
         self._task = SupervisedTask("pools", self._run)
 
     @property
     def is_leading(self) -> bool:
         """Whether this coordinator led when it last asked."""
         return self._is_leading
+
+    @property
+    def look_s(self) -> float:
+        """Seconds that a slow policy has computed for this coordinator."""
+        return 0.0 if self._process is None else self._process.spent_s
 
     def start(self) -> None:
         """Begin asking, and recording."""
@@ -143,8 +149,7 @@ class PoolsKeeper:
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
         wanted = await self._wanted(now_s, changed_s)
         if isinstance(wanted, Considered):
-            self.considered = wanted
-            log.info("pools: %s", considered_in_words(wanted))
+            self.looks.add(wanted)
         due = due_changes(self._as_assigned(now_s), wanted)
         for kept in due.kept:
             change = kept.change
@@ -217,11 +222,3 @@ class PoolsKeeper:
         if line not in self._warned:
             self._warned.add(line)
             log.warning("pools: %s", line)
-
-
-def considered_in_words(considered: Considered) -> str:
-    """The sets of roles that a policy considered, as one line: the best first."""
-    tried = sorted(considered.tried, key=lambda each: -each.attained)
-    listed = "; ".join(f"{each.roles}{' (now)' if each.is_now else ''} {each.attained:.1%}" for each in tried)
-    verdict = f"changes of roles: {len(considered)}" if considered else "all stay"
-    return f"{considered.rounds} recent rounds served again: {listed}: {verdict}"

@@ -217,10 +217,18 @@ class TriedRoles:
 
 
 class Considered(Sequence[RoleChange]):
-    """The changes that are due, and the sets of roles that were considered."""
+    """The changes that are due, and the sets of roles that were considered.
 
-    def __init__(self, changes: Sequence[RoleChange], tried: Sequence[TriedRoles], rounds: int) -> None:
+    Attributes:
+        rounds: that were served again.
+        is_chance: no role changes although some roles gained enough, because their gain may be chance.
+    """
+
+    def __init__(
+        self, changes: Sequence[RoleChange], tried: Sequence[TriedRoles], rounds: int, *, is_chance: bool = False
+    ) -> None:
         self.changes = tuple(changes)
+        self.is_chance = is_chance
         self.tried = tuple(tried)
         self.rounds = rounds
 

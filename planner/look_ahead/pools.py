@@ -74,7 +74,9 @@ class LookAheadPools(Policy):
         replays = [(roles, replay(recorded, roles, situation)) for roles in others]
         tried = [TriedRoles(in_words(now), present.share, is_now=True)]
         tried += [TriedRoles(in_words(roles), each.share) for roles, each in replays]
-        return Considered(self._changes(now, present, replays), tried, recorded.rounds)
+        changes = self._changes(now, present, replays)
+        is_chance = not changes and any(each.gains(present, self.gain) for _, each in replays)
+        return Considered(changes, tried, recorded.rounds, is_chance=is_chance)
 
     def _changes(self, now: Roles, present: Replay, replays: Sequence[tuple[Roles, Replay]]) -> Sequence[RoleChange]:
         better = [(roles, each) for roles, each in replays if each.is_better_than(present, self.gain)]

@@ -37,7 +37,11 @@ class Replay:
         the difference must be two standard deviations (McNemar's test).
         """
         won, lost = len(self.met - other.met), len(other.met - self.met)
-        return self.share >= other.share + gain and won - lost >= 2 * sqrt(won + lost)
+        return self.gains(other, gain) and won - lost >= 2 * sqrt(won + lost)
+
+    def gains(self, other: Replay, gain: float) -> bool:
+        """Whether its share is higher by `gain`, be it by chance."""
+        return self.share >= other.share + gain
 
 
 def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> Replay:

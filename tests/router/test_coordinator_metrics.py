@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import RoleChange
+from ampd.policies.base import Considered, RoleChange, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
@@ -257,6 +257,7 @@ async def test_a_leader_and_the_roles_that_it_assigns() -> None:
         assert one.total("ampd_leading") == 1
         assert one.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
         assert one.total("ampd_role_assignments_total", role="decode") == 0
+        assert one.total("ampd_pools_looks_total") == one.total("ampd_pools_look_seconds_total") == 0
     finally:
         await one.coordinator.stop()
 
@@ -265,3 +266,14 @@ def test_every_metric_of_a_coordinator_is_its_own() -> None:
     recorder = RoundRecorder()
     recorder(served())
     assert all(Process.COORDINATOR in part.metric.processes for part in recorder.recorded)
+
+
+async def test_the_looks_of_a_leader() -> None:
+    looked = Considered([], (TriedRoles("1 prefill, 1 decode", 0.9, is_now=True),), 400, is_chance=True)
+    policy = SimpleNamespace(change=lambda *_: looked, is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0)
+    one = await site(worker("d1"), worker("d2"), pools=policy)
+    try:
+        await until(lambda: one.total("ampd_pools_looks_total", outcome="chance"))
+        assert one.total("ampd_pools_looks_total", outcome="changed") == 0
+    finally:
+        await one.coordinator.stop()

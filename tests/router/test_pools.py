@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Considered, PoolsPolicy, PoolsSituation, RoleChange, TriedRoles
+from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.recent_load import Load, RecentRound
 from ampd.serving.roles import RoleReview
 from ampd.state.connect import open_store
 from ampd.state.store import RoleAssigned, StateStore, Watcher
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
-from router.pools import PoolsKeeper, considered_in_words
+from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.slow_policies import TellsItsProcess
 from tests.virtual_time import run_virtually
@@ -178,13 +178,7 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
         (assigned,) = [role for role in (await roles(store)).values() if role is not None]
     assert assigned.role is Role.PREFILL
     assert assigned.reason != str(os.getpid())
-
-
-def test_what_was_considered_is_one_line() -> None:
-    tried = (TriedRoles("2 prefill, 2 decode", 0.9, is_now=True), TriedRoles("1 prefill, 3 decode", 0.95))
-    line = "400 recent rounds served again: 1 prefill, 3 decode 95.0%; 2 prefill, 2 decode (now) 90.0%: "
-    assert considered_in_words(Considered([to_prefill("d1")], tried, 400)) == line + "changes of roles: 1"
-    assert considered_in_words(Considered([], tried, 400)) == line + "all stay"
+    assert keeper.look_s > 0
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 
 from ampd.serving.kv_tiers import TIERS
+from ampd.serving.moves import REASONS
 
 PREFIX = "ampd_"
 
@@ -82,6 +83,8 @@ EVICTION_CAUSES = ("unused", "surplus", "idle", "damaged")
 REFUSALS = ("missing", "wrong", "old", "repeated")
 ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode", "mixed")
+MOVES = REASONS
+LOOK_OUTCOMES = CHANGED, KEPT, CHANCE = ("changed", "kept", "chance")
 
 ADMITTED = "admitted"
 SESSIONS = NEW_SESSION, RUNNING_SESSION = ("new", "running")
@@ -172,6 +175,14 @@ ROUNDS_UNNAMED = _counter(
 SESSIONS_REPINNED = _counter(
     "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved to another decode worker."
 )
+SESSION_MOVES = _counter(
+    "ampd_session_moves_total",
+    _COORDINATOR,
+    "Sessions that moved to another worker between two rounds because it pays, by reason: role (the owner no longer "
+    "owns sessions), itl (its decode batch is too slow), ttft (the round would be late), memory (its KV memory is "
+    "full).",
+    {"reason": MOVES},
+)
 SESSIONS_LOST = _counter(
     "ampd_sessions_lost_total",
     _BOTH,
@@ -202,6 +213,18 @@ ROLE_ASSIGNMENTS = _counter(
     _COORDINATOR,
     "Roles that this coordinator assigned, by the new role and the policy's reason.",
     {"role": ROLES, "reason": ()},
+)
+LOOKS = _counter(
+    "ampd_pools_looks_total",
+    _COORDINATOR,
+    "Times that the pools policy served the recent load again under other roles, by outcome: changed, kept (no other "
+    "roles gained enough), chance (some gained enough, but it may be chance, so that no role changed).",
+    {"outcome": LOOK_OUTCOMES},
+)
+LOOK_SECONDS = _counter(
+    "ampd_pools_look_seconds_total",
+    _COORDINATOR,
+    "Time from questions to a pools policy in its own process to its answers.",
 )
 COORDINATOR_INFO = _gauge(
     "ampd_coordinator_info",

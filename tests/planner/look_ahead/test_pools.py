@@ -75,6 +75,18 @@ def test_it_stays_where_nothing_else_is_better() -> None:
     assert isinstance(found, Considered)
     assert list(found) == []
     assert len(found.tried) > 1
+    assert not found.is_chance
+
+
+def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
+    """Only the last of eight long prompts is late, and the 72 short ones behind it are not."""
+    short = {name: [replace(item, prompt_tokens=200) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
+    policy = LookAheadPools(gain=0.01)
+    found = policy.change(situation(short | {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:8]}))
+    assert isinstance(found, Considered)
+    assert max(tried.attained for tried in found.tried) >= found.tried[0].attained + policy.gain
+    assert list(found) == []
+    assert found.is_chance
 
 
 def test_a_simulated_cluster_that_looks_ahead_serves_more() -> None:
