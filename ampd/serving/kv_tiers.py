@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 
@@ -77,6 +78,23 @@ def tiers_of(prompt_tokens: int, found: Found, kept_tokens: int) -> Tiers:
     return Tiers(device, store, kept_tokens - device - store, prompt_tokens - kept_tokens)
 
 
+def reloading_pays(prompt_tokens: int, store_tokens: int, model: PerformanceModel, parallelism: Parallelism) -> bool:
+    """Whether reloading a prompt's KV from the worker's store is predicted to be no slower than computing the prompt.
+
+    It is for large models. With a small model on a slow link to the host, a short context is computed sooner. What is
+    on the device does not count, because only the ranks of the engine know it. Of equal times the reload is chosen,
+    because a computation holds up the decode batch. It is also chosen if the model lacks one of the two times.
+
+    Args:
+        store_tokens: of the prompt, from its start, in the store.
+    """
+    try:
+        reload_s = model.reload_s(store_tokens, parallelism)
+        return not reload_s or reload_s <= model.prefill_s(0, prompt_tokens, parallelism)
+    except UserError:
+        return True
+
+
 def reading_pays(
     prompt_tokens: int,
     store_tokens: int,
@@ -87,10 +105,9 @@ def reading_pays(
 ) -> bool:
     """Whether reading a peer's KV is predicted to be faster than computing it.
 
-    Both ways reload all that the worker's own store has, because SGLang loads all that it may. For large models that is
-    much faster than computing; for small ones with short contexts it may be slower. What is on the device does not
-    count, because only the ranks of the engine know it. Of equal times the read is chosen, because a computation holds
-    up the decode batch.
+    Without the read, the worker reloads what its own store has, or computes all, whichever is faster. What is on the
+    device does not count, because only the ranks of the engine know it. Of equal times the read is chosen, because a
+    computation holds up the decode batch.
 
     Args:
         prompt_tokens: above 0.
@@ -100,7 +117,8 @@ def reading_pays(
         peer: of the peer.
     """
     found = Found(store_tokens=store_tokens, peer_tokens=peer_tokens)
-    with_read, without_read = (tiers_of(prompt_tokens, found, end) for end in (prompt_tokens, store_tokens))
+    with_read, *without_read = (tiers_of(prompt_tokens, found, end) for end in (prompt_tokens, store_tokens, 0))
     if not with_read.peer_tokens:
         return False
-    return with_read.predicted_s(model, parallelism, peer) <= without_read.predicted_s(model, parallelism, peer)
+    read_s = with_read.predicted_s(model, parallelism, peer)
+    return all(read_s <= tiers.predicted_s(model, parallelism, peer) for tiers in without_read)

@@ -1,4 +1,4 @@
-"""What a worker with a KV store reloads, and whether it reads what it lacks from a peer."""
+"""What a worker with a KV store reloads, and what it reads from a peer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.kv_tiers import Found, reading_pays, tiers_of
+from ampd.serving.kv_tiers import Found, reading_pays, reloading_pays, tiers_of
 from ampd.types import Parallelism, Slo
 from planner.simulator.cached_memory import CachedKvMemory
 from planner.simulator.request import SimulatedRequest
@@ -17,7 +17,7 @@ class Reloads:
 
     Args:
         model: the times of reloads.
-        belief: the times that reads are decided with.
+        belief: the times that reloads and reads are decided with.
         next_rounds: learns from each round that is admitted.
         slo: of all rounds.
 
@@ -52,11 +52,18 @@ class Reloads:
         return reading_pays(prompt_tokens, store_tokens, peer_tokens, self._belief, self._parallelism, peer)
 
     def admit(self, request: SimulatedRequest) -> None:
-        """Reload all that is in the store and not on the device. What was read from a peer is in the store by now."""
+        """Reload what is in the store and not on the device, unless computing it is predicted to be faster.
+
+        What was read from a peer is in the store by now.
+        """
         if request.output_tokens:  # a slice is no round
             self._next_rounds.begun(request.session_id, request.prompt_tokens, self._slo.ttft_s)
         here_tokens = request.cached_tokens + request.read_tokens
         device_tokens = min(self._memory.device_tokens(request.session_id), request.cached_tokens)
+        if here_tokens > device_tokens and not reloading_pays(
+            request.prompt_tokens, here_tokens, self._belief, self._parallelism
+        ):
+            request.cached_tokens, request.read_tokens, here_tokens = device_tokens, 0, device_tokens
         found = Found(device_tokens, request.cached_tokens, here_tokens)
         tiers = tiers_of(request.prompt_tokens, found, here_tokens)
         request.reload_s = self._model.reload_s(tiers.reloaded_tokens, self._parallelism)

@@ -13,7 +13,7 @@ from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.kv_tiers import Found, tiers_of
+from ampd.serving.kv_tiers import Found, reloading_pays, tiers_of
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, Limits
@@ -210,7 +210,12 @@ class ModelledEngine:
         active, page_size = self._waiting[0], self._info.page_size_tokens
         # The engine always computes the last prompt token, whose output it needs.
         most_tokens = (active.prompt_tokens - 1) // page_size * page_size
-        active.tiers = tiers_of(active.prompt_tokens, self._found(active.keys), most_tokens)
+        found, parallelism = self._found(active.keys), self._info.parallelism
+        active.tiers = tiers_of(active.prompt_tokens, found, most_tokens)
+        if active.tiers.reloaded_tokens and not reloading_pays(
+            active.prompt_tokens, found.store_tokens, self._model, parallelism
+        ):
+            active.tiers = tiers_of(active.prompt_tokens, found, found.device_tokens)
         device_tokens = active.tiers.device_tokens
         on_device = active.keys[: device_tokens // page_size]
         needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - device_tokens)

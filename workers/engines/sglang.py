@@ -22,6 +22,7 @@ from ampd.errors import one_line_of
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
+from ampd.serving.kv_tiers import reloading_pays
 from ampd.types import Parallelism
 from workers.engines.base import (
     EngineError,
@@ -71,7 +72,8 @@ class SglangEngine:
     Args:
         settings: what to run.
         make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
-        model: predicts which KV of idle sessions may go; None: the least recently used goes.
+        model: predicts which KV of idle sessions may go, and whether a reload pays; None: the least recently used goes,
+            and everything is reloaded.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
@@ -87,6 +89,7 @@ class SglangEngine:
         self._settings = settings
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
+        self._model = model
         self._next_rounds = NextRounds(model, Parallelism(tp=settings.tp)) if model else None
         self._running: dict[str, _Running] = {}
         self._processes: list[BaseProcess] = []
@@ -435,13 +438,19 @@ class _RequestAccount:
         if engine._next_rounds:
             engine._next_rounds.begun(request.session_id, len(request.token_ids), request.ttft_slo_s)
         try:
-            await engine.kv.store.begin_request(request.rid, request.session_id, self._keys, self._reloaded)
+            await engine.kv.store.begin_request(
+                request.rid, request.session_id, self._keys, self._reloaded, self._reloading_pays
+            )
         except BaseException as error:  # also a client that leaves meanwhile: Python does not call __aexit__ then
             await self.__aexit__()
             if isinstance(error, ConnectionError | TimeoutError):
                 raise EngineLostError(f"SGLang has ended: {error or 'it does not answer'}") from None
             raise
         return self
+
+    def _reloading_pays(self, tokens: int) -> bool:
+        model, prompt_tokens = self._engine._model, len(self._request.token_ids)
+        return model is None or reloading_pays(prompt_tokens, tokens, model, self._engine.info.parallelism)
 
     def _reloaded(self, seconds: float) -> None:
         self._reload_s = seconds

@@ -26,6 +26,13 @@ class PlainModel:
         return tokens / 1_000_000
 
 
+class SlowHost(PlainModel):
+    """A reload takes longer than a computation."""
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
+        return tokens / 100
+
+
 PLAIN = PlainModel()
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
 

@@ -4,23 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
-from ampd.serving.kv_tiers import TIERS, Found, Tiers, reading_pays, tiers_of
+from ampd.serving.kv_tiers import TIERS, Found, Tiers, reading_pays, reloading_pays, tiers_of
 from ampd.types import Parallelism
-from tests.ampd.policies.routing_lab import PlainModel
+from tests.ampd.policies.routing_lab import PlainModel, SlowHost
 
 MODEL = load_performance_model("qwen3-32b-h20")
 TP1 = Parallelism(1)
 TOKENS = st.integers(0, 30_000)
 FOUND = st.builds(Found, TOKENS, TOKENS, TOKENS)
 DEGREES = st.sampled_from([Parallelism(tp) for tp in (1, 2, 4, 8)])
-
-
-class SlowHost(PlainModel):
-    """A reload takes longer than a computation."""
-
-    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
-        return tokens / 100
 
 
 class SlowNetwork(PlainModel):
@@ -50,12 +44,36 @@ def test_a_read_is_never_predicted_to_be_slower_than_to_go_on_without_it(
     prompt_tokens: int, store_tokens: int, peer_tokens: int, parallelism: Parallelism, peer: Parallelism
 ) -> None:
     found = Found(store_tokens=store_tokens, peer_tokens=peer_tokens)
-    with_read, without = (tiers_of(prompt_tokens, found, kept) for kept in (prompt_tokens, store_tokens))
+    with_read, *without = (tiers_of(prompt_tokens, found, kept) for kept in (prompt_tokens, store_tokens, 0))
+    without_s = min(tiers.predicted_s(MODEL, parallelism, peer) for tiers in without)
     if reading_pays(prompt_tokens, store_tokens, peer_tokens, MODEL, parallelism, peer):
         assert with_read.peer_tokens > 0
-        assert with_read.predicted_s(MODEL, parallelism, peer) <= without.predicted_s(MODEL, parallelism, peer)
+        assert with_read.predicted_s(MODEL, parallelism, peer) <= without_s
     elif with_read.peer_tokens:
-        assert with_read.predicted_s(MODEL, parallelism, peer) > without.predicted_s(MODEL, parallelism, peer)
+        assert with_read.predicted_s(MODEL, parallelism, peer) > without_s
+
+
+@given(st.integers(1, 40_000), TOKENS, TOKENS, DEGREES, DEGREES)
+def test_what_was_read_is_reloaded(
+    prompt_tokens: int, store_tokens: int, peer_tokens: int, parallelism: Parallelism, peer: Parallelism
+) -> None:
+    if reading_pays(prompt_tokens, store_tokens, peer_tokens, MODEL, parallelism, peer):
+        assert reloading_pays(prompt_tokens, min(prompt_tokens - 1, peer_tokens), MODEL, parallelism)
+
+
+class WithoutReloads(PlainModel):
+    """A profile that was made before profiles had times of reloads."""
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
+        raise UserError(f"no time of {tokens} tokens at {parallelism}")
+
+
+@pytest.mark.parametrize(
+    ("model", "pays"), [(PlainModel(), True), (SlowHost(), False), (WithoutReloads(), True)], ids=lambda of: type(of)
+)
+def test_a_reload_that_is_slower_than_computing_is_left_out(model: PlainModel, pays: bool) -> None:
+    assert reloading_pays(1000, 900, model, TP1) is pays
+    assert reloading_pays(1000, 0, model, TP1), "nothing is reloaded"
 
 
 @given(st.integers(1, 40_000), FOUND, st.integers(0, 40_000))

@@ -9,15 +9,10 @@ from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
 from planner.simulator.reloads import Reloads
 from planner.simulator.request import SimulatedRequest
-from tests.ampd.policies.routing_lab import PlainModel
+from tests.ampd.policies.routing_lab import PlainModel, SlowHost
 
 TP1 = Parallelism(1)
 PLAIN = PlainModel()
-
-
-class SlowHost(PlainModel):
-    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
-        return tokens / 100
 
 
 def reloads_of(device_tokens: int, belief: PlainModel = PLAIN, rounds: NextRounds | None = None) -> Reloads:
@@ -50,11 +45,12 @@ def test_what_is_on_the_device_costs_nothing() -> None:
     assert reloads.hit_tokens == {"device": 160, "store": 0, "peer": 0, "recomputed": 0}
 
 
-def test_what_is_stored_is_reloaded_also_where_computing_is_believed_to_be_faster() -> None:
+def test_what_is_stored_is_computed_where_that_is_believed_to_be_faster() -> None:
     reloads, made = reloads_of(64, SlowHost()), request(read_tokens=32)
     reloads.admit(made)
-    assert (made.cached_tokens, made.read_tokens) == (160, 32)
-    assert reloads.hit_tokens == {"device": 64, "store": 96, "peer": 32, "recomputed": 0}
+    assert (made.cached_tokens, made.read_tokens) == (64, 0)
+    assert made.reload_s == reloads.reload_s == 0
+    assert reloads.hit_tokens == {"device": 64, "store": 0, "peer": 0, "recomputed": 128}
 
 
 def test_what_is_nowhere_is_computed_again() -> None:

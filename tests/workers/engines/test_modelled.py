@@ -280,7 +280,7 @@ async def test_what_the_next_round_can_compute_in_time_makes_room_first(lab: Lab
 
 
 async def test_a_session_that_left_the_device_is_reloaded(lab: Lab) -> None:
-    lab.times.reload_token_s = 1e-5
+    lab.times.per_token_s, lab.times.reload_token_s = 1e-4, 1e-5
     async with lab.engine("S", capacity=500) as engine:
         context = prompt_of(320)
         first = await run(engine, context, 4)
@@ -295,6 +295,16 @@ async def test_a_session_that_left_the_device_is_reloaded(lab: Lab) -> None:
         # What ran last is still on the device.
         third = (await run(engine, context, 4))[-1]
         assert (third.cached_tokens, third.reloaded_tokens, third.reload_s) == (368, 0, 0.0)
+
+
+async def test_a_session_whose_reload_takes_longer_than_its_computation_is_computed_again(lab: Lab) -> None:
+    lab.times.per_token_s, lab.times.reload_token_s = 1e-5, 1e-4
+    async with lab.engine("S", capacity=500) as engine:
+        await run(engine, prompt_of(320), 4)
+        await run(engine, prompt_of(400, seed=2), 4, session="other")
+        again = (await run(engine, prompt_of(384), 4))[-1]
+        assert (again.cached_tokens, again.reloaded_tokens, again.reload_s) == (6 * PAGE, 0, 0.0)
+        assert lab.times.prefills[-1] == (6 * PAGE, 384 - 6 * PAGE)
 
 
 async def test_a_profile_without_times_of_reloads_is_said_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:

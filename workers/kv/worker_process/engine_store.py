@@ -157,7 +157,12 @@ class EngineStore:
         return self.directory.hold(rid, keys, self._clock())
 
     async def begin_request(
-        self, rid: str, session_id: str, keys: Sequence[bytes], on_reload: ReloadListener = lambda _seconds: None
+        self,
+        rid: str,
+        session_id: str,
+        keys: Sequence[bytes],
+        on_reload: ReloadListener = lambda _seconds: None,
+        pays: Callable[[int], bool] = lambda _tokens: True,
     ) -> int:
         """A request is about to run. The engine may load what is stored of its context; returns those tokens.
 
@@ -165,6 +170,7 @@ class EngineStore:
 
         Args:
             on_reload: called with the seconds of the copies to the device, if there were any.
+            pays: whether loading this many tokens is worth it. Otherwise the engine uses only what its device has.
 
         Raises:
             ConnectionError, TimeoutError: the engine has gone, or hangs.
@@ -172,6 +178,9 @@ class EngineStore:
         if session_id:
             self.directory.sessions.begin_request(session_id, keys)
         held = self.hold(rid, keys)
+        if held.tokens and not pays(held.tokens):
+            self.directory.let_go(rid)
+            held = Held(0, {})
         if held.tokens:
             self._running.add(rid)
             self._known[rid] = on_reload

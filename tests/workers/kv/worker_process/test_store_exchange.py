@@ -192,6 +192,18 @@ async def test_the_store_outlives_its_engine() -> None:
         assert (await b.read("r", tokens, "a", 10.0)).tokens == 6 * PAGE
 
 
+async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:
+    async with workers(a=(a := Worker(pages=8))):
+        store = a.exchange.store
+        keys = await a.compute("s", text(1, 6))
+        assert await store.begin_request("r", "s", keys, pays=lambda tokens: tokens < 6 * PAGE) == 0
+        store.end_request("r", "s", keys)
+        await a.exchange.release_session("s")
+        assert not any(rank.link.held("r") for rank in a.ranks)
+        others = await a.compute("t", text(2, 8))
+        assert store.directory.match(others) == 8
+
+
 async def test_ranks_that_are_offered_different_pages_keep_nothing() -> None:
     async with workers(a=(a := Worker())):
         keys = page_keys(text(1, 4), PAGE, tenant="")
