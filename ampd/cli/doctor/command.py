@@ -59,6 +59,7 @@ class Examination:
     def make(self) -> None:
         """Make every check, or name the reason why it is skipped."""
         settings, computes = self._settings, self._computes
+        self._make(Check("load", kernel.read_load, kernel.judge_load))
         self._make(Check("Python", software.read_python, software.judge_python))
         judge_packages = partial(software.judge_packages, needs_engines=computes)
         self._make(Check("packages", software.read_packages, judge_packages))

@@ -1,4 +1,4 @@
-"""Checks of the kernel's limits: memory of the KV store, /dev/shm, huge pages, inotify, open files, locked memory."""
+"""Checks of the kernel: load, memory of the KV store, /dev/shm, huge pages, inotify, open files, locked memory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,29 @@ _SMALLEST_GRAPH = 4
 """Processes of a graph: frontend, coordinator, prefill worker, decode worker."""
 _GOOD_GRAPH = 16
 _MANY_FILES = 4096
+_BUSY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReading:
+    """Processes that ran or waited for a core in the last minute, on average, and the cores of this process."""
+
+    processes: float
+    cores: int
+
+
+def read_load() -> LoadReading:
+    """Before anything else is started."""
+    return LoadReading(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+
+
+def judge_load(reading: LoadReading) -> list[Finding]:
+    """Whether other programs take the cores, so that all times of the report are too long."""
+    found = f"{reading.processes:.1f} on {reading.cores} cores"
+    if reading.processes > _BUSY_SHARE * reading.cores:
+        found += ": other programs run, so the times below are too long"
+        return [Finding("load", Verdict.SLOW, found, "end them, and run it again")]
+    return [Finding("load", Verdict.OK, found)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from ampd.cli.doctor.kernel import (
     GIB,
     HugePagesReading,
     LimitsReading,
+    LoadReading,
     MemoryReading,
     judge_huge_pages,
     judge_limits,
+    judge_load,
     judge_memory,
     read_huge_pages,
     read_limits,
@@ -88,6 +90,12 @@ def test_a_small_limit_of_open_files_is_slow() -> None:
 def test_memory_that_must_be_locked(locks_gib: int, verdicts: list[Verdict]) -> None:
     found = judge_limits(replace(ROOMY, locked_bytes=8 * GIB), locks_bytes=locks_gib * GIB)
     assert [finding.verdict for finding in found[2:]] == verdicts
+
+
+@pytest.mark.parametrize(("processes", "verdict"), [(0.3, Verdict.OK), (8.0, Verdict.OK), (9.0, Verdict.SLOW)])
+def test_load(processes: float, verdict: Verdict) -> None:
+    (finding,) = judge_load(LoadReading(processes, 16))
+    assert finding.verdict is verdict
 
 
 def test_this_machine_is_read() -> None:
