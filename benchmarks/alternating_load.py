@@ -24,7 +24,7 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session
 
-SLO = Slo(1.5, 0.04)
+_ITL_S = 0.04
 _TP = Parallelism(2)
 _MINUTE_S = 60.0
 START = "static 2+2"
@@ -81,7 +81,7 @@ def alternating(rates: tuple[float, float], minutes: int, seed: int) -> list[Ses
     return sessions
 
 
-def attained(rates: tuple[float, float], minutes: int, case: tuple[str, int]) -> tuple[float, float, int]:
+def attained(rates: tuple[float, float], minutes: int, slo: Slo, case: tuple[str, int]) -> tuple[float, float, int]:
     """(share of the rounds, share of the sessions, changes of roles) of one layout and seed."""
     layout, seed = case
     model = analytic_model("qwen3-32b", "h20")
@@ -100,18 +100,18 @@ def attained(rates: tuple[float, float], minutes: int, case: tuple[str, int]) ->
         create_named("pools", pools.split()[0]),
     )
     options = SimulationOptions(seed=seed, moves=bool(moves))
-    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, SLO, options)
-    shares = done.attainment(SLO)
+    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, slo, options)
+    shares = done.attainment(slo)
     return shares.rounds, shares.sessions, done.role_flips
 
 
 def table(
-    rates: tuple[float, float], minutes: int, seeds: int, jobs: int | None, layouts: Sequence[str] = LAYOUTS
+    rates: tuple[float, float], minutes: int, slo: Slo, seeds: int, jobs: int | None, layouts: Sequence[str] = LAYOUTS
 ) -> str:
     """Means over the seeds, and the lowest difference of a seed to static 2+2, where all others but three start."""
     layouts = list(dict.fromkeys([START, *layouts]))
     cases = [(layout, seed) for layout in layouts for seed in range(seeds)]
-    results = in_parallel(partial(attained, rates, minutes), cases, "simulating", jobs)
+    results = in_parallel(partial(attained, rates, minutes, slo), cases, "simulating", jobs)
     by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(layouts)}
     start = by_layout[START]
     lines = [
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=int, default=8)
     parser.add_argument("--rates", default="2.5,6", help="sessions per second of readers and of writers")
+    parser.add_argument("--ttft", type=float, default=1.5, help="TTFT target in seconds")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--layouts", default=";".join(LAYOUTS), help="some of: " + "; ".join(LAYOUTS))
     options = parser.parse_args()
@@ -141,7 +142,8 @@ def main() -> None:
     layouts = [layout.strip() for layout in options.layouts.split(";")]
     if unknown := set(layouts) - set(LAYOUTS):
         parser.error(f"--layouts: {sorted(unknown)} are not among {'; '.join(LAYOUTS)}")
-    print(table((readers, writers), options.minutes, options.seeds, options.jobs, layouts))
+    slo = Slo(options.ttft, _ITL_S)
+    print(table((readers, writers), options.minutes, slo, options.seeds, options.jobs, layouts))
 
 
 if __name__ == "__main__":

@@ -94,6 +94,35 @@ async def test_tenants_share_no_kv(model_folder: Path) -> None:
         assert await tiers(there, "reader", "acme", "D") == {"peer": 784}
 
 
+@pytest.mark.parametrize(
+    ("holder", "expected"), [("old", {"peer": 784}), ("gone", {"recomputed": 784}), (None, {"recomputed": 784})]
+)
+async def test_a_local_round_reads_its_history_from_the_owner_before(
+    model_folder: Path, holder: str | None, expected: dict[str, int]
+) -> None:
+    """The session has moved. A read that fails costs the computation of the history, and never the round."""
+    lab, first, second = Lab(model_folder, Times()), prompt_of(792), prompt_of(64, seed=2)
+    async with lab.engine("old") as before, lab.engine("new") as after, lab.engine("other") as other:
+        old, new, fresh = (
+            worker_parts(name, engine, lab.times).rounds
+            for name, engine in (("old", before), ("new", after), ("other", other))
+        )
+
+        async def play(rounds: RoundService, prompt: list[int], **more: Any) -> tuple[list[int], Any]:
+            call: Any = {**message(prompt, 8, "s", hist=792 if more else 0), **more}
+            async with aclosing(rounds.generate(call)) as chunks:
+                every = [chunk async for chunk in chunks]
+            return [token for chunk in every for token in chunk["token_ids"]], every[-1]["ampd"]
+
+        output, _ = await play(old, first)
+        prompt = first + output + second
+        more = {"history_worker_id": holder, "history_tp": 1} if holder else {"source_worker_id": None}
+        answer, report = await play(new, prompt, **more)
+        assert {tier: tokens for tier, tokens in report["hit_tokens"].items() if tokens} == expected
+        assert report["kv_read_tokens"] == expected.get("peer", 0)
+        assert answer == (await play(fresh, prompt))[0]
+
+
 class SlowFromEight(Times):
     """Reads from workers of TP 8 take longer than a computation."""
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from ampd.policies.base import PoolsSituation, RoleChange
@@ -110,6 +111,7 @@ def test_sessions_move_away_from_a_queue_in_which_they_would_be_late() -> None:
     assert move.attainment(SLO).rounds > stay.attainment(SLO).rounds
 
 
+@pytest.mark.slow
 @given(sessions=session_lists(), cluster=tight_clusters, options=options)
 def test_moves_lose_no_round_and_no_page(
     sessions: Sequence[Session], cluster: Cluster, options: SimulationOptions

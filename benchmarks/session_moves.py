@@ -1,0 +1,61 @@
+"""Sessions that may move to another owner between two rounds, against sessions that stay: the same sessions, simulated.
+
+python -m benchmarks.session_moves toolbench qwen3-32b h20 2xTP2 2xTP2 --ttft 0.35 --itl 0.04 --rate 9 --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ampd.policies import defaults
+from ampd.policies.registry import create_named
+from benchmarks.policies.settings import Setting
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.simulate import simulate
+
+
+def row(setting: Setting, rate: float, seed: int, pools: str, *, moves: bool) -> str:
+    """One run as a row of the table."""
+    policies = Policies(
+        create_named("binding", defaults.BINDING),
+        create_named("routing", defaults.ROUTING),
+        create_named("ordering", defaults.ORDERING),
+        create_named("slicing", defaults.SLICING),
+        create_named("pools", pools),
+    )
+    sessions = setting.sessions(rate, seed)
+    options = SimulationOptions(seed=seed, moves=moves)
+    done = simulate(sessions, setting.cluster(), setting.performance_model(), policies, setting.slo, options)
+    reached = done.attainment(setting.slo)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted((done.moves or {}).items())) or "-"
+    shares = f"{reached.rounds:.1%} | {reached.sessions:.1%}"
+    return f"| {seed} | {pools} | {moves} | {shares} | {done.role_flips} | {reasons} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace")
+    parser.add_argument("model")
+    parser.add_argument("gpu")
+    parser.add_argument("prefill", help="replicas, as 2xTP2; 0: none")
+    parser.add_argument("decode")
+    parser.add_argument("--ttft", type=float, required=True)
+    parser.add_argument("--itl", type=float, required=True)
+    parser.add_argument("--rate", type=float, required=True, help="sessions per second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the arrivals")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--pools", default="static", help="pools policies, separated by commas")
+    given = parser.parse_args()
+    setting = Setting(
+        given.model, given.gpu, given.trace, given.prefill, given.decode, given.ttft, given.itl, given.seconds
+    )
+    print("| seed | pools | moves | rounds | sessions | changes of roles | moves by reason |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for seed in range(1, given.seeds + 1):
+        for pools in given.pools.split(","):
+            for moves in (False, True):
+                print(row(setting, given.rate, seed, pools, moves=moves), flush=True)
+
+
+if __name__ == "__main__":
+    main()

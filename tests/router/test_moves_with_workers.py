@@ -1,0 +1,103 @@
+"""Sessions that leave a worker whose role changes: a coordinator's rounds on four real workers, without Dynamo."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from ampd.session_key import session_key
+from ampd.state.store import RoleAssigned
+from ampd.tiny_model import tiny_model_path
+from ampd.types import Role
+from tests.memory_store import MemoryState
+from tests.router.replica_lab import Replica
+from tests.waiting import until
+from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
+from tests.workers.parts_lab import worker_parts
+from workers.parts import WorkerParts
+
+ROLES = {"p": "prefill", "d1": "decode", "d2": "decode", "d3": "decode"}
+SESSIONS = [f"agent-{number}" for number in range(6)]
+
+
+class Site:
+    """Four modelled workers, whose calls come from a coordinator's rounds."""
+
+    def __init__(self, replica: Replica, parts: dict[str, WorkerParts]) -> None:
+        self._replica = replica
+        self.parts = parts
+        replica.workers.prefill = self._prefill
+        replica.workers.generate = self._generate
+        replica.workers.kv = self._kv
+
+    async def _prefill(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
+        return self.parts[worker_id].rounds.prefill(request)
+
+    async def _generate(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
+        return self.parts[worker_id].rounds.generate(request)
+
+    async def _kv(self, worker_id: str, request: Any, _timeout_s: float) -> Any:
+        return await self.parts[worker_id].rounds.kv(request)
+
+    async def publish(self) -> None:
+        for parts in self.parts.values():
+            await self._replica.store.publish_worker(parts.read_view(), 300.0)
+
+        def are_seen() -> bool:
+            view = self._replica.view
+            return {each.worker_id: each.role for each in view.workers()} == {
+                name: parts.role.role for name, parts in self.parts.items()
+            }
+
+        await until(are_seen)
+
+    async def round(self, name: str, prompt: list[int]) -> tuple[list[int], dict[str, Any]]:
+        return await self._replica.round(name, token_ids=prompt)
+
+    async def held(self, worker_id: str, name: str) -> int:
+        return await self.parts[worker_id].engine.kv.held_tokens(session_key("", name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", ["always-local", "predictive", "always-remote"])
+async def test_sessions_leave_a_worker_that_becomes_a_prefill_worker(routing: str) -> None:
+    lab = Lab(tiny_model_path(), Times())
+    async with AsyncExitStack() as stack:
+        parts = {
+            name: worker_parts(name, await stack.enter_async_context(lab.engine(name)), lab.times, role=role)
+            for name, role in ROLES.items()
+        }
+        replica = await stack.enter_async_context(Replica(MemoryState(), routing, moves=True))
+        site = Site(replica, parts)
+        contexts, owners = {}, {}
+        for number, name in enumerate(SESSIONS):
+            await site.publish()
+            prompt = prompt_of(320, seed=number)
+            output, made = await site.round(name, prompt)
+            contexts[name], owners[name] = prompt + output, made["decode_worker"]
+
+        leaving = owners[SESSIONS[0]]
+        leavers = [name for name, owner in owners.items() if owner == leaving]
+        assert len(leavers) < len(SESSIONS)
+        parts[leaving].role.adopt(RoleAssigned(leaving, Role.PREFILL, "", "test"))
+        for number, name in enumerate(SESSIONS):
+            await site.publish()
+            prompt = contexts[name] + prompt_of(64, seed=100 + number)
+            output, made = await site.round(name, prompt)
+            assert output == (await site.round(f"fresh-{name}", prompt))[0]
+            assert (made["epoch"], made["move_reason"]) == ((2, "role") if name in leavers else (1, ""))
+            assert (made["decode_worker"] == owners[name]) is (name not in leavers)
+            assert not made["hit_tokens"].get("recomputed")
+            keeps = leaving in (made["prefill_worker"], made["decode_worker"])
+            assert bool(await site.held(leaving, name)) is keeps
+            contexts[name], owners[name] = prompt + output, made["decode_worker"]
+
+        for number, name in enumerate(SESSIONS):
+            await site.publish()
+            output, made = await site.round(name, contexts[name] + prompt_of(64, seed=200 + number))
+            assert (made["decode_worker"], made["move_reason"]) == (owners[name], "")
+            assert not made["hit_tokens"].get("recomputed")
+        assert replica.services.placer.moves.made == {"role": len(leavers)}
