@@ -78,7 +78,7 @@ BREAKS = (
         "ampd/serving/placement.py",
         'view.fingerprint in ("", ours)',
         'view.fingerprint != "-"',
-        ("tests/ampd/serving/test_placement.py", "tests/router/test_placement.py"),
+        ("tests/router/test_fingerprints.py",),
     ),
     Break(
         "local only: an option that is not known is not split over two workers",
