@@ -113,7 +113,7 @@ BREAKS = (
         "ampd/serving/prefill_queue.py",
         "insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)",
         "self.waiting.append(entry)",
-        ("tests/ampd/serving/test_prefill_queue.py", "tests/workers/test_prefill_queue_waits.py"),
+        ("tests/ampd/serving/test_prefill_queue.py",),
     ),
     Break(
         "queue: its work is the sum over its prefills",
@@ -127,7 +127,7 @@ BREAKS = (
         "ampd/policies/moore_hodgson.py",
         "now_s += heappushpop(kept, -time_s)",
         "now_s -= time_s",
-        ("tests/ampd/policies/test_moore_hodgson.py",),
+        ("tests/ampd/policies/ordering/test_ampd.py",),
     ),
     Break(
         "roles: the last worker that owns sessions keeps its role",

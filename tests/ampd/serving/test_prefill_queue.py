@@ -114,6 +114,16 @@ def test_a_pass_without_anything_to_read_is_not_picked_ahead() -> None:
     assert bench.at(Stage.WAITING) == ["a", "b", "reader"]
 
 
+def test_a_part_that_is_left_waits_at_its_place_by_arrival() -> None:
+    bench = Bench(Scripted(Run(0), Wait(5.0)))
+    for name in ("first", "second", "third"):
+        bench.enter(name)
+        bench.clock.move(1.0)
+    first = bench.entries["first"]
+    bench.queue.again(first, replace(first.task, hist_tokens=10))
+    assert [entry.task.task_id for entry in bench.queue.waiting] == ["first", "second", "third"]
+
+
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_who_leaves_while_it_reads_no_longer_holds_its_mates_up(victim: str) -> None:
     bench = Bench(Scripted(Run(0), together(3)), prefetch=0)
