@@ -29,6 +29,7 @@ def trace_stats(sessions: Iterable[Session]) -> dict[str, Any]:
     """Counts and distributions of a trace; lengths in tokens, times in seconds.
 
     `prefill_tokens_per_session` counts increments only: the work of a system that loses no KV.
+    `shared_tokens_total` is the part of them that sessions share with others, each session's counted.
     `tool_s` covers the rounds after the first. `rewrites` are rounds that kept less than the whole context.
 
     Args:
@@ -51,6 +52,7 @@ def trace_stats(sessions: Iterable[Session]) -> dict[str, Any]:
         "output_tokens_total": totals["output_tokens"],
         "rewrites": totals["rewrites"],
         "rounds_with_text": totals["rounds_with_text"],
+        "shared_tokens_total": totals["shared_tokens"],
         **{name: describe(numbers) for name, numbers in values.items()},
     }
 
@@ -60,6 +62,7 @@ def _count(session: Session, totals: Counter[str]) -> None:
     totals["incr_tokens"] += sum(item.incr_tokens for item in session.rounds)
     totals["output_tokens"] += sum(item.output_tokens for item in session.rounds)
     totals["rewrites"] += _rewrites(session)
+    totals["shared_tokens"] += session.shared_prefix.tokens if session.shared_prefix is not None else 0
     totals["rounds_with_text"] += sum(item.text is not None for item in session.rounds)
 
 
@@ -92,9 +95,10 @@ def describe(values: Iterable[float]) -> dict[str, float] | None:
 
 def format_stats(stats: dict[str, Any]) -> str:
     rate = f", {stats['rate']:.3g} sessions/s" if stats["rate"] is not None else ""
+    shared = f" ({stats['shared_tokens_total']} of them shared)" if stats["shared_tokens_total"] else ""
     lines = [
         f"sessions {stats['sessions']}, rounds {stats['rounds']}, arrivals over {stats['span_s']:.1f} s{rate}",
-        f"tokens: {stats['incr_tokens_total']} prefilled, {stats['output_tokens_total']} generated; "
+        f"tokens: {stats['incr_tokens_total']} prefilled{shared}, {stats['output_tokens_total']} generated; "
         f"{stats['rewrites']} rounds rewrite their context; {stats['rounds_with_text']} rounds carry text",
         "",
         f"{'':28}" + "".join(f"{name:>10}" for name in ("mean", "min", "p50", "p95", "p99", "max")),

@@ -107,6 +107,26 @@ class Session(BaseModel):
             context_tokens = kept + item.incr_tokens + item.output_tokens
         return pairs
 
+    def shared_tokens(self) -> list[int]:
+        """How much of each round's prompt other sessions begin with too. A rewritten context may keep less of it."""
+        left = self.shared_prefix.tokens if self.shared_prefix is not None else 0
+        shared: list[int] = []
+        for index, (history, _) in enumerate(self.prompts_tokens()):
+            left = min(left, history) if index else left
+            shared.append(left)
+        return shared
+
+    def computed_tokens(self) -> list[tuple[int, int]]:
+        """As `prompts_tokens`, where the shared prefix is history too, because it is computed for all sessions once.
+
+        At least one token of a prompt is an increment.
+        """
+        pairs: list[tuple[int, int]] = []
+        for (history, increment), shared in zip(self.prompts_tokens(), self.shared_tokens(), strict=True):
+            there = max(history, min(shared, history + increment - 1))
+            pairs.append((there, history + increment - there))
+        return pairs
+
     @property
     def max_context_tokens(self) -> int:
         """The longest prompt with its output. The model's context window must hold it."""
@@ -119,6 +139,15 @@ class Session(BaseModel):
 def kept_tokens(item: Round, context_tokens: int) -> int:
     """Tokens of a context of `context_tokens` that stay valid in this round."""
     return context_tokens if item.keep_tokens is None else item.keep_tokens
+
+
+def prefix_tokens(sessions: Iterable[Session]) -> int:
+    """Tokens of all prefixes that sessions share, each counted once."""
+    longest: dict[str, int] = {}
+    for prefix in (session.shared_prefix for session in sessions):
+        if prefix is not None:
+            longest[prefix.id] = max(prefix.tokens, longest.get(prefix.id, 0))
+    return sum(longest.values())
 
 
 def read_trace(path: Path) -> Iterator[Session]:

@@ -115,7 +115,7 @@ def _laboratory(question: Question) -> Cluster:
 def _full_rate(question: Question) -> float:
     """Sessions per second that keep the replica busy all the time."""
     theta, model = Parallelism(question.degree), question.model
-    prompts = [pair for session in question.sessions for pair in session.prompts_tokens()]
+    prompts = [pair for session in question.sessions for pair in session.computed_tokens()]
     if question.phase == "prefill":
         busy_s = sum(model.prefill_s(hist, incr, theta) for hist, incr in prompts)
         return len(question.sessions) / busy_s
@@ -147,7 +147,7 @@ class Stay:
     Attributes:
         lifetime_s: from its first request to its last token, tools included. running_s: the same without tools.
         resident_token_s, running_token_s: tokens of KV times seconds, in the two times. Times the session rate, this
-            is the mean KV of all sessions.
+            is the mean KV of all sessions. The prefix that a session shares is no part of it.
     """
 
     lifetime_s: float
@@ -167,14 +167,16 @@ def _stay(session: Session, model: PiecewiseModel) -> Stay:
     """One session; its KV stays until its next round begins."""
     theta = max(model.parallelisms, key=lambda theta: theta.tp)
     lifetime_s = running_s = resident_token_s = running_token_s = 0.0
-    for index, ((hist, incr), item) in enumerate(zip(session.prompts_tokens(), session.rounds, strict=True)):
+    rounds = zip(session.computed_tokens(), session.shared_tokens(), session.rounds, strict=True)
+    for index, ((hist, incr), shared, item) in enumerate(rounds):
         context = hist + incr
+        own_tokens = context - shared + item.output_tokens
         seconds = model.prefill_s(hist, incr, theta)
         seconds += item.output_tokens * model.decode_step_s(1, context, theta)
         running_s += seconds
-        running_token_s += seconds * (context + item.output_tokens)
+        running_token_s += seconds * own_tokens
         if index + 1 < len(session.rounds):
             seconds += session.rounds[index + 1].tool_s
         lifetime_s += seconds
-        resident_token_s += seconds * (context + item.output_tokens)
+        resident_token_s += seconds * own_tokens
     return Stay(lifetime_s, running_s, resident_token_s, running_token_s)

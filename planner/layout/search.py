@@ -26,7 +26,7 @@ from planner.parallel import in_parallel
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.retime import retime
-from workloads.trace import Session
+from workloads.trace import Session, prefix_tokens
 
 BINDING, POOLS = defaults.BINDING, defaults.POOLS
 """Binding and pools of the check, which a plan does not choose. With the default pools the roles stay as planned."""
@@ -135,8 +135,16 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
     tables: dict[str, dict[int, list[float]]] = {"prefill": {}, "decode": {}}
     for key, question in zip(keys, questions, strict=True):
         tables[question.phase][question.degree] = [curves[key].capacity(level) for level in LEVELS]
+    # Each replica has each shared prefix once.
+    prefixes = prefix_tokens(case.sessions)
     memory = {degree: float(capacity or 1 << 40) for degree, capacity in case.kv_capacity_tokens.items()}
-    return Capacities(LEVELS, tables["prefill"], tables["decode"], memory, case.kv_store_tokens)
+    return Capacities(
+        LEVELS,
+        tables["prefill"],
+        tables["decode"],
+        {degree: max(tokens - prefixes, 1.0) for degree, tokens in memory.items()},
+        {degree: max(tokens - prefixes, 1) for degree, tokens in case.kv_store_tokens.items()},
+    )
 
 
 def demand_of(case: PlanCase) -> Demand:

@@ -20,6 +20,7 @@ from workloads.trace import (
     dump_session,
     kept_tokens,
     load_trace,
+    prefix_tokens,
     read_trace,
     shipped_traces,
     stream_trace,
@@ -200,3 +201,27 @@ def test_a_file_without_sessions_is_refused_also_as_a_stream(tmp_path: Path) -> 
     (tmp_path / "t.jsonl").write_text("\n")
     with pytest.raises(UserError, match="holds no session"):
         list(stream_trace(str(tmp_path / "t.jsonl")))
+
+
+def sharing(tokens: int, *rounds: dict[str, Any], key: str = "p") -> Session:
+    prefix = {"id": key, "tokens": tokens}
+    return Session.model_validate({**GOOD, "rounds": rounds, "shared_prefix": prefix})
+
+
+def test_what_is_shared_need_not_be_computed() -> None:
+    later = {"incr_tokens": 3, "output_tokens": 2}
+    session = sharing(80, {"incr_tokens": 100, "output_tokens": 10}, later, {**later, "keep_tokens": 50}, later)
+    assert session.shared_tokens() == [80, 80, 50, 50]
+    assert session.computed_tokens() == [(80, 20), (110, 3), (50, 3), (55, 3)]
+    # The last token of a prompt is computed for its output.
+    assert sharing(100, {"incr_tokens": 100, "output_tokens": 1}).computed_tokens() == [(99, 1)]
+    plain = Session.model_validate(GOOD)
+    assert plain.shared_tokens() == [0]
+    assert plain.computed_tokens() == plain.prompts_tokens()
+
+
+def test_each_prefix_counts_once() -> None:
+    item = {"incr_tokens": 100, "output_tokens": 1}
+    given_sessions = [sharing(80, item), sharing(90, item), sharing(10, item, key="q"), Session.model_validate(GOOD)]
+    assert prefix_tokens(given_sessions) == 100
+    assert prefix_tokens([]) == 0
