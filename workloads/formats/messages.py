@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from ampd.errors import UserError
 from workloads.formats.chain import common_prefix
 from workloads.formats.loader import LoadOptions
-from workloads.trace import Round
+from workloads.trace import Round, SharedPrefix
 
 HEADER_TOKENS = 3
 """Tokens of a chat template before a message: start marker, role, new line (ChatML)."""
+_SYSTEM = ("system", "developer")
+
 END_TOKENS = 1
 """Tokens of a chat template after a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One model call: the messages of the prompt, and the answer."""
+    """One model call: the messages of the prompt, and the answer.
+
+    Attributes:
+        system_messages: how many of the first messages are tools and system prompts, which agents of a kind share.
+    """
 
     messages: tuple[str, ...]
     output: str
+    system_messages: int = 0
 
 
 def message_words(message: dict[str, Any]) -> str:
@@ -61,6 +69,20 @@ def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str
         )
         context = (*call.messages, call.output)
     return tuple(rounds)
+
+
+def shared_prefix_of(call: ChatCall, options: LoadOptions) -> SharedPrefix | None:
+    """The tools and system prompts that a session's first call begins with, named by their words; None: it has none."""
+    words = call.messages[: call.system_messages]
+    if not words:
+        return None
+    name = sha256(json.dumps(words).encode()).hexdigest()[:16]
+    return SharedPrefix(id=f"system-{name}", tokens=_tokens(words, options))
+
+
+def leading_system(messages: Sequence[dict[str, Any]]) -> int:
+    """How many of a conversation's first messages are system prompts."""
+    return next((at for at, each in enumerate(messages) if each.get("role") not in _SYSTEM), len(messages))
 
 
 def _tokens(messages: Sequence[str], options: LoadOptions) -> int:

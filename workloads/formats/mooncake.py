@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from workloads.formats.chain import Call, rounds_of
+from workloads.formats.chain import Call, common_prefix, rounds_of
 from workloads.formats.loader import LoadOptions, register
 from workloads.formats.source import Row, count_of, rows_by_session, seconds_of, source_files
-from workloads.trace import Round, Session
+from workloads.trace import Round, Session, SharedPrefix
 
 BLOCK_TOKENS = 512
 _MS = 1e-3
@@ -21,17 +21,26 @@ _COUNTS = ("input_length", "output_length")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
 
+    Sessions whose first prompts begin with the same block share the blocks that all of them begin with.
+
     The gap before a round is its `delay`; without one, the difference of the two timestamps, which then includes the
     time that the original service took.
     """
     later = rewrites = 0
-    for name, rows in _sessions(path, options):
+    by_session = _sessions(path, options)
+    shared_blocks = _shared_blocks(by_session.values())
+    for name, rows in by_session.items():
         calls = [_call(row, where, gap_s) for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)]
         later += len(calls) - 1
         rewrites += sum(
             call.prompt_tokens <= before.prompt_tokens and not call.hashes for before, call in pairwise(calls)
         )
-        yield Session(session_id=name, arrival_s=_start_s(rows[0]), rounds=rounds_of(calls, rows[0][0]))
+        yield Session(
+            session_id=name,
+            arrival_s=_start_s(rows[0]),
+            rounds=rounds_of(calls, rows[0][0]),
+            shared_prefix=_shared_prefix(calls[0], shared_blocks),
+        )
     if 2 * rewrites > later:
         options.note(
             f"{path}: {rewrites} of {later} later rounds have no longer prompt than the round before and keep none of "
@@ -42,7 +51,7 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
 @register("mooncake-delta", "Mooncake JSONL whose later rows hold only what a round adds (Dynamo's delta variant)")
 def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
     """`input_length` of a session's later rows is the increment; nothing is ever rewritten."""
-    for name, rows in _sessions(path, options):
+    for name, rows in _sessions(path, options).items():
         rounds = tuple(
             Round(
                 incr_tokens=count_of(row, "input_length", where),
@@ -75,14 +84,36 @@ def load_agentic(path: Path, options: LoadOptions) -> Iterator[Session]:
         yield Session(session_id=name, arrival_s=_start_s(rows[0]), rounds=rounds_of(calls, rows[0][0]))
 
 
-def _sessions(path: Path, options: LoadOptions) -> Iterator[tuple[str, list[Row]]]:
+def _shared_blocks(sessions: Iterable[Sequence[Row]]) -> dict[int | str, int]:
+    """First block -> how many blocks all sessions that begin with it have in common, if there are several."""
+    common: dict[int | str, Sequence[int | str]] = {}
+    several: set[int | str] = set()
+    for (_, row), *_ in sessions:
+        hashes = row.get("hash_ids")
+        if not hashes or not isinstance(hashes, list) or not isinstance(hashes[0], (int, str)):
+            continue
+        if hashes[0] in common:
+            several.add(hashes[0])
+            hashes = hashes[: common_prefix(common[hashes[0]], hashes)]
+        common[hashes[0]] = hashes
+    return {first: len(common[first]) for first in several}
+
+
+def _shared_prefix(call: Call, shared_blocks: dict[int | str, int]) -> SharedPrefix | None:
+    blocks = shared_blocks.get(call.hashes[0], 0) if shared_blocks and call.hashes else 0
+    if not blocks:
+        return None
+    return SharedPrefix(id=f"block-{call.hashes[0]}", tokens=min(blocks * BLOCK_TOKENS, call.prompt_tokens))
+
+
+def _sessions(path: Path, options: LoadOptions) -> dict[str, list[Row]]:
     """The rows of each `session_id`; a row without one is a session that is named after its file and line."""
 
     def name_of(row: dict[str, Any], where: str) -> str:
         name = row.get("session_id")
         return Path(where).name if name is None else str(name)
 
-    yield from rows_by_session(source_files(path, ".jsonl", ".json"), name_of, _COUNTS, options.note).items()
+    return rows_by_session(source_files(path, ".jsonl", ".json"), name_of, _COUNTS, options.note)
 
 
 def _call(row: dict[str, Any], where: str, gap_s: float, shared_tokens: int | None = None) -> Call:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from workloads.formats.loader import LoadOptions, register
-from workloads.formats.messages import ChatCall, message_words, rounds_from_chat
+from workloads.formats.messages import ChatCall, leading_system, message_words, rounds_from_chat, shared_prefix_of
 from workloads.formats.source import Row, as_list, as_object, read_json_lines, source_files
 from workloads.trace import Session
 
@@ -31,7 +31,12 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     for name, rows in by_session.items():
         calls = [call for where, row in rows for call in _calls(row, where)]
         if calls:
-            yield Session(session_id=name, arrival_s=0.0, rounds=rounds_from_chat(calls, options, rows[0][0]))
+            yield Session(
+                session_id=name,
+                arrival_s=0.0,
+                rounds=rounds_from_chat(calls, options, rows[0][0]),
+                shared_prefix=shared_prefix_of(calls[0], options),
+            )
         else:
             options.note(f"{rows[0][0]}: no answer of a model, left out")
 
@@ -51,16 +56,17 @@ def _calls(row: dict[str, Any], where: str) -> list[ChatCall]:
     tools = request.get("tools")
     before = [json.dumps(tools, ensure_ascii=False)] if tools else []
     words = [*before, *map(message_words, messages)]
+    system = len(before) + leading_system(messages)
     if (answer := _answer(row, where)) is not None:
-        return [ChatCall(tuple(words), answer)]
-    return list(_answers(messages, words, len(before)))
+        return [ChatCall(tuple(words), answer, system)]
+    return list(_answers(messages, words, len(before), system))
 
 
-def _answers(messages: Sequence[dict[str, Any]], words: Sequence[str], first: int) -> Iterator[ChatCall]:
+def _answers(messages: Sequence[dict[str, Any]], words: Sequence[str], first: int, system: int) -> Iterator[ChatCall]:
     """The calls of a conversation. `first`: the index of its first message in `words`."""
     for index, message in enumerate(messages):
         if message.get("role") == "assistant" and index:
-            yield ChatCall(tuple(words[: first + index]), words[first + index])
+            yield ChatCall(tuple(words[: first + index]), words[first + index], min(system, first + index))
 
 
 def _answer(row: dict[str, Any], where: str) -> str | None:

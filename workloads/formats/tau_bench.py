@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.formats.loader import LoadOptions, register
-from workloads.formats.messages import ChatCall, message_words, rounds_from_chat
+from workloads.formats.messages import ChatCall, leading_system, message_words, rounds_from_chat, shared_prefix_of
 from workloads.formats.source import as_list, as_object, file_stem, read_json, source_files
 from workloads.trace import Session
 
@@ -29,15 +29,17 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
                 session_id=f"{prefix}{run.get('task_id', index)}-{run.get('trial', 0)}",
                 arrival_s=0.0,
                 rounds=rounds_from_chat(calls, options, where),
+                shared_prefix=shared_prefix_of(calls[0], options),
             )
 
 
 def _calls(messages: list[Any], where: str) -> list[ChatCall]:
     calls: list[ChatCall] = []
     before: list[str] = []
+    system = leading_system([as_object(message, where) for message in messages])
     for message in messages:
-        words = message_words(as_object(message, where))
+        words = message_words(message)
         if message.get("role") == "assistant" and before:
-            calls.append(ChatCall(messages=tuple(before), output=words))
+            calls.append(ChatCall(messages=tuple(before), output=words, system_messages=system))
         before.append(words)
     return calls

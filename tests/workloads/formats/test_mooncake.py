@@ -54,3 +54,15 @@ def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
     whole = [{"session_id": "s", "input_length": n, "output_length": 5} for n in (900, 940, 970)]
     load("mooncake", jsonl(tmp_path / "w.jsonl", *whole))
     assert not NOTES
+
+
+def test_sessions_share_the_blocks_that_all_with_the_same_first_block_begin_with(tmp_path: Path) -> None:
+    first = {"a": [1, 2, 3, 4], "b": [1, 2, 3, 5], "c": [1, 2, 9], "alone": [7, 8], "d": [6], "e": [6]}
+    rows = [_moon(name, 512 * len(ids) - 100, 5, ids, timestamp=0) for name, ids in first.items()]
+    sessions = load("mooncake", jsonl(tmp_path / "m.jsonl", *rows))
+    shared = {session.session_id: session.shared_prefix for session in sessions}
+    assert {name: prefix and (prefix.id, prefix.tokens) for name, prefix in shared.items()} == {
+        **dict.fromkeys("abc", ("block-1", 1024)),
+        "alone": None,
+        **dict.fromkeys("de", ("block-6", 412)),
+    }

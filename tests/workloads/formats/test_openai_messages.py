@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
+from workloads.trace import SharedPrefix
 
 from .lab import NOTES, jsonl, load, say, shape
 
@@ -27,6 +28,13 @@ def test_a_conversation_is_a_session_with_a_round_per_answer(tmp_path: Path) -> 
     sessions = load("openai-messages", jsonl(tmp_path / "a.jsonl", {"messages": CHAT}, {"messages": CHAT[:3]}))
     assert [shape(session) for session in sessions] == [[FIRST, SECOND], [FIRST]]
     assert len({session.session_id for session in sessions}) == 2
+    other = {"messages": [say("system", "you are stern"), *CHAT[1:]]}
+    sessions += load("openai-messages", jsonl(tmp_path / "b.jsonl", other, {"messages": CHAT[1:3]}))
+    names = [session.shared_prefix and session.shared_prefix.id for session in sessions]
+    # Equal system messages are one prefix, and a chat without one shares nothing.
+    assert names[0] == names[1] != names[2]
+    assert names[3] is None
+    assert sessions[0].shared_prefix == SharedPrefix(id=str(names[0]), tokens=3 + 4)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,8 @@ def test_tools_are_a_part_of_the_prompt(tmp_path: Path) -> None:
     rows = [{"messages": CHAT, "tools": [{"name": "look"}]}]
     (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
     assert shape(session) == [(FIRST[0] + 2 + 4, *FIRST[1:]), SECOND]
+    assert session.shared_prefix is not None
+    assert session.shared_prefix.tokens == 2 + 4 + 3 + 4
 
 
 def test_rows_without_an_answer_are_noted_and_other_logs_refused(tmp_path: Path) -> None:

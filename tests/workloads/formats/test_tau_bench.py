@@ -24,4 +24,6 @@ def test_tau_bench_makes_a_round_of_every_assistant_message(tmp_path: Path) -> N
     path.write_text(json.dumps([run]))
     (session,) = load("tau_bench", path)
     assert session.session_id == "3-1"
+    assert session.shared_prefix is not None
+    assert session.shared_prefix.tokens == 2 + 4
     assert shape(session) == [(2 + 2 + 8 + 3, 2 + 1, 0.0, None), (3 + 4 + 3, 1 + 1, 0.0, None)]
