@@ -192,6 +192,8 @@ async def run(
     async with aclosing(cast(Any, engine.generate(call))) as stream:
         async for part in stream:
             part.token_ids = whole.token_ids + part.token_ids
+            if part.log_probs is not None:
+                part.log_probs = (whole.log_probs or []) + part.log_probs
             whole = part
     return whole
 

@@ -112,7 +112,8 @@ async def check_rounds(pair: Pair, session: str, conversation: Conversation, rou
             assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+# Qwen3-MoE has 2 KV heads, in the same kind of pool: test_sglang_families.py.
+@pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.usefixtures("delayed")
 async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_heads: int) -> None:
     async with AsyncExitStack() as stack:
@@ -128,6 +129,8 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                     continue  # the prefill worker has no part in it
                 session = f"{prefill.info.parallelism.tp} x {decode.info.parallelism.tp} {name}"
                 await check_rounds(pair, session, conversation, routes)
+                if name == "alternating":
+                    await check_zeroed_context_matters(pair, conversation, session)
                 await empty(prefill, decode)
 
 
@@ -143,6 +146,7 @@ async def test_eight_ranks_exchange_kv_with_one(tmp_path: Path) -> None:
         pair = Pair(prefill, decode, LocalPeers())
         pair.connect()
         await check_rounds(pair, "1 x 8", conversation, ROUTES["alternating"])
+        await check_zeroed_context_matters(pair, conversation, "1 x 8")
     finally:
         await decode.stop()
         await prefill.stop()
@@ -240,22 +244,13 @@ async def check_zeroed_history_matters(
     await until(lambda: idle(made))
 
 
+async def check_zeroed_context_matters(pair: Pair, conversation: Conversation, session: str) -> None:
+    """The control on both sides, with the prompt of the last remote round of alternating routes."""
+    prompt, expected = conversation.prompts[-2], conversation.tokens[-2]
+    for made in (pair.prefill, pair.decode):
+        await check_zeroed_history_matters(made, prompt, expected, len(prompt) // 2, session)
+
+
 def new_tokens(spoken: Conversation, number: int) -> int:
     """Tokens of a round's prompt that no round before had."""
     return len(spoken.prompts[number]) - (len(spoken.prompts[number - 1]) + NEW if number else 0)
-
-
-@pytest.mark.parametrize("kv_heads", [2])
-async def test_a_wrong_byte_changes_the_tokens(tmp_path: Path, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SwitchedTransport, "moves", False)
-    async with (
-        # With checksums the read would fail.
-        engine(tmp_path, kv_heads, 1, kv_checksums=False) as first,
-        engine(tmp_path, kv_heads, 2, kv_checksums=False) as second,
-    ):
-        conversation = await alone(first)
-        pair = Pair(first, second, LocalPeers())
-        pair.connect()
-        played = await remote_round(pair, "s", conversation.prompts[0], NEW)
-        assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
-        assert played.tokens != conversation.tokens[0]
