@@ -36,8 +36,8 @@ class LookAheadPools(Policy):
        rounds and that of the sessions.
 
     Limits: it knows only the load that came. A live graph records only rounds that ended by themselves, so rounds that
-    clients give up are not seen. A change helps the sessions to come, because sessions stay where they are bound. A
-    look takes a second or more of one core; a live graph gives it to a process of its own.
+    clients give up are not seen. A change helps the sessions to come, because sessions stay where they are bound unless
+    they may move (`--moves`). A look takes a second or more of one core; a live graph gives it to a process of its own.
 
     Example: `--pools look-ahead`
     """

@@ -40,8 +40,8 @@ class PredictivePools(Policy):
     A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
     a prefill worker. No worker becomes mixed.
 
-    Limits: a change helps the sessions to come, because sessions stay where they are bound. One change in `cooldown_s`
-    is slow for a burst of seconds; the routing answers those.
+    Limits: a change helps the sessions to come, because sessions stay where they are bound unless they may move
+    (`--moves`). One change in `cooldown_s` is slow for a burst of seconds; the routing answers those.
 
     Example: `--pools predictive`
     """
