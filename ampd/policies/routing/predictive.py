@@ -125,7 +125,8 @@ class PredictiveRouting(Expectations):
 
     def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
         task, model, target = situation.task, situation.model, worker.parallelism
-        hist_tokens = history_at(situation, worker)
+        # Without a call where nothing is shared, because a decision makes an offer per worker.
+        hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
         transfer_s = history_read_s(situation, worker)
         stretch = 1.0
         if worker.decode_batch:  # it was a decode worker a moment ago
