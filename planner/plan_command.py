@@ -19,7 +19,7 @@ from ampd.types import Parallelism
 from planner.case_settings import provenance_of
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
-from planner.layout.layout import layout_label
+from planner.layout.layout import Layout, layout_label
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
@@ -44,6 +44,16 @@ def run(argv: Sequence[str]) -> int:
     check_flags(settings)
     model = settings.performance_model()
     case, left_out = _case(settings, model)
+    if settings.use_all:
+        from planner.goodput_command import plan_for_goodput, table_of
+        from planner.goodput_report import write_report as write_goodput_report
+
+        result, layouts = plan_for_goodput(settings, case, left_out, model, start_s)
+        _warn(result, settings, layouts, model)
+        if settings.report:
+            write_goodput_report(settings.report, result)
+        print(json.dumps(result, indent=1) if settings.as_json else table_of(result))
+        return 0
     folder = (settings.cache or default_cache()) if settings.use_cache else None
     plan = make_plan(case, settings.top, CurveCache(folder), settings.jobs)
     if not plan.layouts:
@@ -51,15 +61,20 @@ def run(argv: Sequence[str]) -> int:
     seconds = time.perf_counter() - start_s
     result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
     layouts = [checked.choice.layout for checked in plan.layouts]
-    result["manifest_warnings"] = write_plan(settings, layouts, model, result)
-    for warning in result["manifest_warnings"]:
-        print(f"{PROG}: {warning}", file=sys.stderr)
+    _warn(result, settings, layouts, model)
     if settings.report:
         from planner.plan_report import write_report
 
         write_report(settings.report, result, plan)
     print(json.dumps(result, indent=1) if settings.as_json else _table(result))
     return 0
+
+
+def _warn(result: dict[str, Any], settings: PlanSettings, layouts: list[Layout], model: PiecewiseModel) -> None:
+    """Write the manifest if asked for, and print its warnings."""
+    result["manifest_warnings"] = write_plan(settings, layouts, model, result)
+    for warning in result["manifest_warnings"]:
+        print(f"{PROG}: {warning}", file=sys.stderr)
 
 
 def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
@@ -71,7 +86,7 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
     fitting = _fitting(settings, capacities, longest)
     case = PlanCase(
         tuple(sessions),
-        settings.rate or _own_rate(sessions, settings.trace),
+        settings.rate or (0.0 if settings.use_all else _own_rate(sessions, settings.trace)),
         settings.slo,
         model,
         fitting,
@@ -81,6 +96,7 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
         settings.slicing,
         SimulationOptions(seed=settings.seed),
         {degree: tokens for degree in fitting if (tokens := settings.kv_store_of(model, Parallelism(degree)))},
+        settings.attainment,
     )
     known = {theta.tp for theta in model.parallelisms}
     left_out = {}
@@ -107,7 +123,8 @@ def _capacities(settings: PlanSettings, model: PiecewiseModel, wanted: Sequence[
             f"--gpus: {settings.gpus} is too few: one prefill and one decode replica of {model.name} need "
             f"{2 * smallest} (TP {smallest} each)"
         )
-    most = settings.gpus - smallest
+    # A co-located replica needs no other one.
+    most = settings.gpus - (0 if settings.use_all else smallest)
     return {theta.tp: settings.kv_capacity_of(model, theta) for theta in usable if theta.tp <= most}
 
 

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from ampd.policies import defaults
 from planner.case_settings import CaseSettings
+from planner.layout.search import ATTAINMENT
+from planner.layout.trials import BUDGET_S
 
 
 class PlanSettings(CaseSettings):
@@ -16,6 +18,19 @@ class PlanSettings(CaseSettings):
     gpus: int = Field(ge=1, description="GPUs of the cluster.")
     rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
+    )
+    use_all: bool = Field(
+        False,
+        description="Find the layout that carries most on all --gpus, by simulations of the cluster. Needs no --rate.",
+    )
+    attainment: float = Field(
+        ATTAINMENT, gt=0, le=1, description="With --use-all: share of rounds within both targets that carries a rate."
+    )
+    budget_s: float = Field(
+        BUDGET_S,
+        gt=0,
+        allow_inf_nan=False,
+        description="With --use-all: longest time of the search in seconds. Ctrl-C ends it too, and keeps the best.",
     )
     degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
     top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")

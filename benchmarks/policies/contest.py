@@ -10,23 +10,20 @@ from typing import Any
 from ampd.perf.model import PerformanceModel
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
-from ampd.types import Slo
 from benchmarks.policies.arrivals import POISSON, rearranged
-from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
-from benchmarks.policies.wrong_model import WrongModel
+from planner.rate_search import RateSearch
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import SimulatedRound, SimulationRun
+from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
+from planner.sustained import IN_TIME, end_s, in_time_share
+from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.trace import Session
 
 TARGET = 0.9
 """Share of the rounds, or of the sessions, that goodput asks for."""
-PATIENCE = 1.5
-IN_TIME = 0.99
-"""A rate is sustained if this share of the sessions ends within so many times their time at the targets."""
 CRITERIA = ("rounds", "sessions", "sustained_rounds", "sustained_sessions")
 
 
@@ -169,29 +166,17 @@ def run(
 def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) -> Point:
     """The figures of a run."""
     slo, reached = setting.slo, done.attainment(setting.slo)
-    ends: dict[str, float] = {}
-    for record in done.rounds:
-        ends[record.session_id] = max(ends.get(record.session_id, 0.0), _end_s(record))
-    in_time = sum(
-        ends[session.session_id] - session.arrival_s <= PATIENCE * time_at_targets_s(session, slo)
-        for session in sessions
-    )
     until_s = sessions[-1].arrival_s
-    ended = [record for record in done.rounds if record.error is None and _end_s(record) <= until_s]
+    ended = [record for record in done.rounds if record.error is None and end_s(record) <= until_s]
     routed = [record.route for record in done.rounds if record.route is not None]
     return Point(
         rounds=reached.rounds,
         sessions=reached.sessions,
-        in_time=in_time / len(sessions),
+        in_time=in_time_share(done.rounds, sessions, slo),
         completed=len(ended) / until_s,
         attained=sum(meets(each, slo) for each in ended) / until_s,
         local=sum(route == "local" for route in routed) / len(routed) if routed else 0.0,
     )
-
-
-def time_at_targets_s(session: Session, slo: Slo) -> float:
-    """How long a session takes whose rounds all meet their targets by just so, tools included."""
-    return sum(item.tool_s + slo.ttft_s + slo.itl_s * (item.output_tokens - 1) for item in session.rounds)
 
 
 def find(
@@ -214,10 +199,6 @@ def find(
     for criterion in criteria:
         goodput[criterion] = search.highest(TARGET, criterion, start[criterion])
     return Found(goodput, search.tried)
-
-
-def _end_s(simulated_round: SimulatedRound) -> float:
-    return simulated_round.sent_s + (simulated_round.e2e_s or 0.0)
 
 
 def fields_of(point: Point) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from ampd.policies import defaults
 from ampd.types import Slo
 from benchmarks.policies.contest import TARGET, measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
-from benchmarks.policies.goodput import RateSearch
 from benchmarks.policies.settings import Setting
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import fit_table
@@ -22,6 +21,7 @@ from benchmarks.routing_table.table_file import write_table
 from planner.layout.cache import CurveCache
 from planner.layout.layout import Replicas
 from planner.layout.search import PlanCase, make_plan
+from planner.rate_search import RateSearch
 from planner.simulator.options import SimulationOptions
 
 SEED = 7_001

@@ -9,9 +9,9 @@ from pathlib import Path
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
-from benchmarks.policies.intervals import Interval, geometric_mean
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
+from planner.intervals import Interval, geometric_mean
 
 TITLES = {
     "rounds": "goodput of rounds",

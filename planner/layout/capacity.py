@@ -70,11 +70,11 @@ class LoadCurve:
 
 def load_curve(question: Question) -> LoadCurve:
     """Simulate one replica at growing load."""
-    full_rate, lifetime_s = _full_rate(question), mean_stay(question.sessions, question.model).lifetime_s
+    busy_rate, lifetime_s = full_rate(question), mean_stay(question.sessions, question.model).lifetime_s
     rates, levels = [], []
     worst = 0.0
     for utilisation in _UTILISATIONS:
-        rate = utilisation * full_rate
+        rate = utilisation * busy_rate
         # A P95 that falls while the load grows is noise, because the sample is finite.
         worst = max(worst, _level(question, rate, lifetime_s))
         rates.append(rate)
@@ -112,7 +112,7 @@ def _laboratory(question: Question) -> Cluster:
     return Cluster((decode,), (prefill,), question.model.profile.max_context_tokens or 0)
 
 
-def _full_rate(question: Question) -> float:
+def full_rate(question: Question) -> float:
     """Sessions per second that keep the replica busy all the time."""
     theta, model = Parallelism(question.degree), question.model
     prompts = [pair for session in question.sessions for pair in session.computed_tokens()]

@@ -131,7 +131,7 @@ class _Programme:
                 carried = self._carried(capacity, variables, index)
                 model.addCons(carried >= chosen[index])
         model.setObjective(quicksum(index * chosen[index] for index in levels), "minimize")
-        if not _solved(model):
+        if not solved(model):
             return None
         return next(index for index in levels if model.getVal(chosen[index]) > 0.5)
 
@@ -140,14 +140,14 @@ class _Programme:
         model, x, y = self._base()
         headroom = self._with_headroom(model, x, y, level)
         model.setObjective(headroom, "maximize")
-        return float(model.getVal(headroom)) if _solved(model) else None
+        return float(model.getVal(headroom)) if solved(model) else None
 
     def fewest_gpus(self, level: int, headroom: float) -> Layout:
         """The smallest layout with this head-room."""
         model, x, y = self._base()
         model.addCons(self._with_headroom(model, x, y, level) >= headroom * (1 - _TOLERANCE))
         model.setObjective(quicksum(n * (x[n] + y[n]) for n in x), "minimize")
-        if not _solved(model):
+        if not solved(model):
             raise RuntimeError("SCIP found a layout and then found none under the same constraints")
         counts = [{n: round(model.getVal(variables[n])) for n in variables} for variables in (x, y)]
         return Layout(replicas_of(counts[0]), replicas_of(counts[1]))
@@ -180,23 +180,25 @@ class _Programme:
             if need:
                 model.addCons(quicksum(tokens[n] / need * y[n] for n in degrees) >= 1)
         for layout in self._excluded:
-            self._exclude(model, x, y, layout)
+            exclude(model, x, y, layout, self._gpus)
         return model, x, y
 
-    def _exclude(self, model: Any, x: dict[int, Any], y: dict[int, Any], layout: Layout) -> None:
-        """A no-good cut: some count must be larger or smaller than in this layout."""
-        differs = []
-        for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
-            for degree, variable in variables.items():
-                most, value = self._gpus // degree, replicas.get(degree, 0)
-                more, fewer = model.addVar(vtype="B"), model.addVar(vtype="B")
-                model.addCons(variable >= (value + 1) * more)
-                model.addCons(variable <= most - (most - value + 1) * fewer)
-                differs += [more, fewer]
-        model.addCons(quicksum(differs) >= 1)
+
+def exclude(model: Any, x: Mapping[int, Any], y: Mapping[int, Any], layout: Layout, gpus: int) -> None:
+    """A no-good cut: some count of the variables must be larger or smaller than in this layout."""
+    differs = []
+    for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
+        for degree, variable in variables.items():
+            most, value = gpus // degree, replicas.get(degree, 0)
+            more, fewer = model.addVar(vtype="B"), model.addVar(vtype="B")
+            model.addCons(variable >= (value + 1) * more)
+            model.addCons(variable <= most - (most - value + 1) * fewer)
+            differs += [more, fewer]
+    model.addCons(quicksum(differs) >= 1)
 
 
-def _solved(model: Any) -> bool:
+def solved(model: Any) -> bool:
+    """Solve, and whether there is a solution."""
     model.optimize()
     status: str = model.getStatus()
     if status == "infeasible":

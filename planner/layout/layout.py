@@ -15,7 +15,7 @@ Replicas = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Replicas of each tensor-parallel degree by role. The search makes no mixed replicas."""
+    """Replicas of each tensor-parallel degree by role. With decode replicas only, the layout is co-located."""
 
     prefill: Replicas
     decode: Replicas
@@ -56,8 +56,10 @@ class Layout:
 
 
 def layout_label(row: Mapping[str, Any]) -> str:
-    """A layout of a plan's result as text: `prefill 2xTP4+1xTP8, decode 2xTP4`."""
+    """A layout of a plan's result as text: `prefill 2xTP4+1xTP8, decode 2xTP4`, or `co-located 2xTP4`."""
     groups = {role: "+".join(f"{group['replicas']}xTP{group['tp']}" for group in row.get(role, ())) for role in Role}
+    if not groups[Role.PREFILL] and not groups[Role.MIXED]:
+        return f"co-located {groups[Role.DECODE]}"
     return ", ".join(f"{role} {text}" for role, text in groups.items() if text)
 
 

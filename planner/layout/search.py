@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
@@ -31,6 +31,9 @@ from workloads.trace import Session, prefix_tokens
 BINDING, POOLS = defaults.BINDING, defaults.POOLS
 """Binding and pools of the check, which a plan does not choose. With the default pools the roles stay as planned."""
 
+ATTAINMENT = 0.9
+"""As in the comparison of policies."""
+
 _CURVE_SESSIONS = 300
 """Most sessions of the trace in the simulation of a curve. Of a longer trace they are an even choice."""
 _CHECK_SESSIONS = (300, 1500)
@@ -47,6 +50,7 @@ class PlanCase:
     Attributes:
         kv_capacity_tokens: KV memory of a replica by degree; 0: unlimited.
         kv_store_tokens: host memory of a replica's KV store by degree; empty: no stores.
+        attainment: share of the rounds within both targets that counts as carrying a rate (`--use-all`).
     """
 
     sessions: tuple[Session, ...]
@@ -60,6 +64,11 @@ class PlanCase:
     slicing: str
     options: SimulationOptions
     kv_store_tokens: dict[int, int] = field(default_factory=dict)
+    attainment: float = ATTAINMENT
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(sorted(self.kv_capacity_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ def make_plan(case: PlanCase, top: int, cache: CurveCache, jobs: int | None) -> 
 
 def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) -> Capacities:
     """The load that one replica of each degree carries, from the cache or by simulation."""
-    sessions = _even_choice(case.sessions, _CURVE_SESSIONS)
+    sessions = even_choice(case.sessions, _CURVE_SESSIONS)
     digest = digest_sessions(sessions)
     questions = [
         Question(
@@ -185,8 +194,14 @@ def _next_step(case: PlanCase, capacities: Capacities, demand: Demand) -> tuple[
     return (step, best[0]) if best else None
 
 
-def _even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
+def even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
     """`count` sessions, spread evenly over the trace."""
     if len(sessions) <= count:
         return tuple(sessions)
     return tuple(sessions[index * len(sessions) // count] for index in range(count))
+
+
+def memory_needs(case: PlanCase, demand: Demand) -> list[tuple[Mapping[int, float], float]]:
+    """As `Capacities.memory_needs`, without capacities."""
+    memory = {degree: float(capacity or 1 << 40) for degree, capacity in case.kv_capacity_tokens.items()}
+    return Capacities((), {}, {}, memory, case.kv_store_tokens).memory_needs(demand)

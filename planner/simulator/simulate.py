@@ -16,7 +16,7 @@ from planner.simulator.decodes import Decodes
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_store import KvStore
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun
+from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.prefills import Prefills
 from planner.simulator.roles import RoleKeeper
 from planner.simulator.sessions import SessionRunner
@@ -38,7 +38,7 @@ def simulate(
     policies: Policies,
     slo: Slo,
     options: SimulationOptions = _DEFAULTS,
-    on_round: Callable[[], None] = lambda: None,
+    on_round: Callable[[SimulatedRound], object] = lambda _: None,
     belief: PerformanceModel | None = None,
     contexts: Mapping[str, int] = _NO_CONTEXTS,
 ) -> SimulationRun:
@@ -46,7 +46,7 @@ def simulate(
 
     Args:
         model: the times of everything that happens.
-        on_round: called after each finished round, for progress.
+        on_round: called after each finished round. What it raises ends the simulation.
         belief: the times that the policies predict with; default: `model`.
         contexts: session id -> tokens of its context before its first round, of sessions that are under way.
     """
@@ -88,7 +88,6 @@ def simulate(
         lost_sessions=sum(worker.resident.evicted for worker in workers),
         role_flips=keeper.role_flips,
         refusals=coordinators.refusals if options.max_wait else None,
-        moves=coordinators.moves if options.moves else None,
         events=loop.handled,
         kv_store=_store_figures(workers),
         timeline=world.spans or [],
@@ -122,7 +121,7 @@ def _connected(
     views: Views,
     max_context_tokens: int,
     contexts: Mapping[str, int],
-    on_round: Callable[[], None],
+    on_round: Callable[[SimulatedRound], object],
 ) -> tuple[SessionRunner, Coordinators]:
     """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
     transfers = KvTransfers(world)

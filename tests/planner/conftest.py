@@ -4,8 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from planner.layout import appraisal, goodput_plan, goodput_search, trial
+from planner.layout.trial import Horizon
+
 
 @pytest.fixture(scope="session")
 def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the simulated curves of replicas, which take most of a plan's time."""
     return tmp_path_factory.mktemp("curves")
+
+
+@pytest.fixture
+def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations of a plan that take a tenth of the time, in processes that are forked later too."""
+    short = Horizon(2.0, 0.0, 20, 60)
+    for module in (goodput_search, goodput_plan):
+        monkeypatch.setattr(module, "SHORT", short)
+    for module in (appraisal, trial):
+        monkeypatch.setattr(module, "LONG", Horizon(4.0, 0.0, 30, 120))

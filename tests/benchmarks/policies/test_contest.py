@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ampd.types import Slo
-from benchmarks.policies.contest import measure, run, time_at_targets_s
+from benchmarks.policies.contest import measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
-from workloads.trace import Round, Session
 
 from .lab import TINY
-
-
-def test_time_at_targets_counts_tools_and_tokens() -> None:
-    rounds = (Round(incr_tokens=5, output_tokens=11), Round(incr_tokens=5, output_tokens=1, tool_s=3.0))
-    session = Session(session_id="s", arrival_s=9.0, rounds=rounds)
-    assert time_at_targets_s(session, Slo(0.5, 0.1)) == pytest.approx(0.5 + 1.0 + 3.0 + 0.5)
 
 
 def test_starving_is_not_sustained() -> None:

@@ -1,16 +1,46 @@
-"""A workload and questions about the load that one replica of a small cluster carries."""
+"""A workload, a case that is planned in moments, and questions about the load that one replica carries."""
+
+from collections.abc import Sequence
+from itertools import product
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism, Slo
 from planner.layout.capacity import Phase, Question
+from planner.layout.layout import Layout, replicas_of
+from planner.layout.search import PlanCase
 from planner.simulator.options import SimulationOptions
 from workloads.generate import Lengths, generate
+from workloads.trace import Round, Session
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.3, 0.02)
 SESSIONS = tuple(generate("toolbench", 100, 1.0, 0, Lengths.PER_SESSION))
 
+ROUNDS = (Round(incr_tokens=60, output_tokens=3), Round(incr_tokens=20, output_tokens=2, tool_s=1.0))
+CASE = PlanCase(
+    sessions=tuple(Session(session_id=f"s{number}", arrival_s=number, rounds=ROUNDS) for number in range(5)),
+    rate=2.0,
+    slo=SLO,
+    model=MODEL,
+    kv_capacity_tokens={1: 200_000, 2: 450_000},
+    gpus=4,
+    routing="always-remote",
+    ordering="fcfs",
+    slicing="whole",
+    options=SimulationOptions(),
+)
+
 
 def question(phase: Phase, degree: int) -> Question:
     capacity = MODEL.kv_capacity_tokens(Parallelism(degree)) or 0
     return Question(phase, degree, SESSIONS, MODEL, "fcfs", "whole", SLO, SimulationOptions(), capacity)
+
+
+def every_layout(degrees: Sequence[int], gpus: int) -> list[Layout]:
+    """Every split and co-located layout within the GPUs."""
+    sides = [
+        replicas_of(dict(zip(degrees, counts, strict=True)))
+        for counts in product(*(range(gpus // degree + 1) for degree in degrees))
+    ]
+    layouts = [Layout(prefill, decode) for prefill in sides for decode in sides if decode]
+    return [layout for layout in layouts if layout.gpus <= gpus]

@@ -7,7 +7,7 @@ from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -34,7 +34,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     count = len(values)
     if count == 1:
         return Interval(values[0], inf, 1)
-    quantile = float(student_t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
     return Interval(fmean(values), quantile * stdev(values) / sqrt(count), count)
 
 

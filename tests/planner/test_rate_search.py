@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.policies.goodput import RateSearch
+from planner.rate_search import RateSearch
 from workloads.results import Attainment
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from benchmarks.policies.intervals import geometric_interval, geometric_mean, mean_interval
+from planner.intervals import geometric_interval, geometric_mean, mean_interval
 
 
 def test_a_confidence_interval_is_students() -> None:

@@ -1,0 +1,187 @@
+"""Explains a plan from the trials that decided it: what it carries, what binds, and what the next GPUs would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.layout.appraisal import Appraised, Figure
+from planner.layout.goodput_plan import GoodputPlan, NextStep
+from planner.layout.search import PlanCase, memory_needs
+from planner.layout.trial import Trial
+
+_WORDS = {
+    "prefill": "the time to the first token (prefill capacity)",
+    "decode": "the time between tokens (decode capacity)",
+    "sessions": "sessions that end too late, although their rounds count as met",
+    "kv_memory": "the KV memory of the replicas that own sessions",
+    "host_memory": "the host memory of their KV stores",
+    "nothing": "nothing that was simulated: no rate was too high",
+}
+_MEMORIES = ("kv_memory", "host_memory")
+_TIGHT = 1.05
+"""A memory with less than this many times the need binds, if sessions lost their KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How far a layout is from each limit, as what it has over what it needs (1: no reserve).
+
+    Attributes:
+        prefill, decode: the target over the simulated P95, of the TTFT and of the time between tokens. None:
+            the simulation has none.
+        kv_memory, host_memory: with KV stores, KV memory must hold the running rounds, and host memory the resident
+            sessions. Without stores KV memory must hold the sessions, and `host_memory` is None.
+        gpus_left: GPUs that the layout does not use.
+        binds: what keeps the layout from a higher rate, as a key of `_WORDS`.
+    """
+
+    prefill: float | None
+    decode: float | None
+    kv_memory: float
+    gpus_left: int
+    binds: str
+    host_memory: float | None = None
+
+
+def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
+    """The slack of a layout at the plan's rate."""
+    owners = [*appraised.layout.decode, *appraised.layout.mixed]
+    kv_memory, *host_memory = (
+        sum(tokens[n] * count for n, count in owners) / need if need else float("inf")
+        for tokens, need in memory_needs(case, plan.demand)
+    )
+    simulated = appraised.simulated
+    return Slack(
+        _over(case.slo.ttft_s, simulated["ttft_s"]["p95"]),
+        _over(case.slo.itl_s, simulated["itl_s"]["p95"]),
+        kv_memory,
+        case.gpus - appraised.layout.gpus,
+        _tight_memory(appraised, kv_memory, *host_memory) or _binding(appraised, plan.attainment),
+        *host_memory,
+    )
+
+
+def p95_over_target(appraised: Appraised, case: PlanCase) -> float:
+    """The larger of the two simulated P95 over their targets."""
+    ttft_s, itl_s = (appraised.simulated[key]["p95"] or 0.0 for key in ("ttft_s", "itl_s"))
+    return max(ttft_s / case.slo.ttft_s, itl_s / case.slo.itl_s)
+
+
+def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) -> list[str]:
+    """The explanation of the best layout, one sentence per line; `left_out`: unusable degrees with the reasons."""
+    lines = []
+    for reason in dict.fromkeys(left_out.values()):
+        degrees = ", ".join(f"TP{degree}" for degree in left_out if left_out[degree] == reason)
+        lines.append(f"{degrees} left out: {reason}.")
+    best = plan.layouts[0]
+    lines += [_found(plan, case), _attained(plan, best)]
+    lines.append(_binds(slack_of(best, plan, case), best, plan, case))
+    if refused := best.simulated["errors"]:
+        lines.append(
+            f"{refused} rounds were refused in the simulation, because their context is longer than the model or a "
+            "replica's KV memory takes. Each ended its session, and counts as missed with the rounds that never came."
+        )
+    if plan.variations:
+        changes = ", ".join(f"{variation.name} {_share(figure)}" for variation, figure in plan.variations)
+        lines.append(f"Attainment if the circumstances differ: {changes}.")
+    if plan.next_step is not None:
+        lines.append(_next(plan.next_step))
+    if plan.stopped:
+        lines.append(
+            f"The search ended early, because {plan.stopped}. These are the best layouts after {plan.trials} "
+            "simulations."
+        )
+    return lines
+
+
+def shortfall(headroom: float | None, attainment: float) -> str:
+    """The end of a sentence about a layout that misses the plan's rate: how far it is from it."""
+    if headroom is not None and 0 < headroom < 1:
+        return f"carries {headroom:.0%} of the rate"
+    return f"attains {attainment:.1%} of the rounds"
+
+
+def _found(plan: GoodputPlan, case: PlanCase) -> str:
+    best = plan.layouts[0].layout
+    wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
+    if plan.carries:
+        return f"{best} carries the most that was found on {case.gpus} GPUs: {wanted}."
+    miss = shortfall(headroom_of(plan.layouts[0], plan.rate), plan.layouts[0].attainment.mean)
+    return (
+        f"No layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
+        f"The closest one, {best}, {miss}."
+    )
+
+
+def headroom_of(appraised: Appraised, rate: float) -> float | None:
+    """The rate that a layout carries over the plan's rate; None: it is not known."""
+    return None if appraised.goodput is None else appraised.goodput.mean / rate
+
+
+def _attained(plan: GoodputPlan, best: Appraised) -> str:
+    text = f"At {plan.rate:g} sessions/s it attains {_share(best.attainment)}"
+    if best.goodput is None:
+        return f"{text}."
+    return f"{text}, and it carries up to {_rate(best.goodput)} sessions/s."
+
+
+def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> str:
+    line = f"What binds is {_WORDS[slack.binds]}"
+    if (over := _first_failure(best, plan.attainment)) is not None:
+        rate, trial = over
+        line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
+    memory = f"{slack.kv_memory:.1f} times the KV memory"
+    if slack.host_memory is not None:
+        memory += f" and {slack.host_memory:.1f} times the host memory"
+    return f"{line}. The layout has {memory} that is needed; {slack.gpus_left} of {case.gpus} GPUs are not used."
+
+
+def _binding(best: Appraised, attainment: float) -> str:
+    over = _first_failure(best, attainment)
+    if over is None:
+        return "nothing"
+    trial = over[1]
+    if trial.met >= attainment:
+        return "sessions"
+    return "prefill" if trial.late >= trial.slow else "decode"
+
+
+def _first_failure(best: Appraised, attainment: float) -> tuple[float, Trial] | None:
+    """The lowest rate that was tried and is too high."""
+    return next(((rate, trial) for rate, trial in best.curve if not trial.carries(attainment)), None)
+
+
+def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:
+    """The first kind of memory that limits the layout: too small, and sessions lost their KV."""
+    if not appraised.simulated["lost_sessions"]:
+        return None
+    return next((name for name, reserve in zip(_MEMORIES, reserves, strict=False) if reserve < _TIGHT), None)
+
+
+def _next(step: NextStep) -> str:
+    gpus = f"{step.more_gpus} GPU{'s' if step.more_gpus > 1 else ''}"
+    gain = step.gain
+    if gain.mean <= 0:
+        return (
+            f"The next {gpus} would buy nothing: the best layout found with them, {step.best.layout}, carries no more."
+        )
+    between = "" if gain.low is None or gain.high is None else f" ({gain.low:+.2g} to {gain.high:+.2g})"
+    unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
+    return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
+
+
+def _share(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"{figure.mean:.1%}"
+    return f"{figure.mean:.1%} ({figure.low:.1%} to {figure.high:.1%})"
+
+
+def _rate(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"{figure.mean:.3g}"
+    return f"{figure.mean:.3g} ({figure.low:.3g} to {figure.high:.3g}, {figure.seeds} seeds)"
+
+
+def _over(target_s: float, seconds: float | None) -> float | None:
+    return target_s / seconds if seconds else None

@@ -1,0 +1,262 @@
+"""Trials: simulations of whole clusters with the online policies, from which a plan decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from ampd.perf.model import PerformanceModel
+from ampd.policies.registry import create_named
+from ampd.types import Slo
+from planner.layout.layout import Layout
+from planner.layout.search import BINDING, PlanCase
+from planner.rate_search import RateSearch
+from planner.simulator.options import Policies
+from planner.simulator.outcome import SimulatedRound
+from planner.simulator.simulate import simulate
+from planner.sustained import IN_TIME, in_time_share, time_at_targets_s
+from planner.wrong_model import WrongModel
+from workloads.results import meets
+from workloads.retime import retime
+from workloads.trace import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """The length of a trial.
+
+    Attributes:
+        arrivals_s, lifetimes: arrivals last this many seconds, and this many times a session at its targets.
+        least_sessions: at least this many sessions arrive.
+        most_rounds: at most about this many rounds, unless `least_sessions` have more. The arrivals of one lifetime may
+            have `_LIFETIME` times as many, because a shorter trial would not fill the cluster.
+    """
+
+    arrivals_s: float
+    lifetimes: float
+    least_sessions: int
+    most_rounds: int
+
+    def sessions(self, case: PlanCase, rate: float) -> int:
+        """Sessions of a trial."""
+        rounds, lifetime_s = _means(case.sessions, case.slo)
+        wanted = rate * max(self.arrivals_s, self.lifetimes * lifetime_s)
+        most = self.most_rounds / rounds
+        lifetime = min(rate * lifetime_s, wanted, _LIFETIME * most)
+        return int(max(min(wanted, most), lifetime, self.least_sessions))
+
+
+SHORT = Horizon(30.0, 1.0, 40, 600)
+"""Of the search, which tries many layouts."""
+LONG = Horizon(60.0, 2.0, 100, 1200)
+"""Of the figures that a plan shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """How a trial differs from the case.
+
+    Attributes:
+        rate: factor of the session rate.
+        seconds: factor of the times of the engines. The policies still predict with the model's times.
+        tokens: factor of the prompts' new tokens.
+    """
+
+    name: str = ""
+    rate: float = 1.0
+    seconds: float = 1.0
+    tokens: float = 1.0
+
+
+AS_PLANNED = Variation()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of one simulation, as shares.
+
+    Attributes:
+        met: rounds within both targets.
+        late, slow: rounds that missed the TTFT target, and the ITL target.
+        in_time: sessions that ended in time (`planner.sustained`).
+        is_whole: the simulation ran to its end. Else it stopped because too many rounds had missed.
+        result: the keys of a simulation's result, if asked for.
+    """
+
+    met: float
+    late: float
+    slow: float
+    in_time: float
+    is_whole: bool = True
+    result: dict[str, Any] | None = None
+
+    def carries(self, attainment: float) -> bool:
+        """Whether the load is carried, and sustained."""
+        return self.is_whole and self.met >= attainment and self.in_time >= IN_TIME
+
+    @property
+    def sustained(self) -> float:
+        """`met`, or 0 where sessions are left behind."""
+        return self.met if self.is_whole and self.in_time >= IN_TIME else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """One trial to make.
+
+    Attributes:
+        stops: end early when the rate is clearly not carried.
+        keeps_result: with the keys of a simulation's result.
+    """
+
+    layout: Layout
+    rate: float
+    horizon: Horizon
+    seed: int
+    stops: bool = True
+    keeps_result: bool = False
+    variation: Variation = AS_PLANNED
+
+    def run(self, case: PlanCase) -> Trial:
+        """Simulate."""
+        rate = self.rate * self.variation.rate
+        count = self.horizon.sessions(case, rate)
+        sessions = retime(_longer(case.sessions[:count], self.variation.tokens), rate, self.seed, count)
+        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else 1.0)
+        try:
+            run = simulate(
+                sessions,
+                self.layout.cluster(
+                    case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens
+                ),
+                _slower(case.model, self.variation.seconds),
+                Policies(
+                    create_named("binding", BINDING),
+                    create_named("routing", case.routing),
+                    create_named("ordering", case.ordering),
+                    create_named("slicing", case.slicing),
+                ),
+                case.slo,
+                case.options,
+                on_round=watch,
+                belief=case.model,
+            )
+        except _TooManyMissedError:
+            return watch.trial(0.0, is_whole=False)
+        result = run.result(case.slo, case.model.profile.kv_bytes_per_token) if self.keeps_result else None
+        return watch.trial(in_time_share(run.rounds, sessions, case.slo), result=result)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The highest rate that a layout carries.
+
+    Attributes:
+        goodput: sessions per second; 0: not even the lowest rate.
+        tried: the trials on the way, by rate.
+    """
+
+    goodput: float
+    tried: dict[float, Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputTask:
+    """Look for the highest rate that a layout carries, with one seed.
+
+    Attributes:
+        at_start: the trial at the start, if it was made.
+    """
+
+    layout: Layout
+    start: float
+    seed: int
+    at_start: Trial | None = field(default=None, compare=False)
+
+    def run(self, case: PlanCase) -> Carried:
+        """Search by trials."""
+
+        def attained(rate: float) -> Trial:
+            return TrialTask(self.layout, rate, LONG, self.seed).run(case)
+
+        search = RateSearch(
+            attained,
+            precision=_PRECISION,
+            lowest_rate=self.start / 50,
+            highest_rate=self.start * MOST_HEADROOM,
+            first_step=_FIRST_STEP,
+        )
+        if self.at_start is not None:
+            search.tried[self.start] = self.at_start
+        return Carried(search.highest(case.attainment, "sustained", self.start), search.tried)
+
+
+_LIFETIME = 4
+_MARGIN = 0.15
+"""A trial stops when this much more than the allowed share of the rounds has missed. Until then it still ranks."""
+_PRECISION = 1.05
+_FIRST_STEP = 1.12
+MOST_HEADROOM = 3.0
+"""A search of goodput ends here, in units of its start: more reserve than that need not be known."""
+
+
+class _TooManyMissedError(Exception):
+    """Enough of a trial was simulated."""
+
+
+class _Watch:
+    """Counts the rounds of a trial, and stops it when more than a share of them has missed."""
+
+    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float) -> None:
+        self._slo = slo
+        self._due = sum(len(session.rounds) for session in sessions)
+        self._allowed = share * self._due
+        self._met = self._late = self._slow = self._missed = 0
+
+    def __call__(self, record: SimulatedRound) -> None:
+        if meets(record, self._slo):
+            self._met += 1
+            return
+        self._missed += 1
+        self._late += record.ttft_s is None or record.ttft_s > self._slo.ttft_s
+        self._slow += (record.itl_s or 0.0) > self._slo.itl_s
+        if self._missed > self._allowed:
+            raise _TooManyMissedError
+
+    def trial(self, in_time: float, *, is_whole: bool = True, result: dict[str, Any] | None = None) -> Trial:
+        """What was counted, as shares of the rounds that were due (of those that came, where it stopped)."""
+        due = self._due
+        seen = due if is_whole else self._met + self._missed
+        return Trial(self._met / due, self._late / seen, self._slow / seen, in_time, is_whole, result)
+
+
+@cache
+def _means(sessions: tuple[Session, ...], slo: Slo) -> tuple[float, float]:
+    """Rounds of a session, and its time at the targets in seconds."""
+    rounds = sum(len(session.rounds) for session in sessions)
+    seconds = sum(time_at_targets_s(session, slo) for session in sessions)
+    return rounds / len(sessions), seconds / len(sessions)
+
+
+def _slower(model: PerformanceModel, factor: float) -> PerformanceModel:
+    return model if factor == 1.0 else WrongModel(model, prefill=factor, decode=factor)
+
+
+def _longer(sessions: Sequence[Session], factor: float) -> Sequence[Session]:
+    """The sessions with longer prompts. Parts of the context that a round keeps grow with it."""
+    if factor == 1.0:
+        return sessions
+    return [_longer_session(session, factor) for session in sessions]
+
+
+def _longer_session(session: Session, factor: float) -> Session:
+    rounds = []
+    context = 0
+    for item, (hist, _) in zip(session.rounds, session.prompts_tokens(), strict=True):
+        kept = None if item.keep_tokens is None else min(round(hist * factor), context)
+        longer = item.model_copy(update={"incr_tokens": max(round(item.incr_tokens * factor), 1), "keep_tokens": kept})
+        context = (context if kept is None else kept) + longer.incr_tokens + longer.output_tokens
+        rounds.append(longer)
+    return session.model_copy(update={"rounds": tuple(rounds)})

@@ -1,0 +1,38 @@
+"""The search by trials, against the trials of every layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.layout import goodput_search as search_module
+from planner.layout.goodput_search import Search
+from planner.layout.layout import Layout
+from planner.layout.trial import TrialTask
+from planner.layout.trials import Trials
+
+from .lab import CASE as LAB_CASE
+from .lab import every_layout
+
+pytestmark = pytest.mark.usefixtures("short_trials")
+
+CASE = replace(LAB_CASE, gpus=3)
+MUCH = 1e6
+"""Seconds; no search takes that long."""
+
+
+def carrying(rate: float) -> set[Layout]:
+    return {
+        layout
+        for layout in every_layout(CASE.degrees, CASE.gpus)
+        if TrialTask(layout, rate, search_module.SHORT, 0).run(CASE).carries(CASE.attainment)
+    }
+
+
+@pytest.mark.slow
+def test_no_layout_carries_more_than_the_one_that_was_found() -> None:
+    with Trials(CASE, 1, MUCH) as trials:
+        search = Search(CASE, trials)
+        search.most()
+    assert not carrying(search.rate * 1.25) - set(search.best[:3])

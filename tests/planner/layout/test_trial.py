@@ -1,0 +1,70 @@
+"""Trials: what they count, when they stop, and what changes under other circumstances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.layout.layout import Layout
+from planner.layout.trial import AS_PLANNED, LONG, SHORT, GoodputTask, TrialTask, Variation, _longer
+from workloads.trace import Round, Session
+
+from .lab import CASE
+
+SPLIT = Layout(((1, 1),), ((1, 1),))
+TASK = TrialTask(SPLIT, 2.0, SHORT, 0, keeps_result=True)
+
+
+def test_a_trial_that_is_carried_runs_to_its_end() -> None:
+    trial = TASK.run(CASE)
+    assert trial.is_whole
+    assert trial.carries(0.9)
+    assert trial.sustained == trial.met == 1.0
+    assert trial.result is not None
+    assert trial.result["attainment"]["rounds"] == trial.met
+    assert trial.result["rounds"] == 2 * SHORT.sessions(CASE, 2.0) > 2 * SHORT.least_sessions
+
+
+def test_a_rate_that_is_far_too_high_stops_early() -> None:
+    much = replace(TASK, rate=400.0)
+    stopped, whole = much.run(CASE), replace(much, stops=False).run(CASE)
+    assert not stopped.is_whole
+    assert stopped.result is None
+    assert not stopped.carries(0.0)
+    assert stopped.sustained == 0.0
+    assert whole.is_whole
+    assert whole.met < 0.9
+    assert whole.late > 0.1
+
+
+@pytest.mark.parametrize("variation", [Variation(rate=150.0), Variation(seconds=100.0), Variation(tokens=300.0)])
+def test_other_circumstances_lower_the_attainment(variation: Variation) -> None:
+    base = replace(TASK, stops=False, keeps_result=False)
+    assert base.run(CASE).met == 1.0
+    assert replace(base, variation=variation).run(CASE).met < 0.9
+    assert Variation() == AS_PLANNED
+
+
+def test_longer_prompts_keep_the_part_of_the_context_that_is_kept() -> None:
+    rounds = (
+        Round(incr_tokens=100, output_tokens=10),
+        Round(incr_tokens=40, output_tokens=10, keep_tokens=50),
+        Round(incr_tokens=20, output_tokens=5),
+    )
+    session = Session(session_id="s", arrival_s=0.0, rounds=rounds)
+    (longer,) = _longer([session], 1.5)
+    assert [item.incr_tokens for item in longer.rounds] == [150, 60, 30]
+    assert longer.rounds[1].keep_tokens == 75
+    assert Session.model_validate(longer.model_dump()) == longer
+
+
+def test_goodput_is_the_highest_rate_that_is_carried() -> None:
+    found = GoodputTask(SPLIT, 45.0, 0).run(CASE)
+    assert found.goodput in found.tried
+    assert found.tried[found.goodput].carries(CASE.attainment)
+    above = [rate for rate in found.tried if rate > found.goodput]
+    assert above
+    assert not found.tried[min(above)].carries(CASE.attainment)
+    assert min(above) / found.goodput <= 1.05 + 1e-9
+    assert LONG.least_sessions > SHORT.least_sessions
