@@ -94,6 +94,8 @@ class Trials:
 
     def _run(self, tasks: Sequence[Task]) -> None:
         missing = [task for task in dict.fromkeys(tasks) if task not in self._known]
+        if missing and self.elapsed_s >= self._budget_s:
+            raise TimeOverError
         if self._pool is None:
             for task in missing:
                 if self.elapsed_s > self._budget_s:

@@ -20,5 +20,6 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Horizon(2.0, 0.0, 20, 60)
     for module in (goodput_search, goodput_plan):
         monkeypatch.setattr(module, "SHORT", short)
+    monkeypatch.setattr(trial, "_LIFETIME", 1)
     for module in (appraisal, trial):
         monkeypatch.setattr(module, "LONG", Horizon(4.0, 0.0, 30, 120))
