@@ -52,5 +52,6 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(goodput_plan._Planner, "_compare", interrupted)
     plan = make_goodput_plan(CASE, Wishes(jobs=1, budget_s=MUCH))
     assert plan.stopped == "it was interrupted"
-    assert plan.layouts[0].layout.gpus == CASE.gpus
+    assert plan.trials > 5
+    assert all(each.simulated["rounds"] > 0 for each in plan.layouts)
     assert plan.next_step is None
