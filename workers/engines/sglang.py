@@ -35,9 +35,9 @@ from workers.engines.base import (
 )
 from workers.engines.sglang_plugin import ENGINE_FLAG
 from workers.engines.sglang_settings import (
-    Device,
     SglangSettings,
     check_sglang,
+    choose_gpu,
     create_store,
     engine_arguments,
     report_page_size,
@@ -217,7 +217,7 @@ class SglangEngine:
     def _launch(self, kv: StoreExchange) -> None:
         os.environ[ENGINE_FLAG] = "1"
         _add_scripts_to_path()
-        on_gpu = _on_gpu(self._settings.device, self._settings.tp)
+        on_gpu = choose_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         from sglang.srt.entrypoints.engine import Engine
@@ -484,19 +484,6 @@ def _add_scripts_to_path() -> None:
     scripts, folders = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath).split(os.pathsep)
     if scripts not in folders:
         os.environ["PATH"] = os.pathsep.join([*folders, scripts])
-
-
-def _on_gpu(device: Device, tp: int) -> bool:
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is Device.CUDA and not gpus:
-        raise EngineError("--device cuda: there is no usable GPU here (use --device cpu, or auto)")
-    if not gpus or device is Device.CPU:
-        return False
-    if tp > gpus:
-        raise EngineError(f"--tp {tp} needs {tp} GPUs, this worker sees {gpus}; see CUDA_VISIBLE_DEVICES")
-    return True
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:

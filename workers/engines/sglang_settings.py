@@ -92,6 +92,24 @@ _CPU_ARGUMENTS: dict[str, Any] = {
 }
 
 
+def choose_gpu(device: Device, tp: int) -> bool:
+    """Whether the engine computes on GPUs.
+
+    Raises:
+        EngineError: there are fewer than it needs.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is Device.CUDA and not gpus:
+        raise EngineError("--device cuda: there is no usable GPU here (use --device cpu, or auto)")
+    if not gpus or device is Device.CPU:
+        return False
+    if tp > gpus:
+        raise EngineError(f"--tp {tp} needs {tp} GPUs, this worker sees {gpus}; see CUDA_VISIBLE_DEVICES")
+    return True
+
+
 def create_store(settings: SglangSettings) -> StoreMemory:
     """The memory of the KV store.
 
