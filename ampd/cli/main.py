@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
-    if name == "--version":
+    if name in ("-V", "--version"):
         print(f"ampd {version('ampd')}")
         return 0
     if name not in COMMANDS:

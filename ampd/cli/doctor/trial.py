@@ -75,13 +75,7 @@ def read_trial(settings: DoctorSettings) -> TrialReading:
     """Start the graph, send the rounds, stop it."""
     with tempfile.TemporaryDirectory(prefix="ampd-doctor-") as scratch:
         logs, errors = Path(scratch) / "logs", Path(scratch) / "serve.log"
-        flags = [
-            *("--prefill", "1", "--decode", "1", "--engine", settings.engine, "--model", settings.model),
-            *("--tp", str(settings.tp), "--routing", "always-remote", "--port", "0", "--log-dir", str(logs)),
-            # Nothing is refused because it would be late.
-            *("--max-wait", "0", "--start-timeout-s", str(settings.start_timeout_s)),
-            f"--worker-args={_worker_args(settings)}",
-        ]
+        flags = _serve_flags(settings, logs)
         try:
             with errors.open("wb") as stream, running_graph(flags, lambda _: None, _environment(), stream) as url:
                 return asyncio.run(_rounds(url))
@@ -91,6 +85,18 @@ def read_trial(settings: DoctorSettings) -> TrialReading:
             return TrialReading(
                 problem=reason, logs={file.stem: _end_of(file) for file in [errors, *logs.glob("*.log")]}
             )
+
+
+def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:
+    # The modelled engine takes the times of the performance model that it is compared with.
+    perf = () if settings.perf is None else ("--perf", settings.perf)
+    return [
+        *("--prefill", "1", "--decode", "1", "--engine", settings.engine, "--model", settings.model),
+        *("--tp", str(settings.tp), "--routing", "always-remote", "--port", "0", "--log-dir", str(logs), *perf),
+        # Nothing is refused because it would be late.
+        *("--max-wait", "0", "--start-timeout-s", str(settings.start_timeout_s)),
+        f"--worker-args={_worker_args(settings)}",
+    ]
 
 
 def _worker_args(settings: DoctorSettings) -> str:

@@ -26,10 +26,17 @@ def test_a_message_of_several_lines_is_printed_as_one(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "ampd: one two\n"
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main([word]) == 0
     assert {"serve", "replay", "trace"} <= set(capsys.readouterr().out.split())
 
 
 def test_without_a_command_it_is_a_wrong_call() -> None:
     assert main([]) == 2
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main([word]) == 0
+    assert capsys.readouterr().out.startswith("ampd ")
