@@ -16,7 +16,7 @@ from ampd.policies.base import OtherPolicies
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
-from ampd.state.store import SessionLimits, StateStore, WorkerDied
+from ampd.state.store import DeathNews, SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
@@ -214,7 +214,7 @@ class Coordinator:
         finally:
             self._rounds.leave(round_)
 
-    def _announce_death(self, death: WorkerDied) -> None:
+    def _announce_death(self, death: DeathNews) -> None:
         self._background.spawn(self._services.access.announce_death(death))
 
     async def _end_session(self, request: RoundRequest) -> Chunk:

@@ -178,7 +178,7 @@ class Placer:
             RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
                 continue the round, 400 if the prompt does not fit.
         """
-        known, is_admitted = ask.binding, ask.is_admitted
+        known, is_admitted, move_reason = ask.binding, ask.is_admitted, ""
         for _ in range(_CONFLICTS):
             decode = await self._bound(ask, known) if known else None
             if decode is None or not may_continue(ask.fingerprint_mark, decode):
@@ -189,14 +189,17 @@ class Placer:
                         continue
             _with_room(ask, [decode])
             plan = await self._plan(ask, known, decode)
-            decode = plan.decode
             if not is_admitted:
-                self._gate.check(ask, decode, self._view.worker(plan.decision.worker_id) or decode)
+                self._gate.check(ask, plan.decode, self._view.worker(plan.decision.worker_id) or plan.decode)
                 is_admitted = True
             if known is not None and plan.move_reason:
+                # Planned again: another replica may have moved the session there before, with a longer history.
+                ask = replace(ask, moving=replace(ask.moving, may_move=False, history=known.worker_id))
                 known = await self._move(known, plan)
-                if known.worker_id != decode.worker_id:
-                    continue
+                move_reason = plan.move_reason if known.worker_id == plan.decode.worker_id else ""
+                continue
+            if move_reason:
+                plan = await self._moved(ask, plan, move_reason)
             was_alone = not self._store_answers()
             outcome = await self._write(ask, known, plan)
             if outcome is None:
@@ -207,11 +210,13 @@ class Placer:
             if outcome.accepted:
                 is_new = _is_new(ask, known, decode)
                 return self._placed(plan.placement(outcome.binding, is_shared=True, is_new_session=is_new))
-            known = outcome.binding
+            known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {ask.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
         self.counters.add(bound=int(placement.is_new_session))
+        if placement.move_reason:
+            self.moves.made[placement.move_reason] += 1
         return placement
 
     # -- the decode worker
@@ -280,11 +285,20 @@ class Placer:
         """Move a session to the owner that a plan names; returns the binding that holds. Without the store it stays."""
         try:
             outcome = await self._store.rebind(known, plan.decode.worker_id, self._limits.ttl_s)
+        except StateSlowError as error:
+            log.warning("%s; a session stays", error)
+            return known
         except StateUnavailableError as error:
             self._lost_store(error)
             return known
-        self.moves.made[plan.move_reason] += outcome.accepted
         return outcome.binding
+
+    async def _moved(self, ask: Ask, plan: _Plan, reason: str) -> _Plan:
+        """The plan of a session that has moved; without the reason if another replica had moved it there before."""
+        before = self._view.worker(ask.moving.history or "")
+        if before is not None and await ask.hist_tokens(plan.decode) > await ask.hist_tokens(before):
+            return plan
+        return replace(plan, move_reason=reason)
 
     # -- the route
 

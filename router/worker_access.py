@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.state.store import StateStore, StateUnavailableError, WorkerDied
+from ampd.state.store import DeathNews, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport
 from router.calls import WorkerCalls
@@ -56,12 +56,12 @@ class WorkerAccess:
         if "decode_batch" in report:
             self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
 
-    async def announce_death(self, death: WorkerDied) -> None:
-        """Tell the other coordinators of a worker that died under a request."""
+    async def announce_death(self, news: DeathNews) -> None:
+        """Tell the other coordinators of a worker that died under a request, or of such a request that was served."""
         try:
-            await self.store.announce(death)
+            await self.store.announce(news)
         except StateUnavailableError as error:
-            log.debug("the other coordinators do not learn that worker %s died: %s", death.worker_id, error)
+            log.debug("the other coordinators do not learn of %s: %s", news, error)
 
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a task out of a worker's queue in the shared state."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 
-from ampd.state.store import WorkerDied
+from ampd.state.store import DeathNews, RequestServed, WorkerDied
 from router.round_errors import RoundRefusedError
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ class WorkerDeaths:
     its coordinator dies as well. A coordinator that does not hear the shared state just then knows its own deaths only.
 
     Args:
-        announce: tells the other coordinators of a death.
+        announce: tells the other coordinators of a death, or that such a request was served.
 
     Attributes:
         count: deaths under requests of this coordinator, once per round that the worker had.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, announce: Callable[[WorkerDied], None] = lambda _: None
+        self, clock: Callable[[], float] = time.monotonic, announce: Callable[[DeathNews], None] = lambda _: None
     ) -> None:
         self._clock = clock
         self._announce = announce
@@ -62,8 +62,15 @@ class WorkerDeaths:
         self._note(keys, worker_id)
         self._announce(WorkerDied(worker_id, keys))
 
-    def announced(self, death: WorkerDied) -> None:
-        """A coordinator, perhaps this one, has announced a death."""
+    def announced(self, news: DeathNews) -> None:
+        """A coordinator, perhaps this one, has announced a death, or that a request was served."""
+        match news:
+            case WorkerDied():
+                self._learn(news)
+            case RequestServed(request):
+                self.forget(*request)
+
+    def _learn(self, death: WorkerDied) -> None:
         if any(death.worker_id not in self._workers.get(key, ()) for key in death.request):
             log.warning("worker %s died under a request of another coordinator", death.worker_id)
             self._note(death.request, death.worker_id)
@@ -92,6 +99,12 @@ class WorkerDeaths:
         """Whether a request with another prompt has lost all the workers that this one has lost."""
         own = self._workers.get(key, set())
         return any(other != key and other.startswith(_PROMPT) and lost >= own for other, lost in self._workers.items())
+
+    def served(self, keys: tuple[str, ...]) -> None:
+        """A request with these names was served to its end."""
+        if any(key in self._workers for key in keys):
+            self.forget(*keys)
+            self._announce(RequestServed(keys))
 
     def forget(self, *keys: str) -> None:
         """A request with these names was served, or is too old."""
@@ -147,7 +160,7 @@ class RequestDeaths:
     def survived(self) -> None:
         """The request was served to its end, so that the deaths were not its fault."""
         if self._deaths:
-            self._deaths.forget(*self._keys())
+            self._deaths.served(self._keys())
 
     def _keys(self) -> tuple[str, str]:
         return f"id {self._request_id}", f"{_PROMPT}{blake2b(self._prompt, digest_size=16).hexdigest()}"

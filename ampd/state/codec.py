@@ -16,6 +16,7 @@ from ampd.recent_load import RecentRound
 from ampd.state.checks import check_duration, checked
 from ampd.state.store import (
     LoadedRound,
+    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -112,6 +113,8 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return encode_role(event)
         case WorkerDied(worker_id, request):
             return _dump(["died", worker_id, *request])
+        case RequestServed(request):
+            return _dump(["served", *request])
 
 
 def encode_role(role: RoleAssigned) -> str:
@@ -149,6 +152,8 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return _role(fields)
         case ["died", str(worker_id), str(request_id), str(prompt)]:
             return WorkerDied(worker_id, (request_id, prompt))
+        case ["served", str(request_id), str(prompt)]:
+            return RequestServed((request_id, prompt))
         case _:
             raise ValueError("unknown kind of event")
 

@@ -162,7 +162,15 @@ class WorkerDied:
     request: tuple[str, ...]
 
 
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | WorkerDied
+@dataclass(frozen=True, slots=True)
+class RequestServed:
+    """A request under which workers had died was served. It is announced as the deaths were; `request` as there."""
+
+    request: tuple[str, ...]
+
+
+DeathNews = WorkerDied | RequestServed
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | DeathNews
 
 
 LoadedRound = tuple[str, RecentRound]

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from ampd.perf.model import PerformanceModel
 from ampd.state.known_worker import KnownWorker
 from ampd.state.store import (
+    DeathNews,
+    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -67,7 +69,7 @@ class ClusterView:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
         model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
-        on_death: gets the deaths that coordinators announce.
+        on_death: gets the deaths under requests that coordinators announce, and which of these requests were served.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ClusterView:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         model: PerformanceModel | None = None,
-        on_death: Callable[[WorkerDied], None] = lambda _: None,
+        on_death: Callable[[DeathNews], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
         self._store = store
@@ -225,7 +227,7 @@ class ClusterView:
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
                     worker.finish(task_id, self._clock())
-            case WorkerDied():
+            case WorkerDied() | RequestServed():
                 self._on_death(event)
             case SessionEnded() | RoleAssigned():
                 pass  # a worker's own views say what it holds and what its role is

@@ -203,6 +203,8 @@ def solved(model: Any) -> bool:
     status: str = model.getStatus()
     if status == "infeasible":
         return False
+    if status == "userinterrupt":
+        raise KeyboardInterrupt
     if status != "optimal":
         raise RuntimeError(f"SCIP ended with the status {status}")
     return True

@@ -112,6 +112,8 @@ class _Planner:
         except TimeOverError:
             self._stopped = f"the time was over (--budget-s {self._wishes.budget_s:g})"
         except KeyboardInterrupt:
+            if not self._search.best:
+                raise
             self._stopped = "it was interrupted"
 
     def _compare(self) -> None:

@@ -102,7 +102,7 @@ async def test_sessions_leave_a_worker_that_becomes_a_prefill_worker_and_take_th
             assert answer == fresh
             assert made["retries"] == 0
             if made["move_reason"]:
-                assert name not in moved, "a session moves once"
+                assert name not in moved, "a session moves once, also if a replica has not heard of it"
                 moved[name] = made
             if name not in owned:
                 assert (made["decode_worker"], made["epoch"]) == (before[name][1]["decode_worker"], 1)

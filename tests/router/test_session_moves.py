@@ -127,6 +127,22 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
         assert not replica.services.placer.moves.made.total()
 
 
+async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history() -> None:
+    state = await two()
+    async with Replica(state, "always-local", moves=True) as late, Replica(state, "always-local", moves=True) as first:
+        await turned(late)
+        assert (await first.round())[1]["move_reason"] == "role"
+        await publish(late.store)
+        await late.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
+        await late.store.publish_worker(worker("d2", held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        assert late.services.sessions.binding(KEY).worker_id == "d1"
+        _, record = await late.round()
+        assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+        assert record["hist_tokens"] == len(PROMPT) - 1
+        assert not late.services.placer.moves.made.total()
+
+
 async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Replica(await two(), "always-local", moves=True) as replica:
         await turned(replica)

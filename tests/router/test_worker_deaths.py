@@ -1,5 +1,6 @@
 import pytest
 
+from ampd.state.store import DeathNews
 from router import worker_deaths
 from router.round_errors import RoundRefusedError
 from router.worker_deaths import MEMORY_S, SHARED_PAUSE_S, WorkerDeaths
@@ -100,3 +101,19 @@ def test_each_further_shared_death_doubles_the_pause() -> None:
         deaths.of_request("once more", b"innocent").check()
     clock.now_s += 1
     deaths.of_request("once more", b"innocent").check()
+
+
+def test_a_request_that_another_coordinator_serves_is_innocent_everywhere() -> None:
+    coordinators: list[WorkerDeaths] = []
+
+    def tell(news: DeathNews) -> None:
+        for each in coordinators:
+            each.announced(news)
+
+    coordinators += [WorkerDeaths(Clock(), tell) for _ in range(2)]
+    first, second = (each.of_request("r", b"prompt") for each in coordinators)
+    first.add("w1")
+    assert [len(each) for each in coordinators] == [2, 2]
+    second.survived()
+    assert [len(each) for each in coordinators] == [0, 0]
+    second.survived()

@@ -63,9 +63,11 @@ class Examination:
         self._make(Check("Python", software.read_python, software.judge_python))
         judge_packages = partial(software.judge_packages, needs_engines=computes)
         self._make(Check("packages", software.read_packages, judge_packages))
-        asks_torch = computes and find_spec("torch") is not None
-        read_gpus, judge_gpus = partial(gpus.read_gpus, asks_torch=asks_torch), partial(gpus.judge_gpus, tp=settings.tp)
-        self._make(Check("GPUs", read_gpus, judge_gpus))
+        if computes:
+            read_gpus = partial(gpus.read_gpus, asks_torch=find_spec("torch") is not None)
+            self._make(Check("GPUs", read_gpus, partial(gpus.judge_gpus, tp=settings.tp)))
+        else:
+            self._skip("GPUs", "the modelled engine computes nothing")
         judge_compiler = partial(software.judge_compiler, has_gpu=bool(self._gpus))
         self._make(Check("compiler", software.read_compiler, judge_compiler))
         gpu_bytes = sum(gpu.memory_mib for gpu in self._gpus) * _MIB

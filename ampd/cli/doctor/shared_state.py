@@ -19,7 +19,7 @@ from ampd.state.redis_connection import RedisConnection, without_secrets
 from ampd.state.schema import Schema
 from ampd.state.store import StateUnavailableError
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 20.0
 _CALLS = 200
 _KEY_TTL_S = 10
 _SLOW_P99_S = 0.01

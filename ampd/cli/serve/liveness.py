@@ -50,7 +50,7 @@ class LivenessProbe:
             await asyncio.sleep(self._period_s)
             for name in supervisor.ended():
                 self._urls.pop(name, None)
-            async with httpx.AsyncClient(timeout=self._timeout_s) as client:
+            async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
                 await asyncio.gather(*(self._ask(client, name, url) for name, url in self._urls.items()))
             for name in [name for name in self._urls if self._failures[name] >= self._most_failures]:
                 progress(f"{name} hangs: no answer at {self._urls.pop(name)} {self._most_failures} times; it is ended")
@@ -59,7 +59,7 @@ class LivenessProbe:
     async def _ask(self, client: httpx.AsyncClient, name: str, url: str) -> None:
         try:
             await client.get(url)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, OSError):
             self._failures[name] += 1
         else:
             del self._failures[name]

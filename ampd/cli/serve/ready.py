@@ -47,7 +47,7 @@ async def wait_until_ready(
     """
     start_s = reported_s = time.monotonic()
     reported = ""
-    async with httpx.AsyncClient(base_url=expected.url, timeout=2.0) as client:
+    async with httpx.AsyncClient(base_url=expected.url, timeout=2.0, trust_env=False) as client:
         while missing := await _missing(store, client, expected):
             for line in ended().values():
                 raise RunError(f"ampd serve: {line}")

@@ -173,7 +173,9 @@ ROUNDS_UNNAMED = _counter(
     "Rounds whose client named no session. Each is a session of its own, without affinity and without history.",
 )
 SESSIONS_REPINNED = _counter(
-    "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved to another decode worker."
+    "ampd_sessions_repinned_total",
+    _COORDINATOR,
+    "Sessions that were moved because their decode worker was lost.",
 )
 SESSION_MOVES = _counter(
     "ampd_session_moves_total",

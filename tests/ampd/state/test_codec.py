@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ampd.state import codec
 from ampd.state.store import (
+    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -67,6 +68,7 @@ events = st.one_of(
     st.builds(TaskDone, texts, texts),
     st.builds(SessionEnded, texts),
     st.builds(WorkerDied, texts, st.tuples(texts, texts)),
+    st.builds(RequestServed, st.tuples(texts, texts)),
     roles,
 )
 latencies = st.builds(Latencies, seconds, st.dictionaries(st.integers(-50, 200), counts, max_size=3))

@@ -74,7 +74,7 @@ def test_engines_are_not_started_for_a_model_that_is_wrong(capsys: pytest.Captur
     (trial,) = (finding for finding in document["findings"] if finding["check"] == "two engines")
     assert trial["verdict"] == "skipped"
     # Other graphs may hold the inotify instances of this machine.
-    assert re.fullmatch(r"they cannot run before this is fixed: (inotify, )?model", trial["found"])
+    assert re.fullmatch(r"they cannot run before this is fixed: (\w+, )*model", trial["found"])
 
 
 @pytest.mark.parametrize("arguments", [("--engine", "another"), ("--tp", "0"), ("--out", "/nowhere/report.md")])
@@ -108,6 +108,8 @@ def test_engines_that_do_not_start_are_a_finding_with_their_logs(
 
 @pytest.mark.long
 def test_two_real_engines_exchange_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sglang", exc_type=ImportError)
+    pytest.importorskip("nixl")
     code, document = _with_engines(capsys, "doctor")
     verdicts = _verdicts(document)
     assert verdicts["equal tokens"] == "ok", document["findings"]

@@ -33,12 +33,13 @@ async def test_a_process_that_hangs_is_ended_and_no_other(tmp_path: Path) -> Non
         os.kill(hanging, signal.SIGSTOP)
         lines: list[str] = []
         # The timeout is long enough for a process that lives on a busy machine.
-        probe = LivenessProbe(urls, period_s=0.01, timeout_s=2.0, failures=3)
+        probe = LivenessProbe(urls, period_s=0.01, timeout_s=7.0, failures=3)
         probing = asyncio.create_task(probe.end_hanging(supervisor, lines.append))
         try:
-            await until(supervisor.ended, timeout_s=60)
+            await until(supervisor.ended, timeout_s=120)
         finally:
             probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
         assert list(supervisor.ended()) == ["hangs"]
         assert lines == [f"hangs hangs: no answer at {urls['hangs']} 3 times; it is ended"]
     finally:
