@@ -11,8 +11,11 @@ from typing import Any
 
 from ampd.cli.doctor.finding import Finding, worst
 
-_CREDENTIALS = re.compile(r"(?<=://)[^\s/@\"']*@")
-_SECRET = re.compile(r"(?i)((?:password|passwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?)[^\s\"',}]+")
+# Up to the last @: a password may have one itself, or a slash.
+_CREDENTIALS = re.compile(r"(?<=://)[^\s\"']*@")
+_SECRET = re.compile(
+    r"(?i)((?:password|passwd|secret|token|api[_-]?key|authorization)[\"']?\s*[=:]\s*[\"']?(?:bearer\s+)?)[^\s\"',}]+"
+)
 _WIDTH = 120
 _HEAD = "# Report of `ampd doctor`"
 

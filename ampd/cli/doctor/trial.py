@@ -35,6 +35,7 @@ _BATCHES = (1, 4)
 _BATCH_CONTEXT = 256
 _REPEATS = 3
 _KV_TOKENS = 16_384
+_KV_TIMEOUT_S = 60
 _LOG_LINES = 40
 
 
@@ -93,7 +94,7 @@ def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:
     return [
         *("--prefill", "1", "--decode", "1", "--engine", settings.engine, "--model", settings.model),
         *("--tp", str(settings.tp), "--routing", "always-remote", "--port", "0", "--log-dir", str(logs), *perf),
-        # Nothing is refused because it would be late.
+        # Nothing is refused because it would be late, and no read is given up because the machine is slow.
         *("--max-wait", "0", "--start-timeout-s", str(settings.start_timeout_s)),
         f"--worker-args={_worker_args(settings)}",
     ]
@@ -101,7 +102,7 @@ def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:
 
 def _worker_args(settings: DoctorSettings) -> str:
     """The user's flags, and on SGLang a KV memory that two engines may have on one GPU."""
-    given = settings.worker_args
+    given = f"--kv-timeout-s {_KV_TIMEOUT_S} {settings.worker_args}".strip()
     if settings.engine is not EngineName.SGLANG or "--max-total-tokens" in given:
         return given
     return f"--max-total-tokens {_KV_TOKENS} {given}".strip()

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.doctor.report import Report
 from ampd.cli.doctor.shared_state import StateReading
@@ -30,7 +32,15 @@ def test_json_is_one_object() -> None:
     assert document["readings"]["Redis"]["place"] == "redis://...@state"
 
 
-def test_no_part_has_a_password() -> None:
-    attachment = REPORT.attachment({"prefill-0": "state url redis://ampd:hunter2@state\n'api_key': 'hunter2'"})
+@pytest.mark.parametrize(
+    "line",
+    [
+        "state url redis://ampd:hunter2@state\n'api_key': 'hunter2'",
+        "redis://ampd:h@n/hunter2@state/0",
+        "Authorization: Bearer hunter2",
+    ],
+)
+def test_no_part_has_a_password(line: str) -> None:
+    attachment = REPORT.attachment({"prefill-0": line})
     assert "hunter2" not in REPORT.table() + REPORT.to_json() + attachment
     assert "## The end of prefill-0.log" in attachment
