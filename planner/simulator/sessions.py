@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import ActiveRound, ActiveSession
+from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.world import World
 from workloads.results import meets
 from workloads.trace import Session
@@ -35,6 +36,8 @@ class SessionRunner:
         self.sessions_over = 0
         self._loop = world.loop
         self._slo = world.slo
+        self._prefixes = world.prefixes
+        self._page_tokens = world.options.page_size_tokens
         self._begin = begin
         self._send = send
         self._on_round = on_round
@@ -42,6 +45,10 @@ class SessionRunner:
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
         active = ActiveSession(session)
+        if session.shared_prefix is not None:
+            page = self._page_tokens
+            tokens = session.shared_prefix.tokens // page * page
+            self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
         self._begin(active)
         self._send(active)
 
@@ -56,6 +63,8 @@ class SessionRunner:
         session.has_missed = session.has_missed or not is_met
         if round_.recent is not None:
             round_.recent.end(now_s, record.output_tokens, is_met)
+        if round_.moves:
+            self._leave_history(round_)
         session.index += 1
         if session.index == len(session.rounds):
             self.end(session, record)
@@ -63,6 +72,11 @@ class SessionRunner:
         self.finished.append(record)
         self._on_round(record)
         self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
+
+    def _leave_history(self, round_: ActiveRound) -> None:
+        """The first round at a new owner is over: the old one drops its KV, unless it keeps it as a prefill worker."""
+        if round_.history is not round_.prefill:
+            round_.history.memory.release(round_.session.session_id)
 
     def end(self, session: ActiveSession, record: SimulatedRound) -> None:
         """The session ends with this round, the last one or a refused one."""

@@ -15,8 +15,6 @@ from planner.layout.trials import Trials
 from .lab import CASE as LAB_CASE
 from .lab import every_layout
 
-pytestmark = pytest.mark.usefixtures("short_trials")
-
 CASE = replace(LAB_CASE, gpus=3)
 MUCH = 1e6
 """Seconds; no search takes that long."""
