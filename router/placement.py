@@ -298,7 +298,8 @@ class Placer:
         before = self._view.worker(ask.moving.history or "")
         if before is not None and await ask.hist_tokens(plan.decode) > await ask.hist_tokens(before):
             return plan
-        return replace(plan, move_reason=reason)
+        # The old owner may hold more than is known here. It is asked to drop its copy in any case.
+        return replace(plan, move_reason=reason, history=before)
 
     # -- the route
 
