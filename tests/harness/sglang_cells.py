@@ -194,7 +194,7 @@ def _no_byte_moves(pair: Pair) -> Iterator[None]:
 async def _with_log_probs(engine: SglangEngine, prompt: list[int]) -> EngineOutput:
     """A request without a session, which stores nothing. Afterwards the device has nothing of it."""
     output = await run(engine, "", prompt, NEW, **GREEDY, output_options={"logprobs": 0})
-    await until(lambda: idle(engine))
+    await until(lambda: idle(engine), TIMEOUT_S)
     return output
 
 
@@ -210,4 +210,4 @@ async def _forget_device(*engines: SglangEngine) -> None:
     """Only the stores know the past from here on."""
     for engine in engines:
         await engine.kv.store.settle(TIMEOUT_S)
-        await until(lambda engine=engine: idle(engine))
+        await until(lambda engine=engine: idle(engine), TIMEOUT_S)

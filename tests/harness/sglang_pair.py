@@ -27,7 +27,7 @@ from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
 PAGE = 16
 POOL_TOKENS = 8000
 STORE_GIB = 0.25
-TIMEOUT_S = 10.0
+TIMEOUT_S = 120.0
 
 
 def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
@@ -100,13 +100,13 @@ class Round:
 async def empty(*engines: SglangEngine) -> None:
     """Leave the engines without cache, and their stores without records."""
     for engine in engines:
-        await until(lambda engine=engine: idle(engine))
+        await until(lambda engine=engine: idle(engine), TIMEOUT_S)
         await engine.kv.store.settle(TIMEOUT_S)
         directory = engine.kv.store.directory
         for session in directory.sessions.ids:
             await engine.kv.release_session(session)
         directory.clear()
-        await until(lambda directory=directory: is_empty(directory))
+        await until(lambda directory=directory: is_empty(directory), TIMEOUT_S)
 
 
 def is_empty(directory: StoreDirectory) -> bool:

@@ -21,6 +21,7 @@ from tests.harness.cpu_families import ENGINE_ARGUMENTS, cpu_family
 from tests.harness.sglang_cells import Model, check_cells
 from tests.harness.sglang_pair import (
     GREEDY,
+    TIMEOUT_S,
     LocalPeers,
     Pair,
     SwitchedTransport,
@@ -100,8 +101,8 @@ async def pair_of(
 async def forget_device(pair: Pair) -> None:
     """Only the stores know the past from here on."""
     for engine in (pair.prefill, pair.decode):
-        await engine.kv.store.settle(10.0)
-        await until(lambda engine=engine: idle(engine))
+        await engine.kv.store.settle(TIMEOUT_S)
+        await until(lambda engine=engine: idle(engine), TIMEOUT_S)
 
 
 async def alone(engine: SglangEngine) -> list[tuple[list[int], list[int]]]:
@@ -114,7 +115,7 @@ async def alone(engine: SglangEngine) -> list[tuple[list[int], list[int]]]:
         assert not output.cached_tokens
         rounds.append((prompt, output.token_ids))
         context = prompt + output.token_ids
-        await until(lambda: idle(engine))
+        await until(lambda: idle(engine), TIMEOUT_S)
     return rounds
 
 

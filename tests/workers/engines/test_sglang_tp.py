@@ -236,12 +236,12 @@ async def check_zeroed_history_matters(
 ) -> None:
     """The control: the same request gives other tokens from a store of zeros, and loads as much."""
     await made.kv.store.settle(TIMEOUT_S)
-    await until(lambda: idle(made))
+    await until(lambda: idle(made), TIMEOUT_S)
     with zeroed(made, "kv", prompt):
         output = await run(made, "", prompt, NEW)
     assert output.cached_tokens == output.reloaded_tokens >= cached_tokens, session
     assert output.token_ids[: len(expected)] != expected, session
-    await until(lambda: idle(made))
+    await until(lambda: idle(made), TIMEOUT_S)
 
 
 async def check_zeroed_context_matters(pair: Pair, conversation: Conversation, session: str) -> None:
