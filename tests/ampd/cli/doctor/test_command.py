@@ -103,7 +103,8 @@ def test_engines_that_do_not_start_are_a_finding_with_their_logs(
     (trial,) = (finding for finding in document["findings"] if finding["check"] == "two engines")
     assert (code, trial["verdict"]) == (1, "wrong")
     assert "no-such-flag" in trial["found"]
-    assert "no-such-flag" in out.read_text().partition("## The end of prefill-0.log")[2]
+    # The first worker that ends ends the other one, perhaps before that has logged anything.
+    assert "no-such-flag" in out.read_text().partition("## The end of ")[2]
 
 
 @pytest.mark.long
