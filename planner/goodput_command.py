@@ -16,6 +16,7 @@ from planner.layout.goodput_plan import GoodputPlan, Wishes, make_goodput_plan
 from planner.layout.layout import Layout, layout_label
 from planner.layout.search import PlanCase
 from planner.plan_settings import PlanSettings
+from planner.plan_table import plan_table
 from workloads.results import local_share
 
 
@@ -83,19 +84,8 @@ _HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "ITL P95", "local"
 
 def table_of(result: dict[str, Any]) -> str:
     """The plan as text for people."""
-    rows = [_HEAD, *(_row(layout) for layout in result["layouts"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    slo = result["slo"]
-    head = (
-        f"{result['gpus']} GPUs, attained at {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
-        f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
-    )
-    written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
-    return "\n".join([head, "", *lines, "", *result["explanation"], *written])
+    load = f"{result['gpus']} GPUs, attained at {result['rate']:g} sessions/s"
+    return plan_table(_HEAD, [_row(layout) for layout in result["layouts"]], load, result)
 
 
 def _row(layout: dict[str, Any]) -> tuple[str, ...]:

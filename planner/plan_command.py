@@ -23,6 +23,7 @@ from planner.layout.layout import Layout, layout_label
 from planner.layout.search import Checked, Plan, PlanCase, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
+from planner.plan_table import plan_table
 from planner.simulator.options import SimulationOptions
 from workloads.results import local_share
 from workloads.trace import Session, load_trace
@@ -231,7 +232,8 @@ def _next_step(plan: Plan) -> dict[str, Any] | None:
 
 
 def _table(result: dict[str, Any]) -> str:
-    rows = [("layout", "GPUs", "P95/SLO", "head-room", "attained", "TTFT P95", "ITL P95", "local")]
+    columns = ("layout", "GPUs", "P95/SLO", "head-room", "attained", "TTFT P95", "ITL P95", "local")
+    rows = []
     for layout in result["layouts"]:
         simulated = layout["simulated"]
         rows.append(
@@ -246,15 +248,5 @@ def _table(result: dict[str, Any]) -> str:
                 format_share(local_share(simulated), 0),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    slo = result["slo"]
-    head = (
-        f"{result['gpus']} GPUs, {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
-        f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
-    )
-    written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
-    return "\n".join([head, "", *lines, "", *result["explanation"], *written])
+    load = f"{result['gpus']} GPUs, {result['rate']:g} sessions/s"
+    return plan_table(columns, rows, load, result)

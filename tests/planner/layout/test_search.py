@@ -9,25 +9,9 @@ import pytest
 
 from planner.layout.cache import CurveCache, digest_sessions, key_of
 from planner.layout.capacity import LEVELS, LoadCurve, Phase, Question
-from planner.layout.search import PlanCase, demand_of, make_plan, simulated_capacities
-from planner.simulator.options import SimulationOptions
-from workloads.trace import Round, Session
+from planner.layout.search import demand_of, make_plan, simulated_capacities
 
-from .lab import MODEL, SLO
-
-ROUNDS = (Round(incr_tokens=60, output_tokens=3), Round(incr_tokens=20, output_tokens=2, tool_s=1.0))
-CASE = PlanCase(
-    sessions=tuple(Session(session_id=f"s{number}", arrival_s=number, rounds=ROUNDS) for number in range(5)),
-    rate=2.0,
-    slo=SLO,
-    model=MODEL,
-    kv_capacity_tokens={1: 200_000, 2: 450_000},
-    gpus=4,
-    routing="always-remote",
-    ordering="fcfs",
-    slicing="whole",
-    options=SimulationOptions(),
-)
+from .lab import CASE, MODEL, SLO
 
 
 def rate_of(phase: Phase, degree: int) -> float:
