@@ -160,14 +160,14 @@ BREAKS = (
     Break(
         "state: a session has one owner",
         "ampd/state/scripts/route.lua",
-        "if bound_worker ~= ARGV[1] or (epoch ~= 0 and epoch ~= bound_epoch) then",
+        "if not holds and epoch <= bound_epoch then",
         "if false then",
         ("tests/ampd/state/test_store.py",),
     ),
     Break(
         "state: a session moves only from the binding that its caller knows",
         "ampd/state/scripts/repin.lua",
-        "if holding and holding ~= old and holding ~= new then",
+        "if bound_epoch >= tonumber(ARGV[2]) then",
         "if false then",
         ("tests/ampd/state/test_store.py",),
     ),

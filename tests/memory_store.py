@@ -296,6 +296,8 @@ class MemoryStore:
                 self._state.check_room(write.tenant, limits)
                 ttl_s = limits.new_ttl_s
             binding = Binding(write.session_id, write.worker_id, max(write.epoch, 1))
+        elif write.epoch > binding.epoch:
+            binding = Binding(write.session_id, write.worker_id, write.epoch)
         elif binding.worker_id != write.worker_id or write.epoch not in (0, binding.epoch):
             return RouteOutcome(accepted=False, binding=binding)
         self._state.of_tenant(write.session_id, write.tenant)
@@ -308,8 +310,8 @@ class MemoryStore:
         await self._trip("repin")
         moved = Binding(binding.session_id, worker_id, binding.epoch + 1)
         holding = self._state.bound(binding.session_id)
-        if holding not in (None, binding, moved):
-            return RouteOutcome(accepted=False, binding=holding or moved)
+        if holding not in (None, binding, moved) and holding.epoch >= binding.epoch:
+            return RouteOutcome(accepted=False, binding=holding)
         self._state.bind(moved, session_ttl_s)
         return RouteOutcome(accepted=True, binding=moved)
 

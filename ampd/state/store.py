@@ -58,7 +58,11 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A session's decode worker. `epoch` grows with every rebind and fences writers that hold an old binding."""
+    """A session's decode worker. `epoch` grows with every rebind and fences writers that hold an old binding.
+
+    A coordinator that loses the store rebinds alone. Therefore its binding may be newer than the stored one, and the
+    higher epoch wins.
+    """
 
     session_id: str
     worker_id: str
@@ -259,7 +263,7 @@ class StateStore(Protocol):
         ...
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
-        """Move a session to another decode worker if `binding` still holds, which raises the epoch by 1."""
+        """Move a session to another decode worker if `binding` still holds or is newer; this raises the epoch by 1."""
         ...
 
     async def binding(self, session_id: str) -> Binding | None:

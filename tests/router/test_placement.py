@@ -54,6 +54,21 @@ async def test_a_dead_worker_s_session_moves_with_the_next_epoch() -> None:
         assert (await replica.store.binding(session_key("", "s"))).epoch == 2
 
 
+async def test_a_session_that_moved_while_the_store_was_away_stays_where_it_moved() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica, Replica(state) as other:
+        assert (await replica.round())[1]["decode_worker"] == "d1"
+        state.lose()
+        replica.services.placer.suspect("d1")
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d2", 2)
+        state.restore()
+        replica.services.placer.store_answered()
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d2", 2)
+        assert (await other.round())[1]["epoch"] == 2
+
+
 async def test_no_decode_worker_is_503_and_a_long_prompt_400_with_both_numbers() -> None:
     async with Replica(await cluster(worker("p1", Role.PREFILL))) as replica:
         with pytest.raises(RoundRefusedError) as refusal:

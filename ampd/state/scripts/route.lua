@@ -1,4 +1,5 @@
 -- Claim or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
+-- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
 -- KEYS: session, queue, live sessions of the graph, live sessions of the tenant
 -- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event, queue TTL ms,
 --   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant
@@ -14,10 +15,11 @@ if holding then
   local space = string.find(holding, ' ', 1, true)
   local bound_epoch = tonumber(string.sub(holding, 1, space - 1))
   local bound_worker = string.sub(holding, space + 1)
-  if bound_worker ~= ARGV[1] or (epoch ~= 0 and epoch ~= bound_epoch) then
+  local holds = bound_worker == ARGV[1] and (epoch == 0 or epoch == bound_epoch)
+  if not holds and epoch <= bound_epoch then
     return {0, bound_epoch, bound_worker}
   end
-  epoch = bound_epoch
+  epoch = math.max(epoch, bound_epoch)
 elseif epoch == 0 then
   for i = 3, 4 do
     local most = tonumber(ARGV[i + 8])

@@ -200,6 +200,32 @@ class TestFencing:
         first = await store.rebind(held, "d2", LONG_S)
         assert await store.rebind(held, "d2", LONG_S) == first
 
+    async def test_the_higher_epoch_wins(self, cluster: Any, make: Any) -> None:
+        """A coordinator that lost the store moves sessions alone, and the store still has the older binding."""
+        alone, other = await cluster.store(), await cluster.store()
+        old = (await other.route(make.write(), SessionLimits(LONG_S))).binding
+        outcome = await alone.route(
+            make.write(worker_id="d2", epoch=old.epoch + 1, task_id="t2"), SessionLimits(LONG_S)
+        )
+        assert outcome.accepted
+        assert outcome.binding == Binding("s1", "d2", 2) == await other.binding("s1")
+        refused = await other.route(make.write(epoch=old.epoch, task_id="t3"), SessionLimits(LONG_S))
+        assert not refused.accepted
+        assert refused.binding == outcome.binding
+        # The same worker with a later epoch: the session moved away and back.
+        again = await alone.route(make.write(worker_id="d2", epoch=4, task_id="t4"), SessionLimits(LONG_S))
+        assert again.binding == Binding("s1", "d2", 4) == await other.binding("s1")
+
+    async def test_a_newer_binding_than_the_stored_one_can_be_moved(self, cluster: Any, make: Any) -> None:
+        alone, other = await cluster.store(), await cluster.store()
+        await other.route(make.write(), SessionLimits(LONG_S))
+        moved = await alone.rebind(Binding("s1", "d2", 2), "d3", LONG_S)
+        assert moved.accepted
+        assert moved.binding == Binding("s1", "d3", 3) == await other.binding("s1")
+        late = await other.rebind(Binding("s1", "d9", 3), "d4", LONG_S)
+        assert not late.accepted
+        assert late.binding == moved.binding
+
     async def test_a_stale_epoch_is_refused(self, cluster: Any, make: Any) -> None:
         one, other = await cluster.store(), await cluster.store()
         old = (await one.route(make.write(), SessionLimits(LONG_S))).binding
