@@ -44,10 +44,12 @@ class SimulateSettings(CaseSettings):
     old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out")}
 
     prefill: str | None = Field(
-        None, description="Prefill replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none."
+        None,
+        description="Prefill replicas, as 2xTP4 (or 2x4) or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none.",
     )
     decode: str | None = Field(
-        None, description="Decode replicas, as 2xTP4 or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none."
+        None,
+        description="Decode replicas, as 2xTP4 (or 2x4) or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none.",
     )
     mixed: str = Field(
         "0",
@@ -140,7 +142,7 @@ def run(argv: Sequence[str]) -> int:
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
     # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
-    print(json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene.slo), flush=True)
+    print(json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene), flush=True)
     if settings.timeline:
         from planner.timeline import write_timeline
 
@@ -256,10 +258,12 @@ def _result(scene: Scene, combination: Combination, simulated: SimulationRun) ->
     }
 
 
-def _table(names: Sequence[str], results: Sequence[dict[str, Any]], slo: Slo) -> str:
+def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene) -> str:
     """One row per combination, times in milliseconds."""
-    width = max(map(len, names))
+    width, slo = max(map(len, names)), scene.slo
     lines = [
+        # A degree may be given without its TP (1x8), so the table shows how the flags were read.
+        f"{scene.cluster}: {scene.cluster.gpus} GPUs, {results[0]['sessions']} sessions",
         f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
         "",
         f"{'':{width}}  {'rate':>6}  {'attained':>15}  {'TTFT initial':>15}  {'incremental':>15}  {'ITL':>11}  "

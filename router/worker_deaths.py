@@ -72,7 +72,9 @@ class WorkerDeaths:
 
     def _learn(self, death: WorkerDied) -> None:
         if any(death.worker_id not in self._workers.get(key, ()) for key in death.request):
-            log.warning("worker %s died under a request of another coordinator", death.worker_id)
+            # Each of the worker's rounds is announced, but the worker died once.
+            if not any(death.worker_id in workers for workers in self._workers.values()):
+                log.warning("worker %s died under a request of another coordinator", death.worker_id)
             self._note(death.request, death.worker_id)
 
     def _note(self, keys: tuple[str, ...], worker_id: str) -> None:

@@ -173,6 +173,7 @@ def _api(sessions: Sequence[Session], settings: ReplaySettings) -> str:
 def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict[str, Any]:
     result = summarise(done.records, done.rounds_planned, plan.slo, done.duration_s)
     result["interrupted"] = done.stopped
+    result["prompt_tokens"] = _prompt_tokens(done.records)
     result["client_lag_max_s"] = max((record.lag_s for record in done.records), default=0.0)
     result["settings"] = {
         "trace": settings.trace,
@@ -189,6 +190,15 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     return result
+
+
+def _prompt_tokens(records: Sequence[RoundRecord]) -> dict[str, int]:
+    """Tokens of the prompts by the trace and by the server, of the rounds whose prompts the server counted."""
+    counted = [(record, record.prompt_tokens) for record in records if record.prompt_tokens is not None]
+    return {
+        "trace": sum(record.hist_tokens + record.incr_tokens for record, _ in counted),
+        "server": sum(tokens for _, tokens in counted),
+    }
 
 
 _ROW = (

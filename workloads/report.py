@@ -13,6 +13,7 @@ from ampd.reports.page import template_environment, write_html
 from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, svg
 from ampd.types import Slo
 from workloads.missed_rounds import MissedRound, missed_rounds
+from workloads.result_table import prompt_tokens_note
 from workloads.results import RoundRecord
 
 _COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
@@ -47,6 +48,7 @@ def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> 
     return environment.get_template("report.html.j2").render(
         result=result,
         settings=result.get("settings", {}),
+        prompt_tokens=prompt_tokens_note(result),
         latencies={label: result[key] for key, label in _LATENCIES.items()},
         plots=_plots(records, slo, missed),
         missed=missed[:_MOST_MISSED],

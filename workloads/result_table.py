@@ -9,6 +9,8 @@ from typing import Any
 from ampd.reports.figures import format_bytes
 
 _SHOWN_ERRORS = 3
+_EXACT = 0.01
+"""Prompts whose lengths differ from the trace's by at most this share count as exact."""
 _LATENCIES = {
     "ttft_s": "TTFT",
     "ttft_initial_s": "  initial",
@@ -22,8 +24,19 @@ def format_result(result: Mapping[str, Any], errors: Sequence[str]) -> str:
     """The whole table; `errors` are the messages of the failed rounds."""
     lines = [_headline(result), "", f"{'ms':20}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99"))]
     lines += [_latency_line(label, result[key]) for key, label in _LATENCIES.items()]
-    lines += ["", *_attainment_lines(result), *_route_lines(result), *_error_lines(errors)]
-    return "\n".join(lines)
+    lines += ["", *_attainment_lines(result), *_route_lines(result)]
+    if note := prompt_tokens_note(result):
+        lines.append(f"prompt tokens       {note}")
+    return "\n".join([*lines, *_error_lines(errors)])
+
+
+def prompt_tokens_note(result: Mapping[str, Any]) -> str:
+    """By how much the server's prompts differed from the trace's; empty if they did not, or if no server counted."""
+    tokens = result.get("prompt_tokens") or {"trace": 0, "server": 0}
+    if abs(tokens["server"] - tokens["trace"]) <= _EXACT * tokens["trace"]:
+        return ""
+    times = tokens["server"] / tokens["trace"]
+    return f"{times:.2f} times the trace's, by the server's count; only prompts of token ids keep the trace's lengths"
 
 
 def _headline(result: Mapping[str, Any]) -> str:

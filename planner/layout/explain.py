@@ -149,7 +149,10 @@ def _next(plan: Plan, step: int, choice: Choice, level: float) -> str:
     gpus = "GPU" if step == 1 else "GPUs"
     if choice.level == best.level and choice.headroom <= best.headroom * 1.001:
         return f"The next {step} {gpus} would buy nothing: no larger layout is better by this measure."
+    bought = f"The next {step} {gpus} would buy {choice.layout}:"
+    if f"{after:.2f}" == f"{level:.2f}":
+        return f"{bought} {choice.headroom:.2f} instead of {best.headroom:.2f} times the rate, P95 as before."
     return (
-        f"The next {step} {gpus} would buy {choice.layout}: P95 at {after:.2f} instead of {level:.2f} of the target, "
-        f"{choice.headroom:.2f} times the rate at that level."
+        f"{bought} P95 at {after:.2f} instead of {level:.2f} of the target, {choice.headroom:.2f} times the rate at "
+        "that level."
     )

@@ -142,6 +142,11 @@ def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -
     assert sum(line.startswith(("ampd / on-time", "always-local / on-time")) for line in lines) == 2
 
 
+def test_the_table_shows_how_a_degree_without_its_tp_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--prefill", "1x8", "--decode", "1xTP4", "--limit", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "prefill 1xTP8, decode 1xTP4: 12 GPUs, 3 sessions"
+
+
 def test_a_store_in_host_memory_is_named_and_saves_what_kv_memory_cannot_hold(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from ampd.state.store import DeathNews
+from ampd.state.store import DeathNews, WorkerDied
 from router import worker_deaths
 from router.round_errors import RoundRefusedError
 from router.worker_deaths import MEMORY_S, SHARED_PAUSE_S, WorkerDeaths
@@ -117,3 +117,12 @@ def test_a_request_that_another_coordinator_serves_is_innocent_everywhere() -> N
     second.survived()
     assert [len(each) for each in coordinators] == [0, 0]
     second.survived()
+
+
+def test_a_death_under_many_rounds_of_another_coordinator_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    deaths = WorkerDeaths(Clock())
+    for worker in ("w1", "w2"):
+        for number in range(5):
+            deaths.announced(WorkerDied(worker, (f"id {number}", f"prompt {number}")))
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["w1", "w2"]
+    assert deaths.most(("id 3",)) == 2

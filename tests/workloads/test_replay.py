@@ -126,3 +126,10 @@ def test_a_round_without_end_times_out(replay: Replay) -> None:
     code, result = replay(GROWING, flags=("--timeout", "1"))
     assert code == 1
     assert "no end after 1 s" in result["records"][0]["error"]
+
+
+def test_the_factor_of_the_prompts_tokens_is_named(replay: Replay) -> None:
+    _, result = replay(GROWING)
+    assert result["prompt_tokens"] == {"trace": 30 + 44 + 25, "server": 3 * 7}
+    (line,) = [line for line in result["stdout"].splitlines() if line.startswith("prompt tokens ")]
+    assert "0.21 times the trace's" in line

@@ -15,9 +15,12 @@ SMALL = Choice(Layout(((1, 1),), ((1, 1),)), 1, 1.0)
 LARGE = Choice(Layout(((2, 1),), ((2, 1),)), 0, 2.0)
 
 
-def explained(*choices: Choice, left_out: dict[int, str] | None = None, errors: int = 0) -> str:
+def explained(
+    *choices: Choice, left_out: dict[int, str] | None = None, errors: int = 0, following: Choice | None = None
+) -> str:
     simulated = SIMULATED | {"errors": errors}
-    plan = Plan([Checked(choice, simulated) for choice in choices], CAPACITIES, Demand(1.0), None)
+    next_step = following and (1, following)
+    plan = Plan([Checked(choice, simulated) for choice in choices], CAPACITIES, Demand(1.0), next_step)
     return "\n".join(sentences(plan, 4, left_out or {}))
 
 
@@ -27,6 +30,13 @@ def test_no_layout_is_said_to_miss_the_targets_only_if_all_do() -> None:
     assert "No layout" not in both
     assert f"it misses by 20% and {LARGE.layout} meets the targets" in both
     assert "No layout" not in explained(LARGE, SMALL)
+
+
+def test_the_next_gpu_names_the_figure_that_changes() -> None:
+    faster = explained(SMALL, following=LARGE)
+    assert "P95 at 0.90 instead of 1.20 of the target, 2.00 times the rate at that level." in faster
+    more = explained(LARGE, following=replace(LARGE, headroom=3.0))
+    assert "3.00 instead of 2.00 times the rate, P95 as before." in more
 
 
 def test_every_degree_left_out_has_its_own_reason() -> None:
