@@ -21,11 +21,12 @@ _NS = 1_000_000_000
 _OUTCOME, _ROUTE, _OUTPUT_TOKENS, _BOUND, _MOVED = "outcome", "route", "output_tokens", "bound", "moved"
 _REFUSED = "refused"
 _UNNAMED = "unnamed"
+_TTFT_TARGETS, _ITL_TARGETS = "ttft_targets", "itl_targets"
 _TTFT_INITIAL, _TTFT_INCREMENTAL, _ITL = "ttft_initial", "ttft_incremental", "itl"
 
 _Key = tuple[Any, ...]
 """A count: (`outcome`, value), (`route`, route, reason), (`itl`, bucket), or (`itl`,) for the sum of the latencies in
-integer nanoseconds."""
+integer nanoseconds, as those of the targets are."""
 
 
 class RoundWindow:
@@ -42,6 +43,8 @@ class RoundWindow:
             (_OUTCOME, served.outcome): 1,
             (_ROUTE, record.route, self._reasons(record.reason)): 1,
             (_OUTPUT_TOKENS,): served.output_tokens,
+            (_TTFT_TARGETS,): round(served.slo.ttft_s * _NS),
+            (_ITL_TARGETS,): round(served.slo.itl_s * _NS),
         }
         if served.ttft_s is not None:
             counts |= _latency(_TTFT_INITIAL if served.is_initial else _TTFT_INCREMENTAL, served.ttft_s)
@@ -79,6 +82,8 @@ class RoundWindow:
             output_tokens=total[_OUTPUT_TOKENS,],
             sessions_bound=total[_BOUND,],
             sessions_repinned=total[_MOVED,],
+            ttft_targets_s=total[_TTFT_TARGETS,] / _NS,
+            itl_targets_s=total[_ITL_TARGETS,] / _NS,
             routes={(key[1], key[2]): count for key, count in total.items() if key[0] == _ROUTE},
             ttft_initial=_latencies(total, _TTFT_INITIAL),
             ttft_incremental=_latencies(total, _TTFT_INCREMENTAL),

@@ -23,6 +23,7 @@ class ServedWindow:
         failed: rounds that ended with an error.
         met, met_ttft, met_itl: rounds that met both targets, the TTFT target, the ITL target.
         refused: rounds that were refused because of load, before they were placed; not among `rounds`.
+        ttft_targets_s, itl_targets_s: sums of the rounds' targets; 0: the coordinator is too old to count them.
         unnamed: rounds that came without a session, whether they have ended or not.
         output_tokens: sum over the first choice of each round.
         sessions_bound: sessions that were bound to a decode worker.
@@ -45,6 +46,8 @@ class ServedWindow:
     sessions_bound: int = 0
     sessions_repinned: int = 0
     unnamed: int = 0
+    ttft_targets_s: float = 0.0
+    itl_targets_s: float = 0.0
     routes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ttft_initial: Latencies = field(default_factory=Latencies)
     ttft_incremental: Latencies = field(default_factory=Latencies)
@@ -56,9 +59,9 @@ class ServedWindow:
         return self.rounds - self.abandoned
 
 
-_COUNTS = (
+_SUMS = (
     *("rounds", "abandoned", "failed", "met", "met_ttft", "met_itl", "refused", "output_tokens"),
-    *("sessions_bound", "sessions_repinned", "unnamed"),
+    *("sessions_bound", "sessions_repinned", "unnamed", "ttft_targets_s", "itl_targets_s"),
 )
 LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
 
@@ -69,7 +72,7 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
     routes: Counter[tuple[str, str]] = Counter()
     for part in parts:
         routes.update(part.routes)
-    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
     sums |= {name: latencies.merged(getattr(part, name) for part in parts) for name in LATENCIES}
     return ServedWindow(
         length_s=max((part.length_s for part in parts), default=0.0),

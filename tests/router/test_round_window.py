@@ -63,6 +63,11 @@ def test_each_outcome_counts_as_what_it_is() -> None:
     assert (view.met, view.met_ttft, view.met_itl) == (1, 3, 2)
 
 
+def test_the_targets_of_the_rounds_add_up() -> None:
+    view = window_of(served(), served(slo=Slo(0.1, 0.01))).read()
+    assert (view.ttft_targets_s, view.itl_targets_s) == (pytest.approx(0.6), pytest.approx(0.06))
+
+
 def test_latencies_are_kept_by_kind_of_prefill() -> None:
     view = window_of(served(is_initial=True, ttft_s=2.0), served(ttft_s=0.25), served(ttft_s=0.75, itl_s=None)).read()
     assert (view.ttft_initial.count, view.ttft_initial.mean_s) == (1, 2.0)

@@ -277,8 +277,9 @@ def _widest(short_ids: dict[str, str]) -> int:
 
 
 def _targets(snapshot: Row) -> tuple[float | None, float | None]:
-    slo = snapshot["slo"]
-    return (slo["ttft_s"], slo["itl_s"]) if slo else (None, None)
+    """The mean targets of the window's rounds, by which attainment counts; without rounds, the coordinators' own."""
+    used, default = snapshot["window"]["targets"], snapshot["slo"] or {"ttft_s": None, "itl_s": None}
+    return used["ttft_s"] or default["ttft_s"], used["itl_s"] or default["itl_s"]
 
 
 def _late(value_s: float | None, target_s: float | None) -> Cell:

@@ -66,6 +66,10 @@ def _window(window: ServedWindow) -> Row:
             "ttft": _share(window.met_ttft, window.judged),
             "itl": _share(window.met_itl, window.judged),
         },
+        "targets": {
+            "ttft_s": _share(window.ttft_targets_s, window.rounds) or None,
+            "itl_s": _share(window.itl_targets_s, window.rounds) or None,
+        },
         "ttft_initial_s": _summary(window.ttft_initial),
         "ttft_incremental_s": _summary(window.ttft_incremental),
         "itl_s": _summary(window.itl),

@@ -76,6 +76,8 @@ served = st.builds(
     ServedWindow,
     span_s=seconds,
     rounds=counts,
+    ttft_targets_s=seconds,
+    itl_targets_s=seconds,
     routes=st.dictionaries(st.tuples(texts, texts), counts, max_size=3),
     ttft_initial=latencies,
     ttft_incremental=latencies,

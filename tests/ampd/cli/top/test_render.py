@@ -1,6 +1,7 @@
 """A snapshot as text: within any width and height, harmless whatever clients call things, marks on what is missed."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,16 @@ def test_everything_that_matters_fits_into_eighty_columns() -> None:
         assert word in text, word
     assert "1234" in text
     assert "…" not in text
+
+
+def test_the_marks_go_by_the_targets_of_the_rounds() -> None:
+    strict = ServedWindow(
+        rounds=2, met=2, met_ttft=2, met_itl=2, ttft_targets_s=0.1, itl_targets_s=0.1, ttft_initial=Latencies.of([0.2])
+    )
+    for window, target, marked in ((strict, "50ms", True), (replace(strict, ttft_targets_s=0.0), "500ms", False)):
+        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=window)]), 100)
+        (line,) = [line for line in text.splitlines() if line.startswith("TTFT initial")]
+        assert (line.split()[2], "200ms!" in line) == (target, marked)
 
 
 @pytest.mark.parametrize(
