@@ -48,3 +48,18 @@ class SupervisedTask:
             except Exception:
                 log.exception("%s failed; trying again", self._name)
             await asyncio.sleep(self._pause_s)
+
+
+class InBackground:
+    """A base of classes that only start and stop their task. A subclass sets `_task` in its constructor."""
+
+    __slots__ = ("_task",)
+    _task: SupervisedTask
+
+    def start(self) -> None:
+        """Begin the work, in the running event loop."""
+        self._task.start()
+
+    async def stop(self) -> None:
+        """End the work. Without effect unless it was started."""
+        await self._task.stop()

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from ampd.state.store import StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 from ampd.types import WorkerView
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
@@ -28,7 +28,7 @@ Release = Callable[[str, str], Awaitable[None]]
 """Releases the KV of a session: called with the worker's and the session's id."""
 
 
-class EndedSessions:
+class EndedSessions(InBackground):
     """Deletes bindings until the shared state has done it, and releases KV until its worker has done it.
 
     A session may begin again under its old id before that. This replica then leaves its binding alone. If another
@@ -61,14 +61,6 @@ class EndedSessions:
 
     def __len__(self) -> int:
         return len(self._tenants) + len(self._holders)
-
-    def start(self) -> None:
-        """Begin to try again."""
-        self._task.start()
-
-    async def stop(self) -> None:
-        """Try no more."""
-        await self._task.stop()
 
     def still_bound(self, session_id: str, tenant: str) -> None:
         """The binding of a session could not be deleted."""

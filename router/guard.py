@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ampd.state.view import ClusterView
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 from router.calls import CallContext
 from router.round_errors import WorkerLostError
 
@@ -47,7 +47,7 @@ class Stream:
             self._task.cancel()
 
 
-class StreamGuard:
+class StreamGuard(InBackground):
     """Watches the calls in progress.
 
     A worker that is only suspect, because another call to it failed, is not given up.
@@ -65,7 +65,7 @@ class StreamGuard:
         self._interval_s = interval_s
         self._clock = clock
         self._streams: set[Stream] = set()
-        self._checks = SupervisedTask("stream-guard", self._run)
+        self._task = SupervisedTask("stream-guard", self._run)
 
     @contextmanager
     def watch(self, worker_id: str, context: CallContext) -> Iterator[Stream]:
@@ -87,14 +87,6 @@ class StreamGuard:
             raise WorkerLostError(worker_id, "silent, and its lease has run out", has_died=True) from None
         finally:
             self._streams.discard(stream)
-
-    def start(self) -> None:
-        """Begin to check all calls repeatedly."""
-        self._checks.start()
-
-    async def stop(self) -> None:
-        """End the checks."""
-        await self._checks.stop()
 
     async def _run(self) -> None:
         while True:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 
 from ampd.state.view import ClusterView
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 from router.calls import WorkerCalls
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
 log = logging.getLogger(__name__)
 
 
-class LeaseProbe:
+class LeaseProbe(InBackground):
     """Calls the overdue workers of a view: one that answers stays for another lease, one that does not is dropped.
 
     While the shared state is lost every worker is overdue after a lease, and a dropped worker is called again, because
@@ -29,14 +29,6 @@ class LeaseProbe:
         self._timeout_s = timeout_s
         self._interval_s = interval_s
         self._task = SupervisedTask("lease-probe", self._run)
-
-    def start(self) -> None:
-        """Begin to ask."""
-        self._task.start()
-
-    async def stop(self) -> None:
-        """Ask no more."""
-        await self._task.stop()
 
     async def _run(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ampd.recent_load import RecentRound
 from ampd.state.store import LoadedRound, StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 from ampd.telemetry.metrics import names
 from router.served import ServedRound
 
@@ -21,8 +21,10 @@ _MOST_ROUNDS = 500
 """Rounds of one coordinator in one write. Beyond them the oldest are left out, so that the record stays bounded."""
 
 
-class LoadRecorder:
+class LoadRecorder(InBackground):
     """An observer of rounds that writes them in the background. Rounds never wait for it.
+
+    The rounds of the last second before it is stopped are lost.
 
     Args:
         keep_s: how long the shared state keeps a round.
@@ -46,14 +48,6 @@ class LoadRecorder:
         ended = RecentRound(now_s - served.lasted_s, min(kept_tokens, prompt_tokens), prompt_tokens)
         ended.end(now_s, served.output_tokens, served.outcome == names.MET)
         self._ended.append((record.session_key or record.session_id, ended))
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task.start()
-
-    async def stop(self) -> None:
-        """Stop. The rounds of the last second are lost."""
-        await self._task.stop()
 
     async def _run(self) -> None:
         while True:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _POLL_S = 0.05
 _RETRY_S = 1.0
 
 
-class Presence:
+class Presence(InBackground):
     """Enters and leaves Dynamo's discovery as `is_ready` changes, from the moment that the endpoint is served.
 
     Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
@@ -46,14 +46,6 @@ class Presence:
         while not self.is_leaving and not self._is_ready():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         return not self.is_leaving
-
-    def start(self) -> None:
-        """Begin once the event loop runs; the endpoint may be served later."""
-        self._task.start()
-
-    async def stop(self) -> None:
-        """Leave things as they are."""
-        await self._task.stop()
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery for good."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from ampd.supervised_task import SupervisedTask
+from ampd.supervised_task import InBackground, SupervisedTask
 from router.outputs import Chunk
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class RoundInProgress:
         return was_unread and self.is_unread
 
 
-class RoundsInProgress:
+class RoundsInProgress(InBackground):
     """Counts the rounds, and closes the unread ones.
 
     Dynamo reads a handler's chunks one by one, and drops the handler when it finds that the client has gone. Where the
@@ -59,7 +59,7 @@ class RoundsInProgress:
         self._rounds: set[RoundInProgress] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._checks = SupervisedTask("unread-rounds", self._run)
+        self._task = SupervisedTask("unread-rounds", self._run)
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -80,14 +80,6 @@ class RoundsInProgress:
     async def drained(self) -> None:
         """Wait until there is none."""
         await self._idle.wait()
-
-    def start(self) -> None:
-        """Begin to look for unread rounds."""
-        self._checks.start()
-
-    async def stop(self) -> None:
-        """Close no more rounds."""
-        await self._checks.stop()
 
     async def close_unread(self) -> None:
         """Close the rounds that were unread at the last call and still are."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
 from tests.harness.fork_server import ForkServer
 from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, empty_graph, events, profile, record, session
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -110,6 +112,31 @@ async def test_cached_tokens_never_count_what_another_tenant_sent(remote: httpx.
     assert hits > 0
     assert await cached(None, "alice") == await cached(None, None) == hits
     assert await cached("mallory", "alice") == 0
+
+
+async def test_a_prompt_that_two_sessions_shared_is_known_for_new_ones(remote: httpx.AsyncClient) -> None:
+    system = [64 + position * 7 % 181 for position in range(256)]
+    numbers = count()
+
+    async def begin(**tenant: str) -> dict[str, Any]:
+        """The first round of another agent."""
+        number = next(numbers)
+        prompt = [*system, *[64 + number % 180] * 40]
+        return record(
+            await post(remote, "completions", completion(prompt, max_tokens=4), **session(f"kin {number}"), **tenant)
+        )
+
+    async def known() -> dict[str, Any] | None:
+        made = await begin()
+        return made if made["shared_tokens"] else None
+
+    assert (await begin())["shared_tokens"] == 0
+    # The second session makes the prefix a shared one. Then its worker publishes it, and the coordinator learns of it.
+    made = await until(known, timeout_s=90, poll_s=0.1)
+    assert made is not None
+    assert (made["shared_tokens"], made["hist_tokens"], made["incr_tokens"]) == (256, 256, 40)
+    assert made["cached_tokens"] >= 256
+    assert (await begin(**{"x-tenant-id": "stranger"}))["shared_tokens"] == 0
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
