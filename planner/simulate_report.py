@@ -16,11 +16,14 @@ from ampd.reports.page import Section, write_page
 from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, legend_above, svg
 from ampd.types import Slo
 from planner.combination import Combination
-from planner.simulator.outcome import SimulationRun
-from workloads.results import local_share
+from planner.simulator.outcome import SimulatedRound, SimulationRun
+from workloads.missed_rounds import MissedRound, missed_rounds
+from workloads.results import RoundRecord, local_share
 
 _KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
 _MOST_LANES = 24
+_MOST_MISSED = 100
+"""Missed rounds that the report lists."""
 _TIMELINE_SHARE = 0.15
 """Share of the run, around its middle, in the picture of the workers."""
 
@@ -54,6 +57,11 @@ def write_report(
         sections.append(Section(title + suffix, svg=picture, is_half=True))
     rows = [row for label, run in shown.items() for row in _reasons(label, run)]
     sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
+    label, run = next(iter(shown.items()))
+    if missed := missed_rounds([_as_recorded(round_) for round_ in run.rounds], slo):
+        title = f"Rounds that missed a target{suffix}: {label} ({len(missed)})"
+        rows = [_missed_row(each) for each in missed[:_MOST_MISSED]]
+        sections.append(Section(title, head=_MISSED_HEAD, rows=rows, is_list=True))
     for label, run in list(shown.items())[:2]:
         if run.timeline:
             height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
@@ -74,6 +82,37 @@ _NOTE = " The policy `ampd` is Algorithm 1 of the AMPD paper, and not this syste
 
 def _is_papers(combination: Combination) -> bool:
     return "ampd" in (parse_named(combination.routing)[0], parse_named(combination.ordering)[0])
+
+
+_MISSED_HEAD = ("sent at", "session", "round", "missed", "why")
+
+
+def _as_recorded(round_: SimulatedRound) -> RoundRecord:
+    """The round as a replay would record it, so that both reports find the same causes.
+
+    From the start of its computation to its first token it counts as prefill, with the work of others between slices.
+    """
+    decision = {name: getattr(round_, name) for name in ("route", "reason", "incr_tokens", "queued_s", "ttft_s")}
+    return RoundRecord(
+        round_.session_id,
+        round_.index,
+        round_.sent_s,
+        round_.hist_tokens,
+        round_.incr_tokens,
+        ttft_s=round_.ttft_s,
+        gaps_s=[] if round_.itl_s is None else [round_.itl_s],
+        e2e_s=round_.e2e_s,
+        error=round_.error,
+        decision=decision
+        | {
+            "prefill_s": max((round_.ttft_s or 0.0) - round_.queued_s, 0.0),
+            "hit_tokens": {"recomputed": round_.missing_tokens},
+        },
+    )
+
+
+def _missed_row(missed: MissedRound) -> list[str]:
+    return [f"{missed.sent_s:.1f} s", missed.session_id, str(missed.index + 1), missed.targets, missed.causes]
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")

@@ -9,11 +9,15 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+PATIENCE_S = 120.0
+"""Upper bound of a wait for another process. A machine that runs several graphs is slow, and nothing is faster for a
+shorter one."""
+
 _POLL_S = 0.005
 
 
 async def until(
-    ask: Callable[[], Result | Awaitable[Result]], timeout_s: float = 20.0, poll_s: float = _POLL_S
+    ask: Callable[[], Result | Awaitable[Result]], timeout_s: float = PATIENCE_S, poll_s: float = _POLL_S
 ) -> Result:
     """Ask until the answer is true, and return the answer. The clock is that of the event loop.
 

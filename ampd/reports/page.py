@@ -13,7 +13,11 @@ from ampd.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A card of a report: sentences, a table, a picture, or all of them."""
+    """A card of a report: sentences, a table, a picture, or all of them.
+
+    Attributes:
+        is_list: the table has words in most columns, and may be longer than a printed page.
+    """
 
     title: str
     text: Sequence[str] = ()
@@ -21,6 +25,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     svg: str = ""
     is_half: bool = False
+    is_list: bool = False
 
 
 def template_environment(*packages: str) -> Environment:

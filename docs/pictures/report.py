@@ -1,4 +1,4 @@
-"""Take pictures of an HTML report: light, dark, on a phone, and printed.
+"""Take pictures of an HTML report: light, dark, its list of missed rounds, on a phone, and printed.
 
     python docs/pictures/report.py replay.html --output docs/pictures
 
@@ -20,6 +20,7 @@ CHROMIUM = (
 )
 WIDTH, HEIGHT = 1100, 925
 PHONE_WIDTH, PHONE_HEIGHT = 390, 844
+LIST_HEIGHT = 360
 PRINT_DPI = 60
 COLOURS = 160
 """Enough for plots and text, and a fraction of the bytes."""
@@ -38,6 +39,7 @@ def main() -> None:
         for scheme, number in _SCHEMES.items():
             picture = arguments.output / f"report-{scheme}.png"
             _screenshot(folder, page, picture, f"--blink-settings=preferredColorScheme={number}")
+        _list(folder, page, arguments.output / "report-missed.png")
         _on_a_phone(folder, page, arguments.output / "report-phone.png")
         _printed(folder, page, arguments.output / "report-print.png")
 
@@ -48,13 +50,22 @@ def _screenshot(folder: Path, page: str, picture: Path, *flags: str) -> None:
     _made_small(Image.open(picture), picture)
 
 
+def _list(folder: Path, page: str, picture: Path) -> None:
+    """The rounds that missed a target, at the place to which `#missed` scrolls."""
+    _framed(folder, f"{page}#missed", picture, WIDTH, LIST_HEIGHT)
+
+
 def _on_a_phone(folder: Path, page: str, picture: Path) -> None:
-    """A window cannot be as narrow as a phone, so the page is shown in a frame that is."""
-    style = f"border:0;width:{PHONE_WIDTH}px;height:{PHONE_HEIGHT}px"
+    _framed(folder, page, picture, PHONE_WIDTH, PHONE_HEIGHT)
+
+
+def _framed(folder: Path, page: str, picture: Path, width: int, height: int) -> None:
+    """A window cannot be as narrow as a phone, and does not scroll, so the page is shown in a frame that does."""
+    style = f"border:0;width:{width}px;height:{height}px"
     frame = folder / "frame.html"
     frame.write_text(f"<body style='margin:0'><iframe src='{page}' style='{style}'></iframe>", encoding="utf-8")
     _screenshot(folder, frame.as_uri(), picture, "--blink-settings=preferredColorScheme=1")
-    _made_small(Image.open(picture).crop((0, 0, PHONE_WIDTH, PHONE_HEIGHT)), picture)
+    _made_small(Image.open(picture).crop((0, 0, width, height)), picture)
 
 
 def _printed(folder: Path, page: str, picture: Path) -> None:

@@ -18,6 +18,7 @@ from ampd.state.store import StateStore
 from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, GenerateRequest, PrefillRequest
 from tests.harness.graph import Graph, performance_model
+from tests.waiting import PATIENCE_S
 
 
 def slow_model(folder: Path) -> Path:
@@ -58,7 +59,7 @@ class Driver:
         """Wait until a worker can be called."""
         for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT):
             client = await self.client(name)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while int(worker_id, 16) not in client.instance_ids():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
@@ -68,7 +69,7 @@ class Driver:
             self.clients[endpoint] = await self.runtime.endpoint(path).client()
         return self.clients[endpoint]
 
-    async def until(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = 20.0) -> Any:
+    async def until(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait until the shared state is as it should be; returns what `condition` gave."""
         async with asyncio.timeout(timeout_s):
             while not (result := condition(await self.store.snapshot())):  # noqa: ASYNC110

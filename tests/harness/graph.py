@@ -28,7 +28,7 @@ from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
 from tests.harness.fork_server import ForkServer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MODEL = "tiny"
 PRELOADED = (
@@ -210,7 +210,7 @@ class Graph:
 
     async def until_ended(self, name: str) -> str:
         """Wait until a process has ended; returns the supervisor's line about it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while name not in (ended := self.supervisor.ended()):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         return ended[name]
@@ -218,7 +218,7 @@ class Graph:
     async def store(self) -> StateStore:
         return await open_store(self.redis_url, self.namespace)
 
-    async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = 30.0) -> Any:
+    async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait until the shared state is as it should be; returns what `condition` gave."""
         store = await self.store()
         try:
@@ -226,6 +226,8 @@ class Graph:
                 while not (result := condition(await store.snapshot())):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             return result
+        except TimeoutError:
+            raise AssertionError(f"not seen; processes that ended: {self.supervisor.ended()}") from None
         finally:
             await store.close()
 
@@ -235,7 +237,7 @@ class Graph:
 
     async def until_announced(self, number: int) -> None:
         """Wait until so many coordinators have told the frontends of their model."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len(list(self.folder.glob("discovery/v1/mdc/*%2Fcoordinator%2F*"))) != number:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -249,13 +251,13 @@ class Graph:
             return len(found) == number
 
         try:
-            await until(are_there, timeout_s=30, poll_s=0.05)
+            await until(are_there, poll_s=0.05)
         except TimeoutError:
             raise AssertionError(f"not {number} coordinators: {found}; ended: {self.supervisor.ended()}") from None
 
     async def until_answers(self, coordinators: list[str], statuses: tuple[int, ...] = (200,)) -> None:
         """Wait until the frontend serves the model, through all the coordinators."""
-        async with asyncio.timeout(40), httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(base_url=self.url, timeout=10) as client:
             while any(coordinator in self.supervisor.ended() for coordinator in coordinators):
                 raise AssertionError(self.supervisor.ended())
             streak = 0

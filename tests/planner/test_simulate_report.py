@@ -11,6 +11,15 @@ BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h1
 
 
 @pytest.mark.slow
+def test_the_rounds_that_missed_are_listed_with_their_causes(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    assert main([*BASE, "--ttft", "0.02", "--limit", "4", "--report", str(report)]) == 0
+    page = report.read_text()
+    assert re.search(r"Rounds that missed a target: predictive / on-time \(\d+\)", page)
+    assert re.search(r"<td>TTFT \d+ ms of 20 ms</td><td>(local|remote) \(", page)
+
+
+@pytest.mark.slow
 def test_the_simulation_report_has_everything_in_one_file(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     flags = ["--rate", "2,8", "--mode", "disaggregated,colocated", "--routing", "ampd,always-remote"]
