@@ -18,8 +18,10 @@ from uuid import uuid4
 
 import httpx
 
+from ampd.cli.serve.checks import check_watches
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.metrics import free_ports
+from ampd.errors import UserError
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
@@ -53,6 +55,9 @@ _READY = {
 _STARTS = 3
 _START_S = 120.0
 """The longest start of a process: of a real engine on a busy machine."""
+
+_ROOM_S = 120.0
+"""How long other graphs may use up the machine's inotify instances. Without one a process cannot start."""
 
 _PATIENCE_S = 20.0
 """Timeout of the harness' own calls."""
@@ -271,6 +276,11 @@ class LiveGraph:
     def workers(self) -> list[Member]:
         return self.of("prefill") + self.of("decode")
 
+    @property
+    def has_usual_size(self) -> bool:
+        """Whether as many workers run as at the start."""
+        return all(len(self.of(kind)) == self._kind.sizes[kind] for kind in _WORKERS)
+
     def worker(self, worker_id: str) -> Member:
         return next(member for member in self.members if member.id == worker_id)
 
@@ -296,6 +306,17 @@ class LiveGraph:
         await until(is_ready, _START_S, poll_s=0.02)
         member.is_ready = True
 
+    async def started(self, kind: str, model: Path | None = None) -> Member:
+        """Start a process and wait until it is ready. The arguments are those of `start`.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        await _until_room(1)
+        member = self.start(kind, model)
+        await self.until_ready(member)
+        return member
+
     async def end(self, member: Member, number: signal.Signals) -> None:
         """Signal a process and wait for its end."""
         member.signal(number)
@@ -309,7 +330,9 @@ class LiveGraph:
         for _ in range(_STARTS):
             self.members = [member for member in self.members if member.is_running]
             sizes = self._kind.sizes
-            for started in [self.start(kind) for kind in KINDS for _ in range(sizes[kind] - len(self.of(kind)))]:
+            missing = [kind for kind in KINDS for _ in range(sizes[kind] - len(self.of(kind)))]
+            await _until_room(len(missing))
+            for started in [self.start(kind) for kind in missing]:
                 with suppress(RuntimeError):  # it has ended, perhaps because a busy machine was too slow
                     await self.until_ready(started)
             if all(len(self.of(kind)) >= sizes[kind] for kind in KINDS):
@@ -360,6 +383,20 @@ class LiveGraph:
         for member in self.members:
             if member.is_running:
                 member.signal(signal.SIGKILL)
+
+
+async def _until_room(processes: int) -> None:
+    """Wait until other graphs leave inotify instances for more processes. If they do not, the start fails."""
+
+    def is_room() -> bool:
+        with suppress(UserError):
+            check_watches(processes)
+            return True
+        return False
+
+    if processes:
+        with suppress(TimeoutError):
+            await until(is_room, _ROOM_S, poll_s=1.0)
 
 
 async def _answers(url: str) -> bool:

@@ -45,6 +45,7 @@ class RoundResult:
         token_s: when each chunk with text arrived.
         detail: the error, or the reason why the round counts as lost or wrong.
         records: the decision records in the stream, the first and the last.
+        is_final: the round ends its session.
     """
 
     session_id: str
@@ -56,6 +57,7 @@ class RoundResult:
     ending: Ending = Ending.LOST
     detail: str = ""
     records: list[dict[str, Any]] = field(default_factory=list)
+    is_final: bool = False
 
     @property
     def ttft_s(self) -> float | None:
@@ -87,6 +89,11 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
+    def open_sessions(self) -> list[str]:
+        """Sessions whose last round did not end them, because it was no final one or did not complete."""
+        last = {result.session_id: result for result in self.results}
+        return [name for name, result in last.items() if not (result.is_final and result.ending is Ending.COMPLETED)]
+
     def next_url(self) -> str:
         """The frontends take turns."""
         self._turns += 1
@@ -105,7 +112,7 @@ class Client:
         on_token: Callable[[RoundResult], None] = lambda _: None,
     ) -> RoundResult:
         """Send one round and judge what comes of it. Being cancelled counts as a client that leaves."""
-        result = RoundResult(session_id, time.monotonic())
+        result = RoundResult(session_id, time.monotonic(), is_final=is_final)
         self.results.append(result)
         expected = self._expected.text(self._expected.output(prompt, output_tokens))
         body = completion(list(prompt), max_tokens=output_tokens, stream=True, temperature=0, **options)

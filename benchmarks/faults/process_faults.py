@@ -35,8 +35,7 @@ async def _restart_workers(scene: Scene) -> None:
         graph = scene.graph
         for kind in ("prefill", "decode"):
             for member in graph.of(kind):
-                started = graph.start(kind)
-                await graph.until_ready(started)
+                started = await graph.started(kind)
                 _note_weights(scene, [started])
                 await graph.end(member, signal.SIGTERM)
 
@@ -62,9 +61,7 @@ async def _add_foreign(scene: Scene) -> None:
     _note_weights(scene, graph.workers)
     other = other_weights(graph.model, graph.folder)
     model = other if graph.worker_model == graph.model else graph.model
-    scene.kept["foreign"] = [graph.start(kind, model) for kind in ("prefill", "decode")]
-    for member in scene.kept["foreign"]:
-        await graph.until_ready(member)
+    scene.kept["foreign"] = [await graph.started(kind, model) for kind in ("prefill", "decode")]
     _note_weights(scene, scene.kept["foreign"])
 
 

@@ -49,6 +49,7 @@ def report(result: SoakResult) -> str:
     parts = [
         f"{result.minutes:g} minutes, seed {result.seed}: {', '.join(rounds)}.",
         f"{result.events.total()} events, {result.missed} of them after their moment: {', '.join(events)}.",
+        f"{len(result.ended_late)} sessions were ended by the harness, because their event or their last round failed.",
         *[f"Failed {count} times: {text}" for text, count in result.errors.most_common(10)],
         *[f"VIOLATION: {text}" for text in result.violations],
         table(result.trends),

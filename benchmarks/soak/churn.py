@@ -29,7 +29,7 @@ async def change(graph: LiveGraph, what: Change, elders: Collection[Member], rng
     kind = rng.choice(_KINDS)
     workers = graph.of(kind)
     if what is Change.ADDED and len(workers) < _MOST:
-        await graph.until_ready(graph.start(kind))
+        await graph.started(kind)
     else:
         leaving = rng.choice([member for member in workers if member not in elders])
         await graph.end(leaving, signal.SIGKILL if what is Change.KILLED else signal.SIGTERM)

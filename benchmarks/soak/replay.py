@@ -18,26 +18,53 @@ LONGEST_GAP_S = 0.25
 
 
 class ReplayedLoad(RunningAgents):
-    """`stop` lets each agent end its session with its next round."""
+    """`stop` lets each agent end its session with its next round, and so does `rest` until `go_on`."""
 
     def __init__(self, client: Client, expected: ExpectedTokens, agents: int, seed: int) -> None:
         super().__init__()
         self._client = client
         self._expected = expected
         self._sessions = load_trace(TRACE)
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+        self._replaying = 0
+        self._has_rest = asyncio.Event()
         self._start(self._run(number, seed) for number in range(agents))
 
     async def _run(self, number: int, seed: int) -> None:
         rng = random.Random(f"{seed} {number}")
         for session in count():
+            await self._may_begin.wait()
             if self._is_over.is_set():
                 return
             agent = Agent(self._client, self._expected, f"soak-{number}-{session}", rng)
-            await self._replay(agent, rng.choice(self._sessions), rng)
+            self._replaying += 1
+            try:
+                await self._replay(agent, rng.choice(self._sessions), rng)
+            finally:
+                self._replaying -= 1
+                if not self._replaying:
+                    self._has_rest.set()
+
+    async def rest(self) -> None:
+        """Let all agents end their sessions, and wait until they have."""
+        self._may_begin.clear()
+        while self._replaying:
+            self._has_rest.clear()
+            await self._has_rest.wait()
+
+    def go_on(self) -> None:
+        """Let the agents begin sessions again."""
+        self._may_begin.set()
+
+    async def stop(self) -> None:
+        self.go_on()
+        await super().stop()
 
     async def _replay(self, agent: Agent, session: Session, rng: random.Random) -> None:
         for item in session.rounds:
-            is_final = item is session.rounds[-1] or self._is_over.is_set()
+            is_last = item is session.rounds[-1]
+            is_final = is_last or self._is_over.is_set() or not self._may_begin.is_set()
             await agent.round(_share(item.incr_tokens), _share(item.output_tokens), is_final=is_final)
             if is_final:
                 return

@@ -16,13 +16,16 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.faults.cluster import LiveGraph, Member
-from benchmarks.soak.trend import Point
+from benchmarks.soak.trend import OTHER_SIZE, Point
 
 REDIS = "redis"
 _ANSWER_S = 2.0
 """A process that is stopped does not answer; its next sample has the figures again."""
 _NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors")
 _KIB = 1024
+
+_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue")
+"""Figures that follow the number of workers, which churn changes. They have another name then."""
 
 
 class Sampler:
@@ -59,9 +62,13 @@ class Sampler:
     async def _run(self) -> None:
         while True:
             due_s = time.monotonic() + self._interval_s
-            members = [member for member in self._graph.members if member.is_ready and member.is_running]
-            await asyncio.gather(*(self._sample(member) for member in members), self._sample_redis())
+            await self.take()
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+    async def take(self) -> None:
+        """Take a sample of each process now."""
+        members = [member for member in self._graph.members if member.is_ready and member.is_running]
+        await asyncio.gather(*(self._sample(member) for member in members), self._sample_redis())
 
     async def _sample(self, member: Member) -> None:
         with suppress(OSError):  # it has ended meanwhile
@@ -86,8 +93,9 @@ class Sampler:
 
     def _add(self, process: str, figures: dict[str, float]) -> None:
         at_s = time.monotonic()
+        other_size = "" if self._graph.has_usual_size else OTHER_SIZE
         for figure, value in figures.items():
-            self.series[process, figure].append((at_s, value))
+            self.series[process, figure + other_size * (figure in _PER_WORKER)].append((at_s, value))
         if self.file is not None:
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"at_s": at_s - self.start_s, "process": process, **figures}) + "\n")

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ampd.page_keys import PAGE_TOKENS
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import KINDS, MODELLED, LiveGraph, Member, live_graph
 from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.invariants import check_endings, check_owners
-from benchmarks.faults.load import Client
+from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import Moment, Stage
 from benchmarks.faults.strike import strike
 from benchmarks.faults.tokens import expected_tokens
 from benchmarks.soak.churn import Change, change
 from benchmarks.soak.replay import ReplayedLoad
 from benchmarks.soak.sampling import REDIS, Sampler
-from benchmarks.soak.trend import Trend, trends
+from benchmarks.soak.trend import WINDOWS, Trend, trends
 
 BOUND_S = 30.0
 """A round that has no end after this time is lost."""
@@ -35,6 +38,8 @@ CHURN_SHARE = 0.3
 LONGEST_PAUSE_S = 3.0
 """Between two events."""
 INTERVAL_S = 5.0
+REST_AFTER_WINDOWS = 0.5
+"""The load rests after this share of a window of the trends, so that each window has a sample without sessions."""
 SMALL_STORES = ("--kv-store-tokens", "32768", "--kv-capacity-tokens", "16384")
 """Stores that are full after a minute or two, so that the second half has no cache that still fills."""
 
@@ -50,6 +55,8 @@ class SoakResult:
     Attributes:
         events: by name; those that missed their moment are counted in `missed` as well.
         rounds: by ending. errors: the beginnings of the texts of rounds that failed clearly, with their number.
+        ended_late: sessions that were still open when the load rested, because the event that they belonged to had
+            failed, or because their last round had. The harness has then ended them.
         violations: of the invariants, with what was left behind at the end.
         trends: of the processes that lived through the second half.
     """
@@ -60,6 +67,7 @@ class SoakResult:
     missed: int = 0
     rounds: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    ended_late: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     trends: list[Trend] = field(default_factory=list)
 
@@ -88,7 +96,7 @@ async def soak(
         await runner.start()
         run = _Run(graph, SoakResult(minutes, seed), list(faults.values()))
         async with Sampler(graph, interval_s, samples) as sampler:
-            await run.until_over()
+            await run.until_over(sampler)
         result = run.result
         result.violations += await runner.violations_of_rest()
         elders = [*(member.name for member in run.elders), REDIS]
@@ -115,14 +123,23 @@ class _Run:
         urls: Callable[[], list[str]] = lambda: [each.url for each in graph.of("frontend") if each.is_ready]  # noqa: E731
         self._client = Client(urls, self._expected, BOUND_S)
 
-    async def until_over(self) -> None:
-        end_s = time.monotonic() + 60.0 * self.result.minutes
+    async def until_over(self, sampler: Sampler) -> None:
+        duration_s = 60.0 * self.result.minutes
+        rested_s = time.monotonic()
+        end_s = rested_s + duration_s
         load = ReplayedLoad(self._client, self._expected, AGENTS, self.result.seed)
         try:
             while time.monotonic() < end_s:
                 await self._event()
+                if time.monotonic() >= rested_s + REST_AFTER_WINDOWS * duration_s / 2 / WINDOWS:
+                    await load.rest()
+                    await self._end_open_sessions()
+                    await sampler.take()
+                    load.go_on()
+                    rested_s = time.monotonic()
                 await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             await load.stop()
+            await self._end_open_sessions()
         except BaseException:
             await load.cancel()
             raise
@@ -143,11 +160,29 @@ class _Run:
             await event
         except Exception as error:
             self._violated(name, f"the graph did not come back: {error!r}")
+            with suppress(RuntimeError, TimeoutError):
+                await self._restore()
         for number, member in enumerate(self.elders):
             if not member.is_running:
                 self._violated(name, f"{member.name} ended: {member.log.read_text()[-1000:]}")
                 await self._graph.replace_ended()
                 self.elders[number] = self._graph.of(member.kind)[0]
+
+    async def _end_open_sessions(self) -> None:
+        """End what a failed event left open, so that only the product's own leaks are left."""
+        for session_id in self._client.open_sessions():
+            self.result.ended_late.append(session_id)
+            agent = Agent(self._client, self._expected, session_id, random.Random(session_id))
+            await agent.round(PAGE_TOKENS, 1, is_final=True)
+
+    async def _restore(self) -> None:
+        """After a failed event: end the workers that it has added, and start those that are missing."""
+        graph = self._graph
+        for member in graph.workers:
+            if member.model != graph.worker_model:
+                await graph.end(member, signal.SIGTERM)
+        await graph.replace_ended()
+        await graph.until_whole()
 
     def _violated(self, event: str, text: str) -> None:
         print(f"    VIOLATION: {text}", file=sys.stderr, flush=True)

@@ -37,10 +37,13 @@ COUNT_BOUND = Bound(absolute=1.0, share=0.05)
 NOT_JUDGED = "PSS bytes"
 """The share of memory depends on how many processes share it."""
 
+OTHER_SIZE = ", other number of workers"
+"""End of the name of a figure that was taken while more or fewer workers ran than at the start. It is not judged."""
+
 
 def bound_of(figure: str) -> Bound | None:
     """None: the figure is not judged."""
-    if figure == NOT_JUDGED:
+    if figure == NOT_JUDGED or figure.endswith(OTHER_SIZE):
         return None
     if figure.endswith("bytes"):
         return MEMORY_BOUND
@@ -97,11 +100,15 @@ def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, en
     """
     half_s = (start_s + end_s) / 2
     tolerance_s = (end_s - start_s) / 10
+    halves = {key: [point for point in points if point[0] >= half_s] for key, points in series.items()}
+    lived = {
+        process
+        for (process, _), second in halves.items()
+        if second and second[0][0] - half_s <= tolerance_s and end_s - second[-1][0] <= tolerance_s
+    }
     found = []
-    for (process, figure), points in series.items():
-        second = [point for point in points if point[0] >= half_s]
-        lived = len(second) >= _LEAST_POINTS and second[0][0] - half_s <= tolerance_s
-        if not lived or end_s - second[-1][0] > tolerance_s:
+    for (process, figure), second in halves.items():
+        if process not in lived or len(second) < _LEAST_POINTS:
             continue
         values = [value for _, value in second]
         typical = median(values)

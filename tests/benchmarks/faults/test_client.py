@@ -107,3 +107,16 @@ async def test_a_round_without_an_end_is_lost(expected: ExpectedTokens) -> None:
     text = expected.text(expected.output(PROMPT, TOKENS))
     result = await outcome(expected, event(text[:5]), length=10_000, hangs=True, bound_s=0.3)
     assert (result.ending, result.detail) == (Ending.LOST, "no end within 0.3 s")
+
+
+async def test_sessions_whose_last_round_did_not_end_them_are_open(expected: ExpectedTokens) -> None:
+    client = Client(list, expected, 20.0)
+    ended = RoundResult("ended", 0.0, ending=Ending.COMPLETED, is_final=True)
+    client.results += [
+        RoundResult("ended", 0.0, ending=Ending.COMPLETED),
+        RoundResult("failed", 0.0, ending=Ending.FAILED, is_final=True),
+        RoundResult("left", 0.0, ending=Ending.LEFT),
+        ended,
+    ]
+    assert client.open_sessions() == ["failed", "left"]
+    await client.close()

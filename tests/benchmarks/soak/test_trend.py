@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.soak.trend import Point, slope, trends
+from benchmarks.soak.trend import OTHER_SIZE, Point, slope, trends
 
 MINUTES = 30
 
@@ -44,3 +44,13 @@ def test_a_cache_that_was_filled_in_the_first_half_is_flat() -> None:
 def test_only_processes_that_lived_through_the_second_half_count() -> None:
     assert growing("descriptors", series(lambda at_s: at_s, first_s=1200)) == []
     assert growing("descriptors", series(lambda at_s: at_s)[:-60]) == []
+
+
+def test_a_figure_of_another_number_of_workers_is_listed_and_not_judged() -> None:
+    """Connections follow the number of workers: only those of the usual number show a leak."""
+    at_rest = [point for point in series(lambda _: 20.0) if 300 < point[0] % 600 < 540]
+    with_more = [(at_s, 20.0 + at_s / 300) for at_s, _ in series(lambda _: 0.0) if not 300 < at_s % 600 < 540]
+    points = {("decode-1", "sockets"): at_rest, ("decode-1", f"sockets{OTHER_SIZE}"): with_more}
+    found = trends(points, 0.0, MINUTES * 60.0)
+    assert {each.figure: each.bound is None for each in found} == {"sockets": False, f"sockets{OTHER_SIZE}": True}
+    assert not any(each.is_growing for each in found)
