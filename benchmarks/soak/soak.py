@@ -29,6 +29,7 @@ from benchmarks.soak.churn import Change, change
 from benchmarks.soak.replay import ReplayedLoad
 from benchmarks.soak.sampling import REDIS, Sampler
 from benchmarks.soak.trend import WINDOWS, Trend, trends
+from tests.waiting import until
 
 BOUND_S = 30.0
 """A round that has no end after this time is lost."""
@@ -40,6 +41,7 @@ LONGEST_PAUSE_S = 3.0
 INTERVAL_S = 5.0
 REST_AFTER_WINDOWS = 0.5
 """The load rests after this share of a window of the trends, so that each window has a sample without sessions."""
+RELEASED_WITHIN_S = 10.0
 SMALL_STORES = ("--kv-store-tokens", "32768", "--kv-capacity-tokens", "16384")
 """Stores that are full after a minute or two, so that the second half has no cache that still fills."""
 
@@ -134,6 +136,7 @@ class _Run:
                 if time.monotonic() >= rested_s + REST_AFTER_WINDOWS * duration_s / 2 / WINDOWS:
                     await load.rest()
                     await self._end_open_sessions()
+                    await self._until_released()
                     await sampler.take()
                     load.go_on()
                     rested_s = time.monotonic()
@@ -174,6 +177,19 @@ class _Run:
             self.result.ended_late.append(session_id)
             agent = Agent(self._client, self._expected, session_id, random.Random(session_id))
             await agent.round(PAGE_TOKENS, 1, is_final=True)
+
+    async def _until_released(self) -> None:
+        """Wait until the workers have dropped the sessions that have ended. What is left after that is a leak."""
+
+        async def is_released() -> bool:
+            try:
+                figures = await self._graph.figures()
+            except (OSError, ValueError):
+                return False
+            return not any(view.get("session tokens") for view in figures.values())
+
+        with suppress(TimeoutError):
+            await until(is_released, RELEASED_WITHIN_S, poll_s=0.2)
 
     async def _restore(self) -> None:
         """After a failed event: end the workers that it has added, and start those that are missing."""
