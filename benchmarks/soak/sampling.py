@@ -42,6 +42,7 @@ class Sampler:
         self.start_s = self.end_s = time.monotonic()
         self._graph = graph
         self._interval_s = interval_s
+        self._is_over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Sampler:
@@ -55,15 +56,17 @@ class Sampler:
         """End, and raise the error that ended it before."""
         self.end_s = time.monotonic()
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        # Not cancelled: a Redis client whose end is cancelled leaves its connection open.
+        self._is_over.set()
+        await self._task
 
     async def _run(self) -> None:
-        while True:
+        while not self._is_over.is_set():
             due_s = time.monotonic() + self._interval_s
             await self.take()
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
+                    await self._is_over.wait()
 
     async def take(self) -> None:
         """Take a sample of each process now."""
