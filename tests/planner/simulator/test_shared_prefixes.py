@@ -17,14 +17,7 @@ from workloads.trace import Session, SharedPrefix
 
 from .lab import LOCAL, REMOTE, WatchedMemory, clusters, options, policies, run, session, sharing_session_lists, single
 from .lab import watched_memories as watched
-from .test_simulate import (
-    Case,
-    a_run_lasts_until_its_last_token,
-    a_worker_computes_one_thing_at_a_time,
-    each_round_ends_exactly_once,
-    no_effect_comes_before_its_cause,
-    the_gaps_between_tokens_are_the_time_between_first_and_last_tokens,
-)
+from .test_simulate import Case, the_rules_of_every_cluster_hold
 from .test_simulate_store import with_stores
 
 TIMELINE = SimulationOptions(keeps_timeline=True)
@@ -168,20 +161,9 @@ def test_the_rules_hold_where_sessions_share(data: st.DataObject) -> None:
     case = Case(data.draw(sharing_session_lists()), cluster, data.draw(policies), how)
     with watched() as memories:
         done = case.run()
-    again = case.run()
-    each_round_ends_exactly_once(case, done)
-    no_effect_comes_before_its_cause(case, done)
-    the_gaps_between_tokens_are_the_time_between_first_and_last_tokens(done)
-    a_run_lasts_until_its_last_token(done)
-    a_worker_computes_one_thing_at_a_time(done)
+    the_rules_of_every_cluster_hold(case, done)
     assert memories
     assert all(not memory.held and not memory._keepers and not memory.session_tokens for memory in memories)
-    assert (done.rounds, done.gaps, done.timeline, done.kv_store) == (
-        again.rounds,
-        again.gaps,
-        again.timeline,
-        again.kv_store,
-    ), "same seed"
 
 
 def test_least_kv_prefers_the_worker_with_the_prefix() -> None:

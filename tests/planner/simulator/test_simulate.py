@@ -63,17 +63,27 @@ def test_the_rules_hold_in_every_run(kind: str, data: st.DataObject) -> None:
     case = data.draw(cases[kind])
     with watched_memories() as memories:
         done = case.run()
-    again = case.run()
-    each_round_ends_exactly_once(case, done)
-    no_effect_comes_before_its_cause(case, done)
+    the_rules_of_every_cluster_hold(case, done)
     evicted = {session_id for memory in memories for session_id in memory.evicted_sessions}
     a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(case, done, evicted)
+    a_remote_round_reads_computes_returns_and_decodes_in_this_order(case, done)
+    kv_is_gone_at_the_end(memories)
+
+
+def the_rules_of_every_cluster_hold(case: Case, done: SimulationRun) -> None:
+    """With or without KV stores and shared prefixes."""
+    each_round_ends_exactly_once(case, done)
+    no_effect_comes_before_its_cause(case, done)
     the_gaps_between_tokens_are_the_time_between_first_and_last_tokens(done)
     a_run_lasts_until_its_last_token(done)
     a_worker_computes_one_thing_at_a_time(done)
-    a_remote_round_reads_computes_returns_and_decodes_in_this_order(case, done)
-    kv_is_gone_at_the_end(memories)
-    assert (done.rounds, done.gaps, done.timeline) == (again.rounds, again.gaps, again.timeline), "same seed"
+    again = case.run()
+    assert (done.rounds, done.gaps, done.timeline, done.kv_store) == (
+        again.rounds,
+        again.gaps,
+        again.timeline,
+        again.kv_store,
+    ), "same seed"
 
 
 def each_round_ends_exactly_once(case: Case, done: SimulationRun) -> None:
