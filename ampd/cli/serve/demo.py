@@ -48,7 +48,7 @@ SCENES = {
         ),
         replay=("--rate", "2", "--limit", "40", "--ttft", "0.5", "--itl", "0.05"),
         note="the engines slept as long as the performance model says of Qwen3-32B on H20, four GPUs per "
-        "worker; everything else is real",
+        "worker; everything else is real, so that a machine that is busy with other programs misses targets",
     ),
 }
 TRACE = "tau-bench-airline"
