@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ampd.policies.base import Considered, PoolsSituation, RoleChange, TriedRoles
 from ampd.policies.registry import Policy, register
-from ampd.recent_load import latest_rounds, met_and_missed
+from ampd.recent_load import latest_rounds, met_and_missed, rounds_since
 from ampd.types import Role
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ class LookAheadPools(Policy):
     Rule:
 
     1. Nothing is tried while more than `content` of the rounds of the last 30 s met their targets, and none within
-       `cooldown_s` of a change.
-    2. The latest rounds, `rounds_per_worker` for each worker, are served again by the simulator, with arrivals and
-       pauses `stress` times as short: under the present roles, with one worker and with a quarter of the workers moved
-       either way, and with all workers decoding, which is co-located serving.
+       `cooldown_s` of a change. If fewer than 20 rounds ended in 30 s, those of the last five minutes count.
+    2. The latest rounds, `rounds_per_worker` for each worker and at least those of the last 15 s (at most 5000), are
+       served again by the simulator, with arrivals and pauses `stress` times as short: under the present roles, with
+       one worker and with a quarter of the workers moved either way, and with all workers decoding, which is
+       co-located serving. If the present roles attain so much that none could gain, no others are tried.
     3. The best roles are taken if they attain `gain` more than the present ones, and if the difference is not chance
        (two standard deviations of the rounds that only one of the two met). The attainment is the mean of that of the
        rounds and that of the sessions.
@@ -56,10 +57,11 @@ class LookAheadPools(Policy):
         now_s = situation.now_s
         if now_s - situation.changed_s < self.cooldown_s:
             return ()
-        met, missed = met_and_missed(situation.load, now_s, _RECENT_S, situation.slo.ttft_s)
-        if met + missed < _LEAST_ROUNDS or met > self.content * (met + missed):
-            return ()
-        return self._look(situation)
+        for last_s in (_RECENT_S, self.load_s):
+            met, missed = met_and_missed(situation.load, now_s, last_s, situation.slo.ttft_s)
+            if met + missed >= _LEAST_ROUNDS:
+                return () if met > self.content * (met + missed) else self._look(situation)
+        return ()
 
     def _look(self, situation: PoolsSituation) -> Considered:
         # Every process of a graph imports all policies. Only the one that looks needs the simulator.
@@ -67,16 +69,23 @@ class LookAheadPools(Policy):
         from planner.look_ahead.recorded import recorded_load
         from planner.look_ahead.replay import replay
 
-        most_rounds = min(self.rounds_per_worker * len(situation.workers), _MOST_ROUNDS)
-        recorded = recorded_load(latest_rounds(situation.load, most_rounds), self.stress)
+        recorded = recorded_load(latest_rounds(situation.load, self._most_rounds(situation)), self.stress)
         now, *others = candidate_roles(situation.workers, situation.model)
         present = replay(recorded, now, situation)
+        if present.share > 1 - self.gain:
+            others = []
         replays = [(roles, replay(recorded, roles, situation)) for roles in others]
         tried = [TriedRoles(in_words(now), present.share, is_now=True)]
         tried += [TriedRoles(in_words(roles), each.share) for roles, each in replays]
         changes = self._changes(now, present, replays)
         is_chance = not changes and any(each.gains(present, self.gain) for _, each in replays)
         return Considered(changes, tried, recorded.rounds, is_chance=is_chance)
+
+    def _most_rounds(self, situation: PoolsSituation) -> int:
+        """How many rounds are served again. A few seconds of a high load would not show that it is too much."""
+        recent = rounds_since(situation.load, situation.now_s - _LEAST_SPAN_S)
+        least = sum(len(rounds) for rounds in recent.values())
+        return min(max(self.rounds_per_worker * len(situation.workers), least), _MOST_ROUNDS)
 
     def _changes(self, now: Roles, present: Replay, replays: Sequence[tuple[Roles, Replay]]) -> Sequence[RoleChange]:
         better = [(roles, each) for roles, each in replays if each.is_better_than(present, self.gain)]
@@ -91,5 +100,7 @@ class LookAheadPools(Policy):
 _RECENT_S = 30.0
 """Rounds that ended within this time count for `content`."""
 _LEAST_ROUNDS = 20
-"""With fewer rounds nothing is known."""
+"""With fewer rounds nothing is known. Long sessions at a low rate need minutes to have this many."""
+_LEAST_SPAN_S = 15.0
+"""A shortage of a few percent shows in the queues only after this time."""
 _MOST_ROUNDS = 5000

@@ -70,8 +70,36 @@ def test_it_looks_at_nothing_soon_after_a_change_and_without_rounds() -> None:
     assert POLICY.change(situation(few)) == ()
 
 
+def test_slow_rounds_count_for_minutes() -> None:
+    """Long sessions at a low rate: 20 rounds do not end within 30 s."""
+    slow = {
+        name: [replace(item, sent_s=40 * item.sent_s, ended_s=40 * item.sent_s + 9.0) for item in rounds]
+        for name, rounds in list(LONG_PREFILLS.items())[:40]
+    }
+    asked = replace(situation(slow), now_s=210.0)
+    found = POLICY.change(asked)
+    assert isinstance(found, Considered)
+    assert found.rounds == 40
+
+
+def test_a_high_load_is_served_again_for_as_long_as_it_takes_to_show_a_shortage() -> None:
+    policy = LookAheadPools(rounds_per_worker=1)
+    found = policy.change(situation(LONG_PREFILLS))
+    assert isinstance(found, Considered)
+    assert found.rounds == 80
+    assert list(found)
+
+
+def test_it_tries_no_others_if_the_present_roles_would_serve_all() -> None:
+    short = {name: [replace(item, prompt_tokens=100) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
+    found = POLICY.change(situation(short))
+    assert isinstance(found, Considered)
+    assert [tried.is_now for tried in found.tried] == [True]
+    assert not found.is_chance
+
+
 def test_it_stays_where_nothing_else_is_better() -> None:
-    found = POLICY.change(situation(LONG_PREFILLS, prefill=3, decode=1))
+    found = LookAheadPools(stress=2.5).change(situation(LONG_PREFILLS, prefill=0, decode=4))
     assert isinstance(found, Considered)
     assert list(found) == []
     assert len(found.tried) > 1
