@@ -32,12 +32,8 @@ def write_plots(path: Path, standings: Standings, groups: Groups) -> None:
     """Write the page. Raises `RunError` if the file cannot be written."""
     everything = list(dict.fromkeys(setting for settings in groups.values() for setting in settings))
     sections = [
-        *(
-            _bars(standings, everything, criterion)
-            for criterion in ("rounds", "sustained_rounds", "sustained_sessions")
-        ),
-        *_multiples(standings, everything, "rounds"),
-        *_multiples(standings, everything, "sessions"),
+        *(_bars(standings, everything, criterion) for criterion in TITLES),
+        *(section for criterion in TITLES for section in _multiples(standings, everything, criterion)),
     ]
     lead = (
         f"Simulated, not measured. Goodput: the highest session rate at which {TARGET:.0%} of the rounds (or sessions) "
@@ -87,7 +83,7 @@ def _multiples(standings: Standings, settings: Sequence[Setting], criterion: str
     for setting in settings:
         lines = _lines(standings, setting, criterion)
         yield Section(
-            f"{setting.name}: {criterion}",
+            f"{setting.name}: {TITLES[criterion]}",
             svg=svg(partial(_draw, lines=lines, criterion=criterion), HALF_CARD),
             is_half=True,
         )
@@ -115,5 +111,5 @@ def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], cr
     axes.axhline(TARGET, color=TARGET_COLOUR, linestyle="--", linewidth=1.0)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
-    axes.set_ylabel(f"{criterion} attained")
+    axes.set_ylabel(f"{criterion.removeprefix('sustained_')} attained")
     legend_above(axes, columns=3)

@@ -14,8 +14,6 @@ from benchmarks.policies.standings import Groups, Standings
 from planner.intervals import Interval, geometric_mean
 
 TITLES = {
-    "rounds": "goodput of rounds",
-    "sessions": "goodput of sessions",
     "sustained_rounds": "sustained goodput of rounds",
     "sustained_sessions": "sustained goodput of sessions",
 }

@@ -168,12 +168,12 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
         standings = bench.standings(field, condition)
         for each in field:
             shares = [_retained(bench, usual, standings, each, criterion) for criterion in CRITERIA]
-            versus = [relative(standings, bench.settings, each, criterion) for criterion in (_CHOSEN_BY, "rounds")]
+            versus = relative(standings, bench.settings, each, _CHOSEN_BY)
             rows.append(
-                [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, *versus))]
+                [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, versus))]
             )
     yield "Remaining share of the usual goodput, geometric mean over the settings, and goodput as a share of ours:"
-    yield markdown(["", "", *TITLES.values(), "sustained rounds, share of ours", "rounds, share of ours"], rows)
+    yield markdown(["", "", *TITLES.values(), "sustained rounds, share of ours"], rows)
     for condition in conditions:
         standings = bench.standings(field, condition)
         yield f"{condition.name}: {TITLES[_CHOSEN_BY]}, sessions per second, and as a share of ours:"

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.best_layouts`: ours from an even split, against the best that other layouts and rivals do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+
+from ampd.documents import check_writable
+from ampd.errors import UserError, guarded
+from ampd.settings import Settings, parse_settings
+from benchmarks.best_layouts.entries import all_settings
+from benchmarks.best_layouts.search import Outcome, Searcher, first_outcome, further_outcome
+from benchmarks.best_layouts.table import tables
+from benchmarks.policies.campaign import Ledger
+from benchmarks.policies.report import check_markers, put_between_markers
+from benchmarks.policies.settings import Setting
+
+PROG = "python -m benchmarks.best_layouts"
+_MARKER = "best layouts"
+_QUICK_S = 30.0
+
+
+class BestLayoutsSettings(Settings):
+    """Search the sustained goodput of ours from an even split, and of rivals and our parts on their best layouts."""
+
+    only: str | None = Field(None, description="Only settings whose names contain one of these, comma-separated.")
+    seeds: int = Field(3, ge=1, le=100, description="Seeds of arrivals and lengths; the first one chooses layouts.")
+    precision: float = Field(1.05, gt=1, le=2, description="Factor up to which a highest rate is searched.")
+    quick: bool = Field(False, description="One seed, 30 s of arrivals, precision 1.15: minutes, and no result.")
+    data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
+    write: Path | None = Field(None, description="Document whose marked part is replaced; default: print the tables.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Search setting by setting, all of them with the first seed before the next seed, with tables after each.
+
+    Raises:
+        UserError: wrong flags, no such setting, a document without markers, a data file of something else.
+    """
+    options = parse_settings(BestLayoutsSettings, argv, PROG)
+    check_writable(options.data, options.write)
+    if options.write:
+        check_markers(options.write, [_MARKER])
+    settings = _chosen(options)
+    searcher = Searcher(Ledger(options.data), 1.15 if options.quick else options.precision, _report)
+    outcomes: dict[Setting, list[Outcome]] = {}
+    for seed in range(1 if options.quick else options.seeds):
+        for setting in settings:
+            _report(f"{setting.name} {setting.gpu}, seed {seed}")
+            if seed:
+                outcomes[setting].append(further_outcome(searcher, setting, seed, outcomes[setting][0]))
+            else:
+                outcomes[setting] = [first_outcome(searcher, setting)]
+            if options.write:
+                put_between_markers(options.write, _MARKER, tables(outcomes))
+    if not options.write:
+        print(tables(outcomes))
+    return 0
+
+
+def _chosen(options: BestLayoutsSettings) -> list[Setting]:
+    parts = [part.strip() for part in options.only.split(",")] if options.only else [""]
+    chosen = [each for each in all_settings() if any(part in f"{each.name} {each.gpu}" for part in parts)]
+    if not chosen:
+        raise UserError(f"--only: no setting's name contains {options.only!r}")
+    return [replace(each, duration_s=_QUICK_S) for each in chosen] if options.quick else chosen
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: run(sys.argv[1:])))

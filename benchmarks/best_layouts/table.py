@@ -1,0 +1,85 @@
+"""The tables of the page: ours against the best rival and against the best of our own parts, by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from benchmarks.best_layouts.entries import OURS_FROM_EVEN
+from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
+from benchmarks.policies.report import goodput_text, markdown, ratio_text
+from benchmarks.policies.settings import Setting
+from planner.intervals import geometric_interval, geometric_mean, mean_interval
+
+Outcomes = Mapping[Setting, Sequence[Outcome]]
+"""By setting: an outcome per seed."""
+_RECOMMENDED = OURS_FROM_EVEN[0].label
+
+
+def tables(outcomes: Outcomes) -> str:
+    """All tables, in Markdown."""
+    parts = ["### Summary", summary_table(outcomes)]
+    for criterion, name in CRITERIA.items():
+        parts += [f"### Sustained goodput of {name}, sessions per second", setting_table(outcomes, criterion)]
+        parts += [f"### The same as a share of the best, by start of ours ({name})", starts_table(outcomes, criterion)]
+    return "\n\n".join(parts)
+
+
+def summary_table(outcomes: Outcomes) -> str:
+    """Geometric mean, lowest ratio and count of losses over the settings."""
+    rows = []
+    for criterion, name in CRITERIA.items():
+        for contestant in OURS_FROM_EVEN:
+            row = [f"{contestant.label}, {name}"]
+            for kind in (RIVAL, PARTS):
+                ratios = [
+                    ratio[0] for each in outcomes.values() if (ratio := _ratio(each, contestant.label, kind, criterion))
+                ]
+                below = sum(ratio < 0.995 for ratio in ratios)
+                row += (
+                    [f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", f"{below} of {len(ratios)}"]
+                    if ratios
+                    else ["-"] * 3
+                )
+            rows.append(row)
+    heads = [f"/ {kind}, {what}" for kind in (RIVAL, PARTS) for what in ("mean", "lowest", "below 1")]
+    return markdown(["ours, from the even split", *heads], rows)
+
+
+def setting_table(outcomes: Outcomes, criterion: str) -> str:
+    """What is recommended, against the best rival and the best of our parts."""
+    rows = []
+    for setting, seeds in outcomes.items():
+        mine = mean_interval([each.ours[_RECOMMENDED][criterion] for each in seeds])
+        row = [f"{setting.name} {setting.gpu}", str(len(seeds)), goodput_text(mine)]
+        for kind in (RIVAL, PARTS):
+            values = [each.best[kind][criterion].rate for each in seeds]
+            label = seeds[0].best[kind][criterion].entry.label if any(values) else ""
+            row += [
+                f"{goodput_text(mean_interval(values))} {label}".strip(),
+                ratio_text(_ratio(seeds, _RECOMMENDED, kind, criterion)),
+            ]
+        rows.append(row)
+    return markdown(["setting", "seeds", "ours", RIVAL, "ours / rival", PARTS, "ours / parts"], rows)
+
+
+def starts_table(outcomes: Outcomes, criterion: str) -> str:
+    """Every way in which ours can start, over the best of our parts."""
+    rows = [
+        [
+            f"{setting.name} {setting.gpu}",
+            *(ratio_text(_ratio(seeds, each.label, PARTS, criterion)) for each in OURS_FROM_EVEN),
+        ]
+        for setting, seeds in outcomes.items()
+    ]
+    return markdown(["setting", *(each.label for each in OURS_FROM_EVEN)], rows)
+
+
+def _ratio(seeds: Sequence[Outcome], label: str, kind: str, criterion: str) -> tuple[float, float, float] | None:
+    """(ours / the best one's, ends of the 95 % interval), seed by seed; None: the best one carries nothing."""
+    pairs = [(each.ours[label][criterion], each.best[kind][criterion].rate) for each in seeds]
+    if not sum(theirs for _, theirs in pairs):
+        return None
+    if min(map(min, pairs)) > 0:
+        return geometric_interval([mine / theirs for mine, theirs in pairs])
+    return sum(mine for mine, _ in pairs) / sum(theirs for _, theirs in pairs), 0.0, inf
