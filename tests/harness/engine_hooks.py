@@ -71,3 +71,18 @@ def delay_rank(rank: int, longest_s: float) -> None:
 
     patches: Any = RankLink, PageLoader
     patches[0].__init__, patches[0]._answer, patches[1]._copy = make_slow, answer_late, copy_late
+
+
+def delay_loads(longest_s: float) -> None:
+    """Let the copies of each request's pages to the device begin late: a layer that does not wait for its own shows."""
+    from workers.kv.rank_process.page_loader import PageLoader
+
+    copy = PageLoader._copy
+    rng = random.Random(1)
+
+    def copy_late(loader: PageLoader, *args: Any) -> None:
+        time.sleep(rng.uniform(0, longest_s))
+        copy(loader, *args)
+
+    patched: Any = PageLoader
+    patched._copy = copy_late

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -239,7 +239,8 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not() 
 @pytest.mark.long
 def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPD_KV_CHECKSUMS", "1")
-    with serving("--engine", "sglang", "--routing", "always-remote") as graph:
+    flags = ["--prefill", "1", "--prefill-tp", "2", "--decode", "1", "--decode-tp", "1"]
+    with serving("--engine", "sglang", "--routing", "always-remote", *flags) as graph:
         result = replay(graph.url, tmp_path, "--limit", "2", "--time-scale", "0", "--ttft", "60", "--itl", "60")
         assert result["errors"] == 0
         assert result["routes"] == {"local": 0, "remote": result["rounds"]}
@@ -249,9 +250,44 @@ def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path, monke
         assert moved["history"] > 0
         assert moved["increment"] > 0
         assert result["attainment"] == {"rounds": 1.0, "sessions": 1.0}
+        _a_session_gets_the_tokens_of_one_engine(graph.url)
         _what_cannot_be_carried_stays_local(graph.url)
         tree = graph.tree
     _wait_gone(tree)
+
+
+def _a_session_gets_the_tokens_of_one_engine(url: str) -> None:
+    """Remote rounds read KV in both directions, and give what the decode worker gives alone.
+
+    A penalty keeps a round local, and this one is too small to change anything. A tenant's KV is used by no other.
+    """
+    prompt = "The agent reads the file. " * 20
+    for number in range(4):
+        split, record = _greedy(url, prompt, "two-engines")
+        alone, reference = _greedy(url, prompt, "one-engine", presence_penalty=1e-9)
+        assert (record["route"], reference["reason"]) == ("remote", "cannot-carry-presence-penalty")
+        assert split == alone
+        assert record["kv_read_tokens_increment"] > 0
+        assert (record["kv_read_tokens_history"] > 0) == (number > 0)
+        assert reference["kv_read_tokens_history"] == reference["kv_read_tokens_increment"] == 0
+        prompt += split + "And then the next one. " * 5
+
+
+def _greedy(url: str, prompt: str, tenant: str, **options: object) -> tuple[str, dict[str, Any]]:
+    """The most likely 24 tokens, and the record of the decision; the tenant's rounds are one session."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": 24,
+        "temperature": 0,
+        "nvext": {"extra_fields": ["engine_data"]},
+        **options,
+    }
+    headers = {"x-dynamo-session-id": "the-file", "x-tenant-id": tenant}
+    reply = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["text"], answer["nvext"]["engine_data"]["ampd"]
 
 
 def _what_cannot_be_carried_stays_local(url: str) -> None:

@@ -19,10 +19,12 @@ from workers.engines.base import EngineError, EngineLoad, EngineRequest
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
+from tests.ampd.policies.routing_lab import PlainModel, SlowHost
 from tests.harness.sglang_pair import (
     GREEDY,
     PAGE,
     POOL_TOKENS,
+    TIMEOUT_S,
     LocalPeers,
     Pair,
     Round,
@@ -144,6 +146,21 @@ async def test_a_request_without_output_brings_kv_to_the_device(pair: Pair) -> N
     assert (announced.token_ids, announced.cached_tokens, announced.reloaded_tokens) == ([], pages, pages)
     again = await run(pair.decode, "s", prompt, 12)
     assert (again.token_ids, again.cached_tokens, again.reloaded_tokens) == (first.token_ids, pages, 0)
+    await empty(pair.prefill, pair.decode)
+
+
+async def test_what_is_computed_sooner_than_it_is_copied_is_not_loaded(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = text(29, 300)
+    first = await run(pair.decode, "s", prompt, 12)
+    await pair.decode.kv.store.settle(TIMEOUT_S)
+    for model, loaded in ((SlowHost(), 0), (PlainModel(), 288)):
+        await until(lambda: idle(pair.decode))
+        monkeypatch.setattr(pair.decode, "_model", model)
+        again = await run(pair.decode, "s", prompt, 12)
+        assert again.token_ids == first.token_ids
+        assert (again.cached_tokens, again.reloaded_tokens) == (loaded, loaded)
     await empty(pair.prefill, pair.decode)
 
 

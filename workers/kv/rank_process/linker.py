@@ -77,6 +77,9 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         # SGLang leaves out the transfers of pools that are not named here.
         self.pools = {PoolName(name): None for name in pools.buffers}
         self.layer_done_counter = LayerWiseLoadCounter(pools.layers)
+        if PoolName.MAMBA in self.pools:
+            # SGLang itself lets only the attention layers wait for their loads.
+            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._memory = StoreMemory.open(*extra_config["store"])
         store = torch.frombuffer(self._memory.map, dtype=torch.uint8)
         self._on_gpu = torch.cuda.is_available()
