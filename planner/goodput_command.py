@@ -1,4 +1,4 @@
-"""`ampd plan --use-all`: the layout that carries most on all GPUs, found and explained by simulations."""
+"""`ampd plan --use-all` and `--by-trials`: layouts found and explained by simulations of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan_for_goodput(
     settings: PlanSettings, case: PlanCase, left_out: Mapping[int, str], model: PiecewiseModel, start_s: float
 ) -> tuple[dict[str, Any], list[Layout]]:
     """The object that `--json` prints, and the layouts, best first. `start_s`: when the command began."""
-    plan = make_goodput_plan(case, Wishes(settings.top, settings.jobs, settings.budget_s))
+    plan = make_goodput_plan(case, Wishes(settings.use_all, settings.top, settings.jobs, settings.budget_s))
     result = {
         "layouts": [_layout(appraised, plan, case) for appraised in plan.layouts],
         "explanation": sentences(plan, case, left_out),
@@ -41,14 +41,25 @@ def plan_for_goodput(
         "trace": settings.trace,
         "seed": settings.seed,
         "resident_kv_tokens": plan.demand.resident_kv_tokens,
+        **_store_figures(plan, case),
         "performance_model": provenance_of(model),
         "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
         "manifest_warnings": [],
+        "uses_all": not plan.has_fewest_gpus,
+        "scale": plan.scale,
         "trials": plan.trials,
         "stopped": plan.stopped or None,
         "seconds": time.perf_counter() - start_s,
     }
     return result, [appraised.layout for appraised in plan.layouts]
+
+
+def _store_figures(plan: GoodputPlan, case: PlanCase) -> dict[str, Any]:
+    """The running KV, and the host memory of a replica by degree, where replicas have KV stores."""
+    if not case.kv_store_tokens:
+        return {}
+    tokens = {str(degree): tokens for degree, tokens in case.kv_store_tokens.items()}
+    return {"running_kv_tokens": plan.demand.running_kv_tokens, "kv_store_tokens": tokens}
 
 
 def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,7 @@ from planner.case_settings import provenance_of
 from planner.layout.cache import CurveCache, default_cache
 from planner.layout.explain import meets, sentences, slack_of
 from planner.layout.layout import Layout, layout_label
-from planner.layout.search import Checked, Plan, PlanCase, make_plan
+from planner.layout.search import Checked, Plan, PlanCase, demand_of, make_plan, memory_needs
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings
 from planner.plan_table import plan_table
@@ -45,10 +45,13 @@ def run(argv: Sequence[str]) -> int:
     check_flags(settings)
     model = settings.performance_model()
     case, left_out = _case(settings, model)
-    if settings.use_all:
+    if settings.use_all or settings.by_trials:
         from planner.goodput_command import plan_for_goodput, table_of
         from planner.goodput_report import write_report as write_goodput_report
 
+        needs = memory_needs(case, demand_of(case)) if case.rate else []
+        if any(need > case.gpus * _most_per_gpu(tokens) for tokens, need in needs):
+            raise UserError(_too_small(case, needs))
         result, layouts = plan_for_goodput(settings, case, left_out, model, start_s)
         _warn(result, settings, layouts, model)
         if settings.report:
@@ -58,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     folder = (settings.cache or default_cache()) if settings.use_cache else None
     plan = make_plan(case, settings.top, CurveCache(folder), settings.jobs)
     if not plan.layouts:
-        raise UserError(_too_small(case, plan))
+        raise UserError(_too_small(case, plan.capacities.memory_needs(plan.demand)))
     seconds = time.perf_counter() - start_s
     result = _result(settings, plan, case, model, sentences(plan, case.gpus, left_out), seconds)
     layouts = [checked.choice.layout for checked in plan.layouts]
@@ -125,7 +128,7 @@ def _capacities(settings: PlanSettings, model: PiecewiseModel, wanted: Sequence[
             f"{2 * smallest} (TP {smallest} each)"
         )
     # A co-located replica needs no other one.
-    most = settings.gpus - (0 if settings.use_all else smallest)
+    most = settings.gpus - (0 if settings.use_all or settings.by_trials else smallest)
     return {theta.tp: settings.kv_capacity_of(model, theta) for theta in usable if theta.tp <= most}
 
 
@@ -164,12 +167,15 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
     return rate
 
 
-def _too_small(case: PlanCase, plan: Plan) -> str:
-    needs = plan.capacities.memory_needs(plan.demand)
+def _most_per_gpu(tokens: Mapping[int, float]) -> float:
+    return max(tokens[degree] / degree for degree in tokens)
+
+
+def _too_small(case: PlanCase, needs: Sequence[tuple[Mapping[int, float], float]]) -> str:
     kinds = ["resident, a GPU of a decode replica holds"]
     if len(needs) > 1:
         kinds = ["running, a GPU of a decode replica holds", "resident, the KV store of a GPU holds"]
-    best = [max(tokens[degree] / degree for degree in tokens) for tokens, _ in needs]
+    best = [_most_per_gpu(tokens) for tokens, _ in needs]
     facts = [
         f"{need:.0f} tokens are {kind} at most {most:.0f}"
         for (_, need), kind, most in zip(needs, kinds, best, strict=True)

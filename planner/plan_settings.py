@@ -23,14 +23,21 @@ class PlanSettings(CaseSettings):
         False,
         description="Find the layout that carries most on all --gpus, by simulations of the cluster. Needs no --rate.",
     )
+    by_trials: bool = Field(
+        False,
+        description="Find the fewest GPUs that carry --rate, by simulations of the cluster. Ignored with --use-all.",
+    )
     attainment: float = Field(
-        ATTAINMENT, gt=0, le=1, description="With --use-all: share of rounds within both targets that carries a rate."
+        ATTAINMENT,
+        gt=0,
+        le=1,
+        description="With --use-all, --by-trials: share of rounds within both targets that carries a rate.",
     )
     budget_s: float = Field(
         BUDGET_S,
         gt=0,
         allow_inf_nan=False,
-        description="With --use-all: longest time of the search in seconds. Ctrl-C ends it too, and keeps the best.",
+        description="With --use-all, --by-trials: longest time of the search. Ctrl-C ends it too, and keeps the best.",
     )
     degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
     top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")

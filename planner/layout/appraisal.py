@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 from typing import Any
@@ -77,6 +77,13 @@ class Appraiser:
     def check(self, layouts: Sequence[Layout]) -> None:
         """Trials at the plan's rate, with all seeds."""
         self._trials.trials([task for layout in layouts for task in self._checks(layout)])
+
+    def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
+        """The layouts that carry the rate in one longer trial, best first."""
+        tasks = [replace(self._checks(layout)[0], stops=True) for layout in layouts]
+        trials = dict(zip(layouts, self._trials.trials(tasks), strict=True))
+        passed = [layout for layout, trial in trials.items() if trial.carries(self._case.attainment)]
+        return sorted(passed, key=lambda layout: -trials[layout].met)
 
     def search_goodput(self, layouts: Sequence[Layout], seeds: Sequence[int], start: float | None = None) -> None:
         """Search the highest rate of each layout with each seed.

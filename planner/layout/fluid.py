@@ -131,6 +131,11 @@ def most_rate(
     return _Programme(costs, gpus, prefill, decode, excluded, has_local).most_rate()
 
 
+def fewest_gpus(costs: Costs, gpus: int, rate: float) -> int | None:
+    """The GPUs that a rate needs at least; None: these are too few."""
+    return _Programme(costs, gpus, None, None, (), has_local=True).fewest_gpus(rate)
+
+
 def proposals(costs: Costs, gpus: int, more: int = 3) -> list[Layout]:
     """Different layouts for the simulation to choose from, the most promising first.
 
@@ -202,6 +207,11 @@ class _Programme:
             return None
         x, y = ({n: round(self._model.getVal(v)) for n, v in counts.items()} for counts in (self._x, self._y))
         return Layout(replicas_of(x), replicas_of(y)), self._model.getVal(self._rate) * self._unit
+
+    def fewest_gpus(self, rate: float) -> int | None:
+        self._model.addCons(self._rate >= rate / self._unit)
+        self._model.setObjective(self._gpus, "minimize")
+        return round(self._model.getObjVal()) if solved(self._model) else None
 
     def _replicas(
         self, name: str, gpus: int, able: Mapping[int, float], wanted: Collection[int] | None

@@ -84,10 +84,13 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         )
     if plan.variations:
         changes = ", ".join(f"{variation.name} {_share(figure)}" for variation, figure in plan.variations)
-        lines.append(f"Attainment if the circumstances differ: {changes}.")
+        part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
+        lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
     if plan.next_step is not None:
         lines.append(_next(plan.next_step))
-    if plan.stopped:
+    if plan.stopped and plan.is_decided:
+        lines.append(f"Some figures are missing, because {plan.stopped}. The search itself was complete.")
+    elif plan.stopped:
         lines.append(
             f"The search ended early, because {plan.stopped}. These are the best layouts after {plan.trials} "
             "simulations."
@@ -98,19 +101,36 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
 def shortfall(headroom: float | None, attainment: float) -> str:
     """The end of a sentence about a layout that misses the plan's rate: how far it is from it."""
     if headroom is not None and 0 < headroom < 1:
-        return f"carries {headroom:.0%} of the rate"
+        return f"carries {headroom:.0%} of the rate, and attains {attainment:.1%} of the rounds"
     return f"attains {attainment:.1%} of the rounds"
 
 
 def _found(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0].layout
+    if plan.scale > 1:
+        return _found_in_part(plan, case)
     wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
+    if plan.carries and plan.has_fewest_gpus:
+        return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
     if plan.carries:
         return f"{best} carries the most that was found on {case.gpus} GPUs: {wanted}."
     miss = shortfall(headroom_of(plan.layouts[0], plan.rate), plan.layouts[0].attainment.mean)
     return (
         f"No layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
         f"The closest one, {best}, {miss}."
+    )
+
+
+def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
+    best = plan.layouts[0]
+    check = "carries" if best.carries_rate else "does not carry"
+    goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
+    part = f"1/{plan.scale}"
+    return (
+        f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
+        f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}. "
+        f"The whole cluster was simulated once, with {best.simulated['sessions']} sessions: {best.layout} {check} the "
+        "rate there. Such a short check does not show work that piles up slowly."
     )
 
 

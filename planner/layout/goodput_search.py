@@ -1,4 +1,4 @@
-"""The search for the most goodput: an integer programme proposes layouts, simulations of the cluster decide.
+"""The search for layouts: an integer programme proposes them, simulations of the whole cluster decide.
 
 Every layout is judged by the same load, so that differences are differences of the layouts (common random numbers).
 Trials are short at first. Layouts that fail end early, and layouts next to good ones join.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from planner.layout.fluid import Costs, costs_of, proposals
+from planner.layout.fluid import Costs, costs_of, fewest_gpus, proposals
 from planner.layout.layout import Layout
 from planner.layout.neighbours import neighbours
 from planner.layout.search import PlanCase
@@ -26,6 +26,8 @@ _ROUNDS = 4
 """Most rounds of the local search."""
 _NEAR = 8
 """Most neighbours of one layout that are tried."""
+_GROWTH = 1.15
+"""Factor of the GPUs while none carry the rate, but at least one replica more."""
 
 
 class Search:
@@ -34,14 +36,75 @@ class Search:
     Attributes:
         rate: sessions per second at which the layouts were compared last.
         best: the layouts so far, best first.
+        carrying: layouts that carry the case's rate in short trials, few GPUs first.
     """
 
     def __init__(self, case: PlanCase, trials: Trials) -> None:
         self.case = case
         self.costs: Costs = costs_of(case)
-        self.rate = 0.0
+        self.rate = case.rate
         self.best: list[Layout] = []
+        self.carrying: list[Layout] = []
         self._trials = trials
+
+    def fewest(self) -> None:
+        """Layouts of few GPUs that carry the case's rate, as `carrying`; empty: none was found."""
+        least = self.least_gpus()
+        enough = self._enough(fewest_gpus(self.costs, self.case.gpus, self.rate / _USED) or self.case.gpus)
+        # `enough` carries it, and fewer than `least` cannot.
+        while self.carrying and least < enough:
+            gpus = (least + enough) // 2
+            if self._carry(proposals(self.costs, gpus), gpus):
+                enough = min(layout.gpus for layout in self.carrying)
+            else:
+                least = gpus + 1
+        centres: set[Layout] = set()
+        while fresh := [layout for layout in self.carrying[:_CENTRES] if layout not in centres]:
+            centres.update(fresh)
+            gpus = self.carrying[0].gpus
+            self._carry([each for layout in fresh for each in self._near(layout, gpus)], gpus)
+
+    def least_gpus(self) -> int:
+        """Fewer GPUs cannot carry the case's rate, because computing takes longer."""
+        return fewest_gpus(self.costs, self.case.gpus, self.case.rate) or self.case.gpus
+
+    def more(self) -> bool:
+        """Look for layouts that carry the case's rate with more GPUs than those of `carrying`; False: none is left."""
+        self.rate = self.case.rate
+        gpus = max((layout.gpus for layout in self.carrying), default=0)
+        known = len(self.carrying)
+        if gpus < self.case.gpus:
+            self._enough(self._grown(gpus))
+        return len(self.carrying) > known
+
+    def _enough(self, gpus: int) -> int:
+        """The first number of GPUs, from this one on, of which a layout carries the rate; the last one, if none."""
+        while True:
+            found = proposals(self.costs, gpus)
+            carry = self._carry(found, gpus)
+            if not carry and found:
+                carry = self._carry(
+                    [each for layout in self.best[:_CENTRES] for each in self._near(layout, gpus)], gpus
+                )
+            if carry or gpus >= self.case.gpus:
+                return gpus
+            gpus = self._grown(gpus)
+
+    def _grown(self, gpus: int) -> int:
+        return min(max(gpus + min(self.case.degrees), ceil(_GROWTH * gpus)), self.case.gpus)
+
+    def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
+        """Whether a layout of these, or a known one within the GPUs, carries the case's rate."""
+        fresh = [layout for layout in dict.fromkeys(layouts) if layout not in self.carrying]
+        self.best = self.best or fresh
+        carrying = [layout for layout, trial in self._tried(fresh) if trial.carries(self.case.attainment)]
+        self._rank(list(dict.fromkeys([*fresh, *self.best])))
+        self.carrying += carrying
+        # Among equal GPUs the order stays that of the ranking.
+        self.carrying.sort(key=lambda layout: (layout.gpus, self.best.index(layout)))
+        if self.carrying:
+            self.best = [*self.carrying, *(layout for layout in self.best if layout not in self.carrying)]
+        return any(layout.gpus <= gpus for layout in self.carrying)
 
     def most(self) -> None:
         """The most goodput of all GPUs."""

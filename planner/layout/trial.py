@@ -16,7 +16,7 @@ from planner.rate_search import RateSearch
 from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, in_time_share, time_at_targets_s
+from planner.sustained import IN_TIME, end_s, in_time_share, is_overdue, time_at_targets_s
 from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.retime import retime
@@ -50,8 +50,10 @@ class Horizon:
 
 SHORT = Horizon(30.0, 1.0, 40, 600)
 """Of the search, which tries many layouts."""
-LONG = Horizon(60.0, 2.0, 100, 1200)
-"""Of the figures that a plan shows."""
+LONG = Horizon(60.0, 3.0, 100, 6000)
+"""Of the figures that a plan shows. Work that piles up shows after several lifetimes of a session only."""
+ONCE = Horizon(30.0, 1.0, 300, 1500)
+"""Of the single check of a cluster that is too large for longer trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class TrialTask:
         rate = self.rate * self.variation.rate
         count = self.horizon.sessions(case, rate)
         sessions = retime(_longer(case.sessions[:count], self.variation.tokens), rate, self.seed, count)
-        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else 1.0)
+        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else None)
         try:
             run = simulate(
                 sessions,
@@ -196,6 +198,8 @@ class GoodputTask:
 _LIFETIME = 4
 _MARGIN = 0.15
 """A trial stops when this much more than the allowed share of the rounds has missed. Until then it still ranks."""
+_OVERDUE = 0.1
+"""A trial also stops when more than this share of its sessions is overdue. A rate is carried with 1 %."""
 _PRECISION = 1.05
 _FIRST_STEP = 1.12
 MOST_HEADROOM = 3.0
@@ -207,15 +211,26 @@ class _TooManyMissedError(Exception):
 
 
 class _Watch:
-    """Counts the rounds of a trial, and stops it when more than a share of them has missed."""
+    """Counts the rounds of a trial, and stops it when too many have missed, or too many sessions are overdue.
 
-    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float) -> None:
+    Args:
+        share: of the rounds that may miss; None: the trial never stops.
+    """
+
+    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float | None) -> None:
         self._slo = slo
         self._due = sum(len(session.rounds) for session in sessions)
-        self._allowed = share * self._due
+        self._allowed = self._due if share is None else share * self._due
         self._met = self._late = self._slow = self._missed = 0
+        self._allowed_overdue = len(sessions) * (1.0 if share is None else _OVERDUE)
+        self._sessions = {session.session_id: session for session in sessions}
+        self._overdue: set[str] = set()
 
     def __call__(self, record: SimulatedRound) -> None:
+        if is_overdue(self._sessions[record.session_id], end_s(record), self._slo):
+            self._overdue.add(record.session_id)
+            if len(self._overdue) > self._allowed_overdue:
+                raise _TooManyMissedError
         if meets(record, self._slo):
             self._met += 1
             return

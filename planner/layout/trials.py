@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as NotInTime
-from multiprocessing import get_context
+from dataclasses import replace
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +48,8 @@ class Trials:
         self._budget_s = budget_s
         self._known: dict[Task, Any] = {}
         self._pool: ProcessPoolExecutor | None = None
+        self._processes: set[BaseProcess] = set()
+        self._submitted: list[Future[Any]] = []
         if (jobs or os.cpu_count() or 1) > 1:
             # Forked, so that the work begins at once. This process has no threads that could hold a lock.
             self._pool = ProcessPoolExecutor(jobs, get_context("fork"), _begin, (case,))
@@ -60,6 +64,10 @@ class Trials:
         if self._bar is not None:
             self._bar.close()
         if self._pool is not None:
+            if not all(future.done() for future in self._submitted):
+                # Nothing waits for the trials that still run.
+                for process in self._processes:
+                    process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     @property
@@ -102,7 +110,10 @@ class Trials:
                     raise TimeOverError
                 self._keep(task, task.run(self.case))
             return
+        before = set(active_children())
         waiting: dict[Future[Any], Task] = {self._pool.submit(_run_here, task): task for task in missing}
+        self._processes |= set(active_children()) - before
+        self._submitted = list(waiting)
         try:
             for future in as_completed(waiting, max(self._budget_s - self.elapsed_s, 0.0)):
                 self._keep(waiting[future], future.result())
@@ -114,6 +125,9 @@ class Trials:
 
     def _keep(self, task: Task, outcome: Any) -> None:
         self._known[task] = outcome
+        if isinstance(task, TrialTask) and task.stops and outcome.is_whole:
+            # It did not stop, so it is the same trial.
+            self._known[replace(task, stops=False)] = outcome
         self.made += 1
         if self._bar is None:
             # After the processes have been forked, because the bar may start a thread.

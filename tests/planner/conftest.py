@@ -21,5 +21,6 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (goodput_search, goodput_plan):
         monkeypatch.setattr(module, "SHORT", short)
     monkeypatch.setattr(trial, "_LIFETIME", 1)
+    monkeypatch.setattr(goodput_plan, "ONCE", short)
     for module in (appraisal, trial):
         monkeypatch.setattr(module, "LONG", Horizon(4.0, 0.0, 30, 120))

@@ -1,4 +1,4 @@
-"""`ampd plan --use-all`: its keys, its report, its manifest, and that no rate is needed."""
+"""`ampd plan --use-all` and `--by-trials`: keys, report, manifest, and that the first needs no rate."""
 
 import json
 from pathlib import Path
@@ -42,3 +42,19 @@ def test_a_budget_that_is_over_gives_a_plan_and_says_so(capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "attained at 3 sessions/s" in out
     assert "The search ended early, because the time was over" in out
+
+
+@pytest.mark.slow
+def test_the_fewest_gpus_are_planned_by_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [each for each in MOST if each != "--use-all"] + ["--by-trials", "--rate", "3", "--degrees", "1"]
+    assert main([*argv, "--json"]) == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out)
+    best = plan["layouts"][0]
+    assert plan["meets_slo"]
+    assert not plan["uses_all"]
+    assert plan["scale"] == 1
+    assert best["gpus"] == 1
+    assert best["headroom"] >= 1
+    assert any("has the fewest GPUs that were found to carry 3 sessions/s" in line for line in plan["explanation"])
+    assert main([*argv, "--rate", "100000"]) == 2
+    assert "cannot hold the KV of the sessions" in capsys.readouterr().err

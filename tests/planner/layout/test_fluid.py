@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.layout.fluid import Costs, costs_of, most_rate, proposals
+from planner.layout.fluid import Costs, costs_of, fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
 
 from .lab import CASE
@@ -32,6 +32,10 @@ def test_the_optimum_equals_enumeration(degree: int, prefill_s: float, decode_s:
     best = max(costs.bound(layout) for layout in layouts)
     assert found[1] == pytest.approx(best, rel=1e-5)
     assert costs.bound(found[0]) == pytest.approx(best, rel=1e-5)
+    for rate in (0.3 * best, 0.8 * best):
+        able = [layout.gpus for layout in layouts if costs.bound(layout) >= rate * (1 - 1e-6)]
+        assert fewest_gpus(costs, gpus, rate) == min(able)
+    assert fewest_gpus(costs, gpus, 1.1 * best) is None
 
 
 def test_memory_limits_the_rate() -> None:

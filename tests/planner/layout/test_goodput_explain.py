@@ -55,6 +55,16 @@ def test_a_rate_that_none_carries_is_said_with_what_is_carried() -> None:
     assert shortfall(0.0, 0.123) == shortfall(None, 0.123) == "attains 12.3% of the rounds"
 
 
+def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
+    text = explained(replace(PLAN, has_fewest_gpus=True))
+    assert "prefill 1xTP1, decode 1xTP2 has the fewest GPUs that were found to carry 2 sessions/s" in text
+    seen = replace(BEST, carries_rate=False, simulated=SIMULATED | {"sessions": 300})
+    text = explained(replace(PLAN, layouts=[seen], has_fewest_gpus=True, scale=8))
+    assert "are too many to try layouts one by one" in text
+    assert "on 1/8 of the GPUs at 1/8 of the rate, and each replica found stands for 8" in text
+    assert "simulated once, with 300 sessions: prefill 1xTP1, decode 1xTP2 does not carry the rate there" in text
+
+
 @pytest.mark.parametrize(
     ("trial", "binds"),
     [(LATE, "prefill"), (SLOW, "decode"), (Trial(0.95, 0.05, 0.0, 0.9), "sessions"), (FINE, "nothing")],
@@ -87,9 +97,14 @@ def test_refused_rounds_other_circumstances_and_an_early_end_are_said() -> None:
     assert "ended early" not in explained(PLAN)
     refused = replace(BEST, simulated=SIMULATED | {"errors": 113})
     assert "113 rounds were refused" in explained(replace(PLAN, layouts=[refused]))
-    varied = replace(PLAN, variations=[(VARIATIONS[1], Figure(0.8, 0.7, 0.9, 3))], stopped="it was interrupted")
+    varied = replace(
+        PLAN, variations=[(VARIATIONS[1], Figure(0.8, 0.7, 0.9, 3))], stopped="it was interrupted", is_decided=False
+    )
     assert "20 % more load 80.0% (70.0% to 90.0%)" in explained(varied)
     assert "The search ended early, because it was interrupted." in explained(varied)
+    decided = explained(replace(varied, is_decided=True))
+    assert "ended early" not in decided
+    assert "Some figures are missing, because it was interrupted." in decided
 
 
 def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:

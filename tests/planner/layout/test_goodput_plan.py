@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ampd.types import Slo
 from planner.layout import goodput_plan
-from planner.layout.goodput_plan import Wishes, make_goodput_plan
+from planner.layout.goodput_plan import Wishes, make_goodput_plan, scale_of
 
 from .lab import CASE as LAB_CASE
 
@@ -21,7 +22,7 @@ MUCH = 1e6
 
 @pytest.mark.slow
 def test_all_gpus_carry_the_most_without_a_rate() -> None:
-    plan = make_goodput_plan(replace(CASE, rate=0.0), Wishes(jobs=1, budget_s=MUCH))
+    plan = make_goodput_plan(replace(CASE, rate=0.0), Wishes(uses_all=True, jobs=1, budget_s=MUCH))
     best = plan.layouts[0]
     assert best.goodput is not None
     assert 0 < plan.rate <= best.goodput.mean < 1000
@@ -45,13 +46,56 @@ def test_a_plan_that_runs_out_of_time_has_a_simulated_layout() -> None:
 
 
 @pytest.mark.slow
+def test_the_fewest_gpus_that_carry_the_rate_in_long_trials() -> None:
+    plan = make_goodput_plan(CASE, Wishes(jobs=1, budget_s=MUCH))
+    assert plan.has_fewest_gpus
+    assert plan.is_decided
+    assert plan.carries
+    best = plan.layouts[0]
+    assert best.layout.gpus == 1
+    assert best.goodput is not None
+    assert best.attainment.seeds == best.goodput.seeds == 3
+    assert best.goodput.mean >= plan.rate == CASE.rate
+    assert plan.next_step is not None
+    assert plan.next_step.best.layout.gpus == 2
+    assert not plan.stopped
+
+
+@pytest.mark.slow
+def test_where_none_carries_the_rate_the_closest_layouts_are_shown() -> None:
+    plan = make_goodput_plan(replace(CASE, slo=Slo(1e-4, 1e-5)), Wishes(jobs=1, budget_s=MUCH))
+    assert not plan.carries
+    assert not plan.has_fewest_gpus
+    assert plan.rate == CASE.rate
+    best = plan.layouts[0]
+    assert best.attainment.mean < CASE.attainment
+    assert best.goodput is not None
+    assert best.goodput.mean == 0.0
+
+
+@pytest.mark.slow
+def test_a_large_cluster_is_planned_in_parts_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
+    assert scale_of(CASE, uses_all=False) == 1  # One GPU is enough for the rate.
+    assert scale_of(CASE, uses_all=True) == 2
+    plan = make_goodput_plan(CASE, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert plan.scale == 2
+    assert plan.rate == CASE.rate
+    (checked,) = plan.layouts
+    assert checked.layout.gpus == 2
+    assert checked.attainment.seeds == 1
+    assert checked.simulated["rounds"] > 0
+
+
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(goodput_plan._Planner, "_compare", interrupted)
-    plan = make_goodput_plan(CASE, Wishes(jobs=1, budget_s=MUCH))
+    plan = make_goodput_plan(CASE, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
     assert plan.stopped == "it was interrupted"
+    assert not plan.is_decided
     assert plan.trials > 5
     assert all(each.simulated["rounds"] > 0 for each in plan.layouts)
     assert plan.next_step is None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ampd.types import Slo
 from planner.layout import goodput_search as search_module
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
@@ -26,6 +27,32 @@ def carrying(rate: float) -> set[Layout]:
         for layout in every_layout(CASE.degrees, CASE.gpus)
         if TrialTask(layout, rate, search_module.SHORT, 0).run(CASE).carries(CASE.attainment)
     }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_trials")
+@pytest.mark.parametrize("rate", [30.0, 70.0])
+def test_no_layout_of_fewer_gpus_carries_the_rate(rate: float) -> None:
+    case = replace(CASE, rate=rate)
+    with Trials(case, 1, MUCH) as trials:
+        search = Search(case, trials)
+        search.fewest()
+    best = search.carrying[0]
+    assert search.best[0] == best
+    assert TrialTask(best, rate, search_module.SHORT, 0).run(CASE).carries(CASE.attainment)
+    assert best.gpus == min(layout.gpus for layout in carrying(rate))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_trials")
+def test_where_none_carries_the_rate_there_is_still_an_order() -> None:
+    case = replace(CASE, slo=Slo(1e-4, 1e-5))
+    with Trials(case, 1, MUCH) as trials:
+        search = Search(case, trials)
+        search.fewest()
+        assert not search.carrying
+        assert not search.more()
+    assert search.best
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from planner.layout import trial
 from planner.layout.layout import Layout
-from planner.layout.trial import AS_PLANNED, LONG, SHORT, GoodputTask, TrialTask, Variation, _longer
+from planner.layout.trial import AS_PLANNED, LONG, SHORT, GoodputTask, Horizon, TrialTask, Variation, _longer
 from workloads.trace import Round, Session
 
 from .lab import CASE
@@ -17,13 +18,13 @@ TASK = TrialTask(SPLIT, 2.0, SHORT, 0, keeps_result=True)
 
 
 def test_a_trial_that_is_carried_runs_to_its_end() -> None:
-    trial = TASK.run(CASE)
-    assert trial.is_whole
-    assert trial.carries(0.9)
-    assert trial.sustained == trial.met == 1.0
-    assert trial.result is not None
-    assert trial.result["attainment"]["rounds"] == trial.met
-    assert trial.result["rounds"] == 2 * SHORT.sessions(CASE, 2.0) > 2 * SHORT.least_sessions
+    made = TASK.run(CASE)
+    assert made.is_whole
+    assert made.carries(0.9)
+    assert made.sustained == made.met == 1.0
+    assert made.result is not None
+    assert made.result["attainment"]["rounds"] == made.met
+    assert made.result["rounds"] == 2 * SHORT.sessions(CASE, 2.0) > 2 * SHORT.least_sessions
 
 
 def test_a_rate_that_is_far_too_high_stops_early() -> None:
@@ -59,7 +60,9 @@ def test_longer_prompts_keep_the_part_of_the_context_that_is_kept() -> None:
     assert Session.model_validate(longer.model_dump()) == longer
 
 
-def test_goodput_is_the_highest_rate_that_is_carried() -> None:
+def test_goodput_is_the_highest_rate_that_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long enough to tell rates apart, but not minutes.
+    monkeypatch.setattr(trial, "LONG", Horizon(60.0, 2.0, 100, 1200))
     found = GoodputTask(SPLIT, 45.0, 0).run(CASE)
     assert found.goodput in found.tried
     assert found.tried[found.goodput].carries(CASE.attainment)
@@ -68,3 +71,13 @@ def test_goodput_is_the_highest_rate_that_is_carried() -> None:
     assert not found.tried[min(above)].carries(CASE.attainment)
     assert min(above) / found.goodput <= 1.05 + 1e-9
     assert LONG.least_sessions > SHORT.least_sessions
+
+
+def test_a_trial_stops_when_too_many_sessions_are_overdue() -> None:
+    any_share = replace(CASE, attainment=0.0)
+    slow = replace(TASK, variation=Variation(seconds=100.0))
+    stopped, whole = slow.run(any_share), replace(slow, stops=False).run(any_share)
+    assert whole.is_whole
+    assert whole.in_time < 0.9
+    assert not whole.carries(0.0)
+    assert not stopped.is_whole

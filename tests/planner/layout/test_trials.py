@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 import pytest
 
 from planner.layout.layout import Layout
-from planner.layout.trial import SHORT, GoodputTask, TrialTask
+from planner.layout.trial import SHORT, GoodputTask, Horizon, TrialTask
 from planner.layout.trials import TimeOverError, Trials
 
 from .lab import CASE
@@ -13,6 +16,7 @@ from .lab import CASE
 TASKS = [TrialTask(Layout((), ((degree, 1),)), 20.0, SHORT, 0) for degree in CASE.degrees]
 
 
+@pytest.mark.usefixtures("short_trials")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_the_tasks_and_are_kept(jobs: int) -> None:
     expected = [task.run(CASE) for task in TASKS]
@@ -31,3 +35,12 @@ def test_nothing_is_awaited_after_the_time_is_over_but_a_trial_can_be_made(jobs:
         with pytest.raises(TimeOverError):
             trials.trials(TASKS)
         assert trials.make(TASKS[0]) == TASKS[0].run(CASE)
+
+
+@pytest.mark.slow
+def test_trials_that_still_run_are_ended_with_the_search() -> None:
+    # These would take minutes.
+    long = [replace(task, horizon=Horizon(1e4, 0.0, 0, 10**9)) for task in TASKS]
+    with Trials(CASE, 2, 0.5) as trials, pytest.raises(TimeOverError):
+        trials.trials(long)
+    assert [process.exitcode for process in trials._processes] == [-signal.SIGTERM] * 2
