@@ -87,7 +87,7 @@ class Sampler:
         if redis.pid is None:
             return
         with suppress(OSError, TimeoutError, RedisError):
-            async with asyncio.timeout(_ANSWER_S), Redis.from_url(redis.tcp_url) as client:
+            async with Redis.from_url(redis.tcp_url) as client, asyncio.timeout(_ANSWER_S):
                 info = await client.info()
                 kinds = Counter([_kind_of_key(key) async for key in client.scan_iter(count=1000)])
                 figures = {f"keys {kind}": float(number) for kind, number in kinds.items()}
