@@ -57,11 +57,9 @@ def write_report(
         sections.append(Section(title + suffix, svg=picture, is_half=True))
     rows = [row for label, run in shown.items() for row in _reasons(label, run)]
     sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
-    label, run = next(iter(shown.items()))
-    if missed := missed_rounds([_as_recorded(round_) for round_ in run.rounds], slo):
-        title = f"Rounds that missed a target{suffix}: {label} ({len(missed)})"
-        rows = [_missed_row(each) for each in missed[:_MOST_MISSED]]
-        sections.append(Section(title, head=_MISSED_HEAD, rows=rows, is_list=True))
+    first = next(iter(shown))
+    if missed := missed_rounds([_as_recorded(round_) for round_ in shown[first].rounds], slo):
+        sections.append(_missed_section(f"Rounds that missed a target{suffix}: {first}", missed))
     for label, run in list(shown.items())[:2]:
         if run.timeline:
             height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
@@ -111,8 +109,12 @@ def _as_recorded(round_: SimulatedRound) -> RoundRecord:
     )
 
 
-def _missed_row(missed: MissedRound) -> list[str]:
-    return [f"{missed.sent_s:.1f} s", missed.session_id, str(missed.index + 1), missed.targets, missed.causes]
+def _missed_section(title: str, missed: Sequence[MissedRound]) -> Section:
+    rows = [
+        [f"{each.sent_s:.1f} s", each.session_id, str(each.index + 1), each.targets, each.causes]
+        for each in missed[:_MOST_MISSED]
+    ]
+    return Section(f"{title} ({len(missed)})", head=_MISSED_HEAD, rows=rows, is_list=True)
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
