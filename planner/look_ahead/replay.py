@@ -61,8 +61,7 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
         situation.model,
         _policies(situation.others),
         slo,
-        SimulationOptions(moves=situation.others.moves, until_s=until_s),
-        contexts=recorded.contexts,
+        SimulationOptions(moves=situation.others.moves, contexts=recorded.contexts, until_s=until_s),
     )
     met = {(record.session_id, record.index) for record in done.rounds if meets(record, slo)}
     whole = sum(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
@@ -53,6 +54,7 @@ class SimulationOptions:
         moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions, as live. False shows the
             gain, because the KV is shared all the same.
+        contexts: session id -> tokens of its context before its first round, of sessions that are under way.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
@@ -73,5 +75,6 @@ class SimulationOptions:
     max_wait: float = 0.0
     moves: bool = False
     knows_prefixes: bool = True
+    contexts: Mapping[str, int] = field(default_factory=dict)
     until_s: float = inf
     keeps_timeline: bool = False

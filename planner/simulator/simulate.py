@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -28,7 +28,6 @@ from planner.simulator.world import World
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()
-_NO_CONTEXTS: Mapping[str, int] = {}
 
 
 def simulate(
@@ -40,7 +39,6 @@ def simulate(
     options: SimulationOptions = _DEFAULTS,
     on_round: Callable[[SimulatedRound], object] = lambda _: None,
     belief: PerformanceModel | None = None,
-    contexts: Mapping[str, int] = _NO_CONTEXTS,
 ) -> SimulationRun:
     """Serve all sessions on a cluster in virtual time.
 
@@ -48,7 +46,6 @@ def simulate(
         model: the times of everything that happens.
         on_round: called after each finished round. What it raises ends the simulation.
         belief: the times that the policies predict with; default: `model`.
-        contexts: session id -> tokens of its context before its first round, of sessions that are under way.
     """
     world = World(
         loop=EventLoop(),
@@ -71,7 +68,7 @@ def simulate(
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
     roles = {worker.worker_id: worker.role.value for worker in workers}
-    runner, coordinators = _connected(world, workers, views, cluster.max_context_tokens, contexts, on_round)
+    runner, coordinators = _connected(world, workers, views, cluster.max_context_tokens, on_round)
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
     for session in sessions:
@@ -121,12 +118,11 @@ def _connected(
     workers: Sequence[SimulatedWorker],
     views: Views,
     max_context_tokens: int,
-    contexts: Mapping[str, int],
     on_round: Callable[[SimulatedRound], object],
 ) -> tuple[SessionRunner, Coordinators]:
     """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
     transfers = KvTransfers(world)
-    warm = WarmStart(contexts, [worker for worker in workers if worker.role.owns_sessions])
+    warm = WarmStart(world.options.contexts, [worker for worker in workers if worker.role.owns_sessions])
     runner = SessionRunner(world, warm.place, lambda session: coordinators.send(session), on_round)
     decodes = Decodes(world, transfers, runner.finish)
     prefills = Prefills(world, transfers, decodes.hand_over, decodes.last_token)
