@@ -1,12 +1,8 @@
 """A workload, a case that is planned in moments, and questions about the load that one replica carries."""
 
-from collections.abc import Sequence
-from itertools import product
-
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism, Slo
 from planner.layout.capacity import Phase, Question
-from planner.layout.layout import Layout, replicas_of
 from planner.layout.search import PlanCase
 from planner.simulator.options import SimulationOptions
 from workloads.generate import Lengths, generate
@@ -34,13 +30,3 @@ CASE = PlanCase(
 def question(phase: Phase, degree: int) -> Question:
     capacity = MODEL.kv_capacity_tokens(Parallelism(degree)) or 0
     return Question(phase, degree, SESSIONS, MODEL, "fcfs", "whole", SLO, SimulationOptions(), capacity)
-
-
-def every_layout(degrees: Sequence[int], gpus: int) -> list[Layout]:
-    """Every split and co-located layout within the GPUs."""
-    sides = [
-        replicas_of(dict(zip(degrees, counts, strict=True)))
-        for counts in product(*(range(gpus // degree + 1) for degree in degrees))
-    ]
-    layouts = [Layout(prefill, decode) for prefill in sides for decode in sides if decode]
-    return [layout for layout in layouts if layout.gpus <= gpus]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampd.types import Slo
+from benchmarks.layout_regret import every_layout
 from planner.layout import goodput_search as search_module
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
@@ -14,7 +15,6 @@ from planner.layout.trial import TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE as LAB_CASE
-from .lab import every_layout
 
 CASE = replace(LAB_CASE, gpus=3)
 MUCH = 1e6
