@@ -36,7 +36,8 @@ class LookAheadPools(Policy):
        (two standard deviations of the rounds that only one of the two met). The attainment is the mean of that of the
        rounds and that of the sessions.
 
-    Limits: it knows only the load that came. A live graph records only rounds that ended by themselves, so rounds that
+    Limits: it knows only the load that came. KV memory that fills in the course of minutes is seen when it is full, and
+    then `predictive` attains more. A live graph records only rounds that ended by themselves, so rounds that
     clients give up are not seen. A change helps the sessions to come, because sessions stay where they are bound unless
     they may move (`--moves`). A look takes a second or more of one core; a live graph gives it to a process of its own.
 

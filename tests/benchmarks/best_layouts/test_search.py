@@ -74,6 +74,7 @@ def test_a_further_seed_searches_ours_and_the_best_of_the_first_one() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_first_sessions_do_not_count() -> None:
     sessions, done = run(TINY, OURS_STATIC, 8.0, 0)
     counted, kept = _after_the_start(sessions, done)
