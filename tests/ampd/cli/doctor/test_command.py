@@ -89,7 +89,7 @@ def test_wrong_calls_end_with_one_line(capsys: pytest.CaptureFixture[str], argum
 def test_two_modelled_engines_exchange_kv(capsys: pytest.CaptureFixture[str]) -> None:
     code, document = _with_engines(capsys, *MODELLED)
     verdicts = _verdicts(document)
-    assert verdicts["equal tokens"] == "ok", document["findings"]
+    assert verdicts.get("equal tokens") == "ok", document["findings"]
     assert code == (1 if "wrong" in verdicts.values() else 0)
     assert {"KV reads", "times"} <= verdicts.keys()
 
@@ -113,7 +113,7 @@ def test_two_real_engines_exchange_kv(capsys: pytest.CaptureFixture[str]) -> Non
     pytest.importorskip("nixl")
     code, document = _with_engines(capsys, "doctor")
     verdicts = _verdicts(document)
-    assert verdicts["equal tokens"] == "ok", document["findings"]
+    assert verdicts.get("equal tokens") == "ok", document["findings"]
     assert verdicts["NIXL on this machine"] in ("ok", "slow")
     assert code == (1 if "wrong" in verdicts.values() else 0)
     (reads,) = (finding for finding in document["findings"] if finding["check"] == "KV reads")
