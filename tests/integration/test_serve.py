@@ -257,20 +257,24 @@ def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path, monke
 
 
 def _a_session_gets_the_tokens_of_one_engine(url: str) -> None:
-    """Remote rounds read KV in both directions, and give what the decode worker gives alone.
+    """Rounds on both routes read KV in both directions, and give what the decode worker gives alone.
 
     A penalty keeps a round local, and this one is too small to change anything. A tenant's KV is used by no other.
     """
+    stays_local = {"presence_penalty": 1e-9}
     prompt = "The agent reads the file. " * 20
     for number in range(4):
-        split, record = _greedy(url, prompt, "two-engines")
-        alone, reference = _greedy(url, prompt, "one-engine", presence_penalty=1e-9)
-        assert (record["route"], reference["reason"]) == ("remote", "cannot-carry-presence-penalty")
-        assert split == alone
-        assert record["kv_read_tokens_increment"] > 0
-        assert (record["kv_read_tokens_history"] > 0) == (number > 0)
+        is_remote = number % 2 == 0
+        played, record = _greedy(url, prompt, "two-engines", **({} if is_remote else stays_local))
+        alone, reference = _greedy(url, prompt, "one-engine", **stays_local)
+        assert record["route"] == ("remote" if is_remote else "local")
+        assert reference["reason"] == "cannot-carry-presence-penalty"
+        assert played == alone, number
+        assert (record["kv_read_tokens_increment"] > 0) == is_remote
+        # The prefill worker lacks the round before, which was local.
+        assert (record["kv_read_tokens_history"] > 0) == (number == 2)
         assert reference["kv_read_tokens_history"] == reference["kv_read_tokens_increment"] == 0
-        prompt += split + "And then the next one. " * 5
+        prompt += played + "And then the next one. " * 5
 
 
 def _greedy(url: str, prompt: str, tenant: str, **options: object) -> tuple[str, dict[str, Any]]:
