@@ -156,13 +156,19 @@ class RoundReport(TypedDict):
 
 
 class KvRequest(TypedDict):
-    """To a worker's KV endpoint. `op`: `lease`, `unlease`, `match`, `release_session`. `reader`: the calling worker."""
+    """To a worker's KV endpoint. `op`: `lease`, `unlease`, `match`, `release_session`.
+
+    Attributes:
+        expected: for `lease`, how many of `keys` the caller expects there. Without it all of them.
+        reader: the calling worker.
+    """
 
     op: str
     keys: NotRequired[list[bytes]]
     lease_id: NotRequired[str]
     session_id: NotRequired[str]
     ttl_s: NotRequired[float]
+    expected: NotRequired[int]
     reader: NotRequired[str]
 
 

@@ -4,7 +4,8 @@
     python -m benchmarks.recorded_results --check before.json     # on the new code: exit code 1 where a digest differs
 
 A digest covers what the command prints with `--json` and, for simulations, the whole timeline: every prefill, slice,
-decode step and KV transfer with its time. Only wall times are left out. The cases name every policy at least once.
+decode step and KV transfer with its time. Only wall times are left out. The cases name every policy but
+`kv-router` and `look-ahead`.
 """
 
 from __future__ import annotations

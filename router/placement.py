@@ -309,7 +309,7 @@ class Placer:
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
         shared = ask.shared_tokens([decode, *prefill])
-        task = _task(ask, max(held_tokens, shared.get(decode.worker_id, 0)))
+        task = with_shared(_task(ask, held_tokens), shared.get(decode.worker_id, 0))
         now_s = self._clock()
         decision = self._policies.route(
             task,

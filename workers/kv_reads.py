@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_tiers import reading_pays
 from ampd.types import Parallelism
@@ -39,10 +38,6 @@ class KvReads:
         held_tokens = kv.hold(progress.rid, keys)
         peer = info.parallelism if source_tp is None else Parallelism(source_tp)
         prompt_tokens = progress.prompt_tokens
-        try:
-            if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
-                return None
-        except UserError:
-            # The profile lacks the times of such a read, or of reloads. Reading is rarely the slower way.
-            pass
-        return await kv.fetch(progress.rid, keys, held_tokens, source, self._timeout_s)
+        if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
+            return None
+        return await kv.fetch(progress.rid, keys, held_tokens, source, self._timeout_s, expected_tokens)

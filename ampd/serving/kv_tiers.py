@@ -107,7 +107,8 @@ def reading_pays(
 
     Without the read, the worker reloads what its own store has, or computes all, whichever is faster. What is on the
     device does not count, because only the ranks of the engine know it. Of equal times the read is chosen, because a
-    computation holds up the decode batch.
+    computation holds up the decode batch. It is also chosen if the model lacks the times of such a read, or of reloads,
+    because reading is rarely the slower way.
 
     Args:
         prompt_tokens: above 0.
@@ -120,5 +121,8 @@ def reading_pays(
     with_read, *without_read = (tiers_of(prompt_tokens, found, end) for end in (prompt_tokens, store_tokens, 0))
     if not with_read.peer_tokens:
         return False
-    read_s = with_read.predicted_s(model, parallelism, peer)
-    return all(read_s <= tiers.predicted_s(model, parallelism, peer) for tiers in without_read)
+    try:
+        read_s = with_read.predicted_s(model, parallelism, peer)
+        return all(read_s <= tiers.predicted_s(model, parallelism, peer) for tiers in without_read)
+    except UserError:
+        return True

@@ -23,7 +23,7 @@ class ServedWindow:
         failed: rounds that ended with an error.
         met, met_ttft, met_itl: rounds that met both targets, the TTFT target, the ITL target.
         refused: rounds that were refused because of load, before they were placed; not among `rounds`.
-        ttft_targets_s, itl_targets_s: sums of the rounds' targets; 0: the coordinator is too old to count them.
+        ttft_targets_s, itl_targets_s: sums of the rounds' targets; 0: a coordinator is too old to count them.
         unnamed: rounds that came without a session, whether they have ended or not.
         output_tokens: sum over the first choice of each round.
         sessions_bound: sessions that were bound to a decode worker.
@@ -73,6 +73,8 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
     for part in parts:
         routes.update(part.routes)
     sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+    if any(part.rounds and not part.ttft_targets_s for part in parts):
+        sums["ttft_targets_s"] = sums["itl_targets_s"] = 0.0
     sums |= {name: latencies.merged(getattr(part, name) for part in parts) for name in LATENCIES}
     return ServedWindow(
         length_s=max((part.length_s for part in parts), default=0.0),

@@ -1,4 +1,4 @@
-"""What takes part in one setting: a contestant on a layout of the setting's workers."""
+"""The entries of a setting: contestants on layouts of its workers."""
 
 from __future__ import annotations
 

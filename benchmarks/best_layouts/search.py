@@ -15,7 +15,7 @@ from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 
 CRITERIA = {"sustained_rounds": "rounds", "sustained_sessions": "sessions"}
-"""What is searched, and in words."""
+"""The criteria of the search, and their names in tables."""
 _FIRST_SHARE = 1 / 3
 _FAR = 0.8
 """An entry that attains less than this in the first third of the arrivals is not tried further: queues begin empty."""

@@ -47,7 +47,7 @@ def summary_table(outcomes: Outcomes) -> str:
 
 
 def setting_table(outcomes: Outcomes, criterion: str) -> str:
-    """What is recommended, against the best rival and the best of our parts."""
+    """The recommended contestant, against the best rival and the best of our parts."""
     rows = []
     for setting, seeds in outcomes.items():
         mine = mean_interval([each.ours[_RECOMMENDED][criterion] for each in seeds])

@@ -25,7 +25,10 @@ from workloads.trace import Session
 TARGET = 0.9
 """Share of the rounds, or of the sessions, that goodput asks for."""
 CRITERIA = ("sustained_rounds", "sustained_sessions")
-"""What is searched. Plain goodput means little: a starved session misses one round and attains all later ones."""
+"""The criteria of the search.
+
+Plain goodput means little: a starved session misses one round and attains all later ones.
+"""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class _Run:
             await agent.round(PAGE_TOKENS, 1, is_final=True)
 
     async def _until_released(self) -> None:
-        """Wait until the workers have dropped the sessions that have ended. What is left after that is a leak."""
+        """Wait until the workers have dropped the sessions that have ended. KV that they keep after that is a leak."""
 
         async def is_released() -> bool:
             try:

@@ -165,7 +165,7 @@ class _Planner:
                 return False
 
     def _confirmed(self, layouts: Sequence[Layout]) -> Layout | None:
-        """The best of these layouts that carries the rate; None: none does."""
+        """The best layout among these that carries the rate; None if there is none."""
         for layout in self._appraiser.promising(layouts[:_CHECKED]):
             self._appraiser.check([layout])
             if self._appraiser.carries(layout):

@@ -73,8 +73,8 @@ class Search:
         self.rate = self.case.rate
         gpus = max((layout.gpus for layout in self.carrying), default=0)
         known = len(self.carrying)
-        if gpus < self.case.gpus:
-            self._enough(self._grown(gpus))
+        while gpus < self.case.gpus and len(self.carrying) == known:
+            gpus = self._enough(self._grown(gpus))
         return len(self.carrying) > known
 
     def _enough(self, gpus: int) -> int:
@@ -94,7 +94,7 @@ class Search:
         return min(max(gpus + min(self.case.degrees), ceil(_GROWTH * gpus)), self.case.gpus)
 
     def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
-        """Whether a layout of these, or a known one within the GPUs, carries the case's rate."""
+        """Whether one of the layouts, or a known one within the GPUs, carries the case's rate."""
         fresh = [layout for layout in dict.fromkeys(layouts) if layout not in self.carrying]
         self.best = self.best or fresh
         carrying = [layout for layout, trial in self._tried(fresh) if trial.carries(self.case.attainment)]

@@ -155,8 +155,7 @@ class Coordinators:
         view = self._views.worker(coordinator, decode)
         shared = self._shared(record.session_id, [view, *prefill])
         held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
-        held_tokens = max(held_tokens, shared.get(view.worker_id, 0))
-        task = self._task(round_.session, round_.prompt_tokens, held_tokens)
+        task = with_shared(self._task(round_.session, round_.prompt_tokens, held_tokens), shared.get(view.worker_id, 0))
         record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
         decision = self._policies.route(task, view, prefill, self._loop.now_s, shared_tokens=shared)
         move = self._move(round_, task, view, decision, coordinator) if self._options.moves else None

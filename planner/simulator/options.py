@@ -52,8 +52,8 @@ class SimulationOptions:
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
         moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
-        knows_prefixes: decisions know the prefixes that workers hold for several sessions, as live. False shows the
-            gain, because the KV is shared all the same.
+        knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
+            because the KV is shared all the same.
         contexts: session id -> tokens of its context before its first round, of sessions that are under way.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.

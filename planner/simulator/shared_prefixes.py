@@ -113,7 +113,7 @@ class ResidentPrefixes:
         return sum([resident.tokens for resident in self._residents.values() if not resident.members])
 
     def published(self) -> dict[str, int]:
-        """Key -> tokens of those that two sessions have used here, as in a live view."""
+        """Key -> tokens of those that two sessions have used here."""
         return {
             key: resident.computed_tokens
             for key, resident in self._residents.items()

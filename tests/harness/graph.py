@@ -236,13 +236,13 @@ class Graph:
         return views
 
     async def until_announced(self, number: int) -> None:
-        """Wait until so many coordinators have told the frontends of their model."""
+        """Wait until this many coordinators have told the frontends of their model."""
         async with asyncio.timeout(PATIENCE_S):
             while len(list(self.folder.glob("discovery/v1/mdc/*%2Fcoordinator%2F*"))) != number:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def until_registered(self, number: int) -> None:
-        """Wait until so many coordinators are in Dynamo's discovery."""
+        """Wait until this many coordinators are in Dynamo's discovery."""
         pattern = "discovery/v1/instances/*%2Fcoordinator%2F*"
         found: list[str] = []
 

@@ -50,13 +50,21 @@ class KvExchange(Protocol):
         ...
 
     async def fetch(
-        self, rid: str, keys: Sequence[bytes], held_tokens: int, source_worker_id: str, timeout_s: float
+        self,
+        rid: str,
+        keys: Sequence[bytes],
+        held_tokens: int,
+        source_worker_id: str,
+        timeout_s: float,
+        expected_tokens: int | None = None,
     ) -> KvFetch:
         """Read the pages that are missing here from a peer, and keep them for request `rid`.
 
         Args:
             keys: of the pages that the engine can use: all of the prompt but the page of its last token.
             held_tokens: what `hold` returned for them.
+            expected_tokens: what the peer is expected to have of them; None: all. It waits for its engine only if it
+                has less.
         """
         ...
 

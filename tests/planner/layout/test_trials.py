@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from planner.layout import trials as trials_module
 from planner.layout.layout import Layout
 from planner.layout.trial import SHORT, GoodputTask, Horizon, TrialTask
 from planner.layout.trials import TimeOverError, Trials
@@ -38,9 +43,15 @@ def test_nothing_is_awaited_after_the_time_is_over_but_a_trial_can_be_made(jobs:
 
 
 @pytest.mark.slow
-def test_trials_that_still_run_are_ended_with_the_search() -> None:
+def test_trials_that_still_run_are_ended_with_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def over_when_all_run(futures: Iterable[Future[Any]], _: float) -> None:
+        while not all(future.running() for future in futures):
+            time.sleep(0.01)
+        raise TimeoutError
+
+    monkeypatch.setattr(trials_module, "as_completed", over_when_all_run)
     # These would take minutes.
     long = [replace(task, horizon=Horizon(1e4, 0.0, 0, 10**9)) for task in TASKS]
-    with Trials(CASE, 2, 0.5) as trials, pytest.raises(TimeOverError):
+    with Trials(CASE, 2, 1e6) as trials, pytest.raises(TimeOverError):
         trials.trials(long)
     assert [process.exitcode for process in trials._processes] == [-signal.SIGTERM] * 2

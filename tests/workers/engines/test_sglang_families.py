@@ -36,7 +36,7 @@ CELLS: list[tuple[str, dict[str, Any], Sequence[tuple[int, int]]]] = [
     ("gemma_4", {"pools": ("kv", "swa")}, DEGREES),
     ("qwen3_next", {"pools": ("kv", "mamba")}, DEGREES),
 ]
-"""Family, what is not as in a plain model, and pairs of TP (prefill worker, decode worker)."""
+"""Family, options that differ from those of a plain model, and pairs of TP (prefill worker, decode worker)."""
 
 
 @pytest.mark.parametrize(("family", "options", "pairs"), CELLS)

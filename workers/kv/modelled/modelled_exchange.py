@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
+from workers.kv.arrivals import Arrivals
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import PoolGeometry, Section
@@ -56,6 +57,7 @@ class ModelledExchange:
         self._moved_pages = 0
         self._peers: KvPeers | None = None
         self._on_held: HeldListener = lambda _session_id, _tokens: None
+        self._arrivals = Arrivals()
         self._background: set[asyncio.Task[None]] = set()
 
     # -- the protocol
@@ -96,7 +98,13 @@ class ModelledExchange:
         return self.directory.hold(rid, keys, self._clock()).tokens
 
     async def fetch(
-        self, rid: str, keys: Sequence[bytes], held_tokens: int, source_worker_id: str, timeout_s: float
+        self,
+        rid: str,
+        keys: Sequence[bytes],
+        held_tokens: int,
+        source_worker_id: str,
+        timeout_s: float,
+        expected_tokens: int | None = None,  # noqa: ARG002 - nothing is late
     ) -> KvFetch:
         start_s = self._clock()
         missing = keys[held_tokens // self.page_size :]
@@ -196,17 +204,23 @@ class ModelledExchange:
 
     async def _copy(self, keys: Sequence[bytes], source: Parallelism) -> int:
         # Of no session yet: the request that needs them holds them, and its session takes them over when it begins.
-        reservation = self.directory.reserve("", {_POOL: keys}, self._clock())
+        wanted = {_POOL: keys}
+        others = self._arrivals.of(wanted)
+        reservation = self.directory.reserve("", wanted, self._clock())
         if reservation is None:
             raise MemoryError("the KV store has no room")
         pages = len(reservation.offsets[_POOL])
-        try:
-            await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
-        except BaseException:
-            self.directory.give_up(reservation.id)
-            raise
-        self.directory.written(reservation.id)
+        with self._arrivals.announced(wanted, reservation):
+            try:
+                await asyncio.sleep(self._model.kv_transfer_s(pages * self.page_size, source, self._parallelism))
+            except BaseException:
+                self.directory.give_up(reservation.id)
+                raise
+            self.directory.written(reservation.id)
         self._moved_pages += pages
+        if others:
+            # The caller limits the time of the whole read.
+            await asyncio.wait(others)
         return pages
 
     async def _unlease(self, worker_id: str, lease_id: str) -> None:

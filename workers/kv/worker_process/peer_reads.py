@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ampd.wire import KvRequest, LeasedRecords
+from workers.kv.arrivals import Arrivals
 from workers.kv.exchange import KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import mismatch
@@ -56,10 +57,14 @@ class PeerReads:
         self._peers = peers
         self._clock = clock
         self._foreign = ForeignPeers()
+        self._arrivals = Arrivals()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    async def read(self, keys: Sequence[bytes], source: str, deadline_s: float) -> int:
+    async def read(self, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
+
+        Args:
+            expected: how many of the keys the worker is expected to have.
 
         Raises:
             TimeoutError, ConnectionError: the worker, or the transport, does not answer or failed.
@@ -68,7 +73,7 @@ class PeerReads:
         """
         self._foreign.check(source)
         left_s = deadline_s - self._clock()
-        request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S)
+        request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S, expected=expected)
         reply = await self._peers.call(source, request, left_s)
         if "error" in reply:
             raise RuntimeError(reply["error"])
@@ -93,11 +98,21 @@ class PeerReads:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read_leased(self, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float) -> int:
+        """Read what is missing here, and wait for the records that other reads bring already."""
         wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
+        others = self._arrivals.of(wanted)
         # Of no session yet: the request holds them, and its session takes them over when it begins.
         reservation = self._store.directory.reserve("", wanted, self._clock())
         if reservation is None:
             raise RuntimeError("the store has no room")
+        with self._arrivals.announced(wanted, reservation):
+            size = await self._read_reserved(lease, reservation, deadline_s)
+        if others:
+            # Where one of them fails or is late, the rest of the context is computed.
+            await asyncio.wait(others, timeout=max(0.0, deadline_s - self._clock()))
+        return size
+
+    async def _read_reserved(self, lease: _RemoteLease, reservation: Reservation, deadline_s: float) -> int:
         done: Future[int] | None = None
         is_kept = False
         try:

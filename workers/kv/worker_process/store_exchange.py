@@ -97,7 +97,8 @@ class StoreExchange:
     async def _serve(self, request: KvRequest) -> KvReply:
         match request["op"]:
             case "lease":
-                return await self._lease(request["keys"], request["ttl_s"], request.get("reader", ""))
+                expected = request.get("expected", len(request["keys"]))
+                return await self._lease(request["keys"], request["ttl_s"], request.get("reader", ""), expected)
             case "unlease":
                 live = self.store.directory.unlease(request["lease_id"], self._clock())
                 return KvReply() if live else KvReply(error="the lease had ended")
@@ -108,8 +109,8 @@ class StoreExchange:
             case other:
                 return KvReply(error=f"unknown operation {other!r}; known: lease, unlease, match, release_session")
 
-    async def _lease(self, keys: Sequence[bytes], ttl_s: float, reader: str) -> KvReply:
-        if self.store.directory.match(keys) < len(keys):
+    async def _lease(self, keys: Sequence[bytes], ttl_s: float, reader: str, expected: int) -> KvReply:
+        if self.store.directory.match(keys) < min(expected, len(keys)):
             # An engine that is slow, hangs or has gone: what it has stored can be read all the same.
             with suppress(TimeoutError, ConnectionError):
                 await self.store.settle(min(_SETTLE_S, ttl_s))
@@ -153,19 +154,27 @@ class StoreExchange:
         return self.store.hold(rid, keys).tokens
 
     async def fetch(
-        self, rid: str, keys: Sequence[bytes], held_tokens: int, source_worker_id: str, timeout_s: float
+        self,
+        rid: str,
+        keys: Sequence[bytes],
+        held_tokens: int,
+        source_worker_id: str,
+        timeout_s: float,
+        expected_tokens: int | None = None,
     ) -> KvFetch:
         started_s = self._clock()
         page = self.store.geometry.page_size
         # Pools with windows need pages before the first missing one.
-        missing = keys[max(0, held_tokens // page - self.store.longest_window_pages) :]
+        start = max(0, held_tokens // page - self.store.longest_window_pages)
+        missing = keys[start:]
+        expected = len(keys) if expected_tokens is None else min(expected_tokens // page, len(keys))
         size, error = 0, None
         try:
             if held_tokens < len(keys) * page:
                 if self._reads is None:
                     raise RuntimeError("the exchange is not connected")
                 async with asyncio.timeout(timeout_s):
-                    size = await self._reads.read(missing, source_worker_id, started_s + timeout_s)
+                    size = await self._reads.read(missing, expected - start, source_worker_id, started_s + timeout_s)
         except TimeoutError:
             error = f"no KV from {source_worker_id} within {timeout_s:g} s"
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.

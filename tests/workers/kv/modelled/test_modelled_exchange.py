@@ -83,3 +83,26 @@ def test_a_worker_with_another_fingerprint_is_not_read_and_logged_once(caplog: p
     assert [result.tokens for result in results] == [0, 0]
     assert all("fingerprint differs: ours here, theirs there" in str(result.error) for result in results)
     assert len([line for line in caplog.messages if line.startswith("worker P has another kind of KV")]) == 1
+
+
+class SlowReads(Times):
+    """A read of no pages takes no time."""
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        super().kv_transfer_s(tokens, source, target)
+        return 0.05 if tokens else 0.0
+
+
+def test_a_read_waits_for_the_pages_that_another_read_brings() -> None:
+    made = ModelledExchange(SlowReads(), Parallelism(), PAGE, 10_000, 8, "ours")
+    made.connect(OneAnswer(lease()), lambda _session_id, _tokens: None)
+
+    async def matched_after_the_second() -> int:
+        first = asyncio.create_task(made.fetch("r", KEYS, 0, "P", 60.0))
+        await asyncio.sleep(0)
+        await made.fetch("r2", KEYS, 0, "P", 60.0)
+        matched = made.directory.match(KEYS)
+        assert (await first).tokens == 4 * PAGE
+        return matched
+
+    assert asyncio.run(matched_after_the_second()) == 4

@@ -44,6 +44,36 @@ async def test_only_what_is_missing_is_read_and_what_is_not_there_is_not() -> No
         assert b.stored(keys) == [record_of(key) for key in keys[:9]]
 
 
+async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
+        shared = text(1, 8)[: 8 * PAGE]
+        prompts = [shared + text(seed, 2) for seed in (2, 3)]
+        for name, prompt in zip("st", prompts, strict=True):
+            await a.compute(name, prompt)
+        may_end = asyncio.Event()
+        ending: list[KvRequest] = []
+
+        async def hold_up_the_first(request: KvRequest) -> None:
+            if request["op"] == "unlease":
+                ending.append(request)
+                if len(ending) == 1:
+                    await may_end.wait()
+
+        peers.before = hold_up_the_first  # type: ignore[assignment]
+        first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
+        await until(lambda: len(ending) == 1)
+        second = asyncio.create_task(b.read("r2", prompts[1], "a", 60.0))
+        await until(lambda: len(ending) == 2)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not second.done()
+        may_end.set()
+        assert [(await read).bytes for read in (first, second)] == [10 * RECORD, 2 * RECORD]
+        keys = page_keys(prompts[1], PAGE, tenant="")
+        assert b.exchange.hold("r2", keys) == 10 * PAGE
+        assert b.stored(keys) == [record_of(key) for key in keys]
+
+
 async def test_another_kind_of_kv_is_refused() -> None:
     async with workers(a=(a := Worker()), b=(b := Worker(fingerprint="other"))):
         tokens = text(1, 4)
@@ -293,6 +323,23 @@ async def test_a_lease_waits_for_the_engine_only_if_pages_are_missing() -> None:
         assert not leases["second"].done()
         a.ranks[1].offer("t", second)
         assert (await leases["second"])["matched"] == 4
+
+
+async def test_a_read_of_a_history_does_not_wait_for_the_engine_of_its_owner() -> None:
+    """Its prompt goes on behind the history, and the owner has nothing of that."""
+    async with workers(a=(a := Worker()), b=(b := Worker())):
+        keys, _ = await stored_and_unsettled(a)
+        prompt = [*text(1, 8)[: 8 * PAGE], *text(3, 2)]
+        asked = page_keys(prompt, PAGE, tenant="")
+        settle = a.exchange.store.settle
+
+        async def never(_timeout_s: float) -> None:
+            raise AssertionError("the engine was asked")
+
+        a.exchange.store.settle = never  # type: ignore[method-assign]
+        fetched = await b.exchange.fetch("r", asked, b.exchange.hold("r", asked), "a", 60.0, len(keys) * PAGE)
+        assert (fetched.tokens, fetched.error) == (len(keys) * PAGE, None)
+        a.exchange.store.settle = settle  # type: ignore[method-assign]
 
 
 async def stored_and_unsettled(worker: Worker) -> tuple[list[bytes], list[bytes]]:
