@@ -123,6 +123,10 @@ class KvMemory:
                 self._evict(other)
                 if self.used_tokens <= room:
                     break
+            if self.used_tokens > room:
+                # A session that has rewritten its context needs less of its prefix, or nothing, than is here.
+                self.used_tokens -= self.prefixes.drop(session_id)
+                room = self.capacity_tokens - self.prefixes.growth(session_id, self.held.get(session_id, 0), tokens)
         if self.used_tokens > room:
             self._rest(session_id)
             return False

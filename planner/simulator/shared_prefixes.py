@@ -107,6 +107,15 @@ class ResidentPrefixes:
                 return resident.computed_tokens
         return 0
 
+    def drop(self, session_id: str) -> int:
+        """Drop a session's prefix if no session uses it here; returns its tokens."""
+        prefix = self._prefixes.get(session_id)
+        resident = self._residents.get(prefix.key) if prefix else None
+        if prefix is None or resident is None or resident.members:
+            return 0
+        del self._residents[prefix.key]
+        return resident.computed_tokens
+
     @property
     def unused_tokens(self) -> int:
         """Memory of prefixes that no session here needs."""

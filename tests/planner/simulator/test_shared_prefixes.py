@@ -144,6 +144,16 @@ def test_a_session_does_not_lose_its_prefix_to_make_room_for_itself() -> None:
     assert memory.held_tokens("b") == 64
 
 
+@pytest.mark.parametrize("left", [0, 16])
+def test_a_session_that_has_left_its_prefix_does_not_wait_for_the_memory_of_it(left: int) -> None:
+    memory = WatchedMemory(160, 16, {"a": SessionPrefix("system", 64), "b": SessionPrefix("system", left)})
+    assert memory.reserve("a", 96)
+    memory.settle("a", 96)
+    memory.release("a")
+    assert memory.reserve("b", 160)
+    assert (memory.held_tokens("b"), memory.used_tokens) == (0, 160)
+
+
 def test_a_memory_without_sessions_that_share_is_as_before() -> None:
     none = ResidentPrefixes({}, 16)
     assert (none.change("s", 32, 80), none.growth("s", 32, 80), none.held_tokens("s")) == (48, 48, 0)
