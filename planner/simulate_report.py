@@ -114,7 +114,7 @@ def _missed_section(title: str, missed: Sequence[MissedRound]) -> Section:
         [f"{each.sent_s:.1f} s", each.session_id, str(each.index + 1), each.targets, each.causes]
         for each in missed[:_MOST_MISSED]
     ]
-    return Section(f"{title} ({len(missed)})", head=_MISSED_HEAD, rows=rows, is_list=True)
+    return Section(f"{title} ({len(missed)})", head=_MISSED_HEAD, rows=rows, anchor="missed", is_list=True)
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")

@@ -16,6 +16,7 @@ class Section:
     """A card of a report: sentences, a table, a picture, or all of them.
 
     Attributes:
+        anchor: name for links to this card; empty: it has none.
         is_list: the table has words in most columns, and may be longer than a printed page.
     """
 
@@ -25,6 +26,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     svg: str = ""
     is_half: bool = False
+    anchor: str = ""
     is_list: bool = False
 
 

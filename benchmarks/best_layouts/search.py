@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.best_layouts.entries import Entry, our_parts, ours, rivals
+from benchmarks.policies import contest
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import TARGET, Found, Point, fields_of, measure, run
 from benchmarks.policies.settings import Setting
@@ -14,7 +15,7 @@ from planner.rate_search import RateSearch
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 
-CRITERIA = {"sustained_rounds": "rounds", "sustained_sessions": "sessions"}
+CRITERIA = {name: name.removeprefix("sustained_") for name in contest.CRITERIA}
 """The criteria of the search, and their names in tables."""
 _FIRST_SHARE = 1 / 3
 _FAR = 0.8
@@ -104,7 +105,7 @@ class Outcome:
 
     Attributes:
         ours: label of a contestant on the even split -> criterion -> rate.
-        best: `rival` or `our parts` -> criterion -> the best entry.
+        best: `RIVAL` or `PARTS` -> criterion -> the best entry.
     """
 
     ours: Mapping[str, Mapping[str, float]]

@@ -49,8 +49,8 @@ class Search:
 
     def fewest(self) -> None:
         """Layouts of few GPUs that carry the case's rate, as `carrying`; empty: none was found."""
-        least = self.least_gpus()
-        enough = self._enough(fewest_gpus(self.costs, self.case.gpus, self.rate / _USED) or self.case.gpus)
+        least = self._least_gpus(self.case.rate)
+        enough = self._enough(self._least_gpus(self.rate / _USED))
         # `enough` carries it, and fewer than `least` cannot.
         while self.carrying and least < enough:
             gpus = (least + enough) // 2
@@ -64,10 +64,6 @@ class Search:
             gpus = self.carrying[0].gpus
             self._carry([each for layout in fresh for each in self._near(layout, gpus)], gpus)
 
-    def least_gpus(self) -> int:
-        """Fewer GPUs cannot carry the case's rate, because computing takes longer."""
-        return fewest_gpus(self.costs, self.case.gpus, self.case.rate) or self.case.gpus
-
     def more(self) -> bool:
         """Look for layouts that carry the case's rate with more GPUs than those of `carrying`; False: none is left."""
         self.rate = self.case.rate
@@ -76,6 +72,10 @@ class Search:
         while gpus < self.case.gpus and len(self.carrying) == known:
             gpus = self._enough(self._grown(gpus))
         return len(self.carrying) > known
+
+    def _least_gpus(self, rate: float) -> int:
+        """The fewest GPUs with enough computing time and memory for a rate, by the integer programme; else all."""
+        return fewest_gpus(self.costs, self.case.gpus, rate) or self.case.gpus
 
     def _enough(self, gpus: int) -> int:
         """The first number of GPUs, from this one on, of which a layout carries the rate; the last one, if none."""

@@ -16,7 +16,7 @@ from planner.rate_search import RateSearch
 from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, end_s, in_time_share, is_overdue, time_at_targets_s
+from planner.sustained import IN_TIME, end_s, in_time_share, longest_s, time_at_targets_s
 from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.retime import retime
@@ -223,11 +223,13 @@ class _Watch:
         self._allowed = self._due if share is None else share * self._due
         self._met = self._late = self._slow = self._missed = 0
         self._allowed_overdue = len(sessions) * (1.0 if share is None else _OVERDUE)
-        self._sessions = {session.session_id: session for session in sessions}
+        # Once per session: each of its rounds asks.
+        self._in_time = {session.session_id: (session.arrival_s, longest_s(session, slo)) for session in sessions}
         self._overdue: set[str] = set()
 
     def __call__(self, record: SimulatedRound) -> None:
-        if is_overdue(self._sessions[record.session_id], end_s(record), self._slo):
+        arrival_s, most_s = self._in_time[record.session_id]
+        if end_s(record) - arrival_s > most_s:
             self._overdue.add(record.session_id)
             if len(self._overdue) > self._allowed_overdue:
                 raise _TooManyMissedError

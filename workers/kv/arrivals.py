@@ -19,7 +19,7 @@ class Arrivals:
         self._reads: dict[tuple[str, bytes], asyncio.Future[None]] = {}
 
     def of(self, wanted: Keys) -> set[asyncio.Future[None]]:
-        """The reads that bring some of these records. Each future ends with its read, whatever became of it."""
+        """The reads that bring some of these records. Each future ends with its read, also if the read fails."""
         names = ((pool, key) for pool, keys in wanted.items() for key in keys)
         return {self._reads[name] for name in names if name in self._reads}
 
