@@ -29,12 +29,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from dynamo.runtime import Context
 
+from ampd.handler_stream import HandlerStream
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
@@ -47,7 +49,7 @@ from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerLostError
 from router.settings import CoordinatorSettings
-from workers.cancellation import until_stopped
+from workers.cancellation import send_until_stopped
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
@@ -110,7 +112,7 @@ class LocalWorkers:
 async def _answered(chunks: Any, context: Any) -> AsyncIterator[Any]:
     """A caller that drops its stream stops the call, as on Dynamo's request plane."""
     try:
-        async for chunk in until_stopped(chunks, context):
+        async for chunk in HandlerStream(partial(send_until_stopped, chunks, context)):
             yield chunk
     finally:
         context.stop_generating()

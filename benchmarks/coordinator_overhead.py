@@ -1,11 +1,16 @@
-"""What the coordinator costs: TTFT and requests a second with it, against the frontend calling the worker itself.
+"""What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
     python benchmarks/coordinator_overhead.py [--json] [--sessions] [--prompt-tokens 1000] [--output-tokens 16]
+    python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
 The workers run the modelled engine with times of zero, so that what is measured is the way, not the model. Bursts of
 requests go to one and the other in turn; medians over the bursts and their ratio are printed. Every request opens a
 connection of its own: on a kept-alive one the end of a stream waits some 40 ms for a delayed acknowledgement.
+
+`--cpu` measures the CPU time of each process per token instead: that of long answers, less that of as many short ones,
+by the tokens between them. Without `--step-ms` the tokens come as fast as the processes relay them, and a process that
+is behind joins them. With it, they come at the pace of an engine.
 """
 
 from __future__ import annotations
@@ -54,14 +59,19 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100, help="requests per burst")
     parser.add_argument("--bursts", type=int, default=7, help="bursts per graph and concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--cpu", action="store_true", help="measure the CPU time per token")
+    parser.add_argument("--long-tokens", type=int, default=500, help="output tokens of a long answer, with --cpu")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time of a decode step")
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
+    parser.add_argument("--perf", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.direct_worker:
-        return _serve_direct(options.direct_worker)
+        return _serve_direct(options.direct_worker, options.perf)
     results = asyncio.run(_measure(options))
-    print(json.dumps(results) if options.json else _table(results))
+    table = _cpu_table if options.cpu else _table
+    print(json.dumps(results) if options.json else table(results))
     return 0
 
 
@@ -69,15 +79,17 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as redis:
         supervisor = Supervisor(Path(folder))
         try:
-            urls = await _start(Path(folder), redis.url, supervisor)
+            urls = await _start(Path(folder), redis.url, supervisor, options.step_ms / 1e3)
+            if options.cpu:
+                return await _cpu_per_token(options, urls, supervisor.pids)
             return await _alternate(options, urls)
         finally:
             supervisor.stop()
 
 
-async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[str, str]:
+async def _start(folder: Path, redis_url: str, supervisor: Supervisor, step_s: float) -> dict[str, str]:
     model, profile = str(tiny_model_path()), folder / "instant.json"
-    profile.write_text(json.dumps(_instant()))
+    profile.write_text(json.dumps(_instant(step_s)))
     env = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "error"}
     shared = ["--dyn-namespace", "with", "--state-url", redis_url, "--perf", str(profile), "--model", model]
     ports = {name: claim_port("127.0.0.1", 0) for name in ("with", "without")}
@@ -88,7 +100,7 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor) -> dict[s
             env,
         ),
         ProcessSpec("coordinator", python_module("router", ["--model-name", _MODEL, *shared]), env),
-        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without"), env),
+        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without", "--perf", str(profile)), env),
     ]
     for name, port in ports.items():
         flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", name]
@@ -129,6 +141,36 @@ def _medians(bursts: list[Burst]) -> dict[str, float]:
     }
 
 
+async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids: dict[str, int]) -> dict[str, Any]:
+    """Median CPU time per token in us, by process."""
+    results: dict[str, Any] = {}
+    for concurrency in options.concurrency:
+        each: dict[str, list[float]] = {name: [] for name in pids}
+        for number in range(options.bursts + 1):
+            used = []
+            for tokens in (options.output_tokens, options.long_tokens):
+                answers = argparse.Namespace(**{**vars(options), "output_tokens": tokens})
+                before = _cpu_s(pids)
+                for url in urls.values():
+                    await _burst(answers, url, concurrency, 2 * number + (tokens == options.long_tokens))
+                after = _cpu_s(pids)
+                used.append({name: after[name] - before[name] for name in pids})
+            tokens = options.requests * (options.long_tokens - options.output_tokens)
+            if number:  # the first one warms up
+                for name in pids:
+                    each[name].append(1e6 * (used[1][name] - used[0][name]) / tokens)
+        results[f"concurrency_{concurrency}"] = {name: statistics.median(values) for name, values in each.items()}
+    return results
+
+
+def _cpu_s(pids: dict[str, int]) -> dict[str, float]:
+    used_s = {}
+    for name, pid in pids.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used_s[name] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return used_s
+
+
 async def _burst(options: argparse.Namespace, url: str, concurrency: int, number: int) -> Burst:
     left = iter(range(options.requests))
     times: list[tuple[float, float]] = []
@@ -167,8 +209,8 @@ async def _request(url: str, prompt: list[int], output_tokens: int, headers: str
     return first_s - start_s, time.perf_counter() - start_s
 
 
-def _instant() -> dict[str, Any]:
-    """A performance model in which nothing takes time."""
+def _instant(step_s: float) -> dict[str, Any]:
+    """A performance model in which nothing takes time but a decode step."""
     nothing = {"alpha_s": 0, "beta_s_per_token": 0}
     head = {"kind": "rough", "source": "benchmark", "model": "none", "gpu": "none", "date": "2026-01-01", "method": "0"}
     return {
@@ -180,7 +222,7 @@ def _instant() -> dict[str, Any]:
                 "prefill": {"segments": [{"from_incr_tokens": 0, "gamma_s_per_token2": 0, **nothing}]},
                 "decode": {
                     "context_s_per_token": 0,
-                    "segments": [{"from_batch": 0, "alpha_s": 0, "beta_s_per_sequence": 0}],
+                    "segments": [{"from_batch": 0, "alpha_s": step_s, "beta_s_per_sequence": 0}],
                 },
             }
         ],
@@ -188,7 +230,7 @@ def _instant() -> dict[str, Any]:
     }
 
 
-def _serve_direct(namespace: str) -> int:
+def _serve_direct(namespace: str, profile: Path) -> int:
     """A worker that the frontend calls itself: the same engine, without queue, state or coordinator."""
     import uvloop
     from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
@@ -202,9 +244,10 @@ def _serve_direct(namespace: str) -> int:
     from workers.engines.modelled_tokens import read_model_folder
     from workers.stream_chunks import chunk_of
 
+    model = PiecewiseModel(PerformanceProfile.model_validate_json(profile.read_text()))
+
     @dynamo_worker()
     async def serve(runtime: Any) -> None:
-        model = PiecewiseModel(PerformanceProfile.model_validate(_instant()))
         engine = ModelledEngine(read_model_folder(tiny_model_path()), model, Parallelism(), 262_144, 1_048_576)
         await engine.start()
 
@@ -228,6 +271,14 @@ def _serve_direct(namespace: str) -> int:
 
     uvloop.run(serve())
     return 0
+
+
+def _cpu_table(results: dict[str, Any]) -> str:
+    lines = ["CPU time per token in us"]
+    for name, figures in results.items():
+        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)")
+        lines += [f"{process:<20} {us:>8.1f}" for process, us in figures.items()]
+    return "\n".join(lines)
 
 
 def _table(results: dict[str, Any]) -> str:

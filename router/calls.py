@@ -12,6 +12,7 @@ from dynamo.runtime import Context
 
 from ampd.call_signatures import Signer
 from ampd.errors import one_line_of
+from ampd.handler_stream import Chunk
 from ampd.telemetry.tracing import TracedContext, context_for_call
 from ampd.wire import (
     COMPONENT,
@@ -23,7 +24,6 @@ from ampd.wire import (
     KvRequest,
     parse_error,
 )
-from router.outputs import Chunk
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
 _CALLER = "coordinator"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ampd.handler_stream import Chunk
 from ampd.types import WorkerView
 from ampd.wire import REPORT_KEY
 from router.continuation import LINK, link
 from router.decision_record import DecisionRecord
 from router.fingerprints import mark_of
-from router.outputs import Chunk, merged_usage
+from router.outputs import merged_usage
 from router.request import RoundRequest
 from router.served import ServedRound
 

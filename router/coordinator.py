@@ -6,12 +6,13 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dynamo.llm import HttpError
 
+from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
@@ -26,7 +27,7 @@ from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.outputs import Chunk, merged_usage
+from router.outputs import merged_usage
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -160,7 +161,6 @@ class Coordinator:
         self._services.access.guard.start()
         self._services.access.ended.start()
         self._lease_probe.start()
-        self._rounds.start()
         if self.pools is not None:
             self.pools.start()
 
@@ -172,47 +172,38 @@ class Coordinator:
         """Finish the background work of rounds, as far as `timeout_s` allows, and disconnect."""
         if self.pools is not None:
             await self.pools.stop()
-        await self._rounds.stop()
         await self._background.finish(timeout_s)
         await self._services.access.guard.stop()
         await self._services.access.ended.stop()
         await self._lease_probe.stop()
         await self.view.stop()
 
-    async def generate(self, request: Mapping[str, Any], context: CallContext) -> AsyncGenerator[Chunk, None]:
-        """Serve one round: Dynamo's handler.
+    def generate(self, request: Mapping[str, Any], context: CallContext) -> HandlerStream[Chunk]:
+        """Serve one round: Dynamo's handler. The client's error is an `HttpError`."""
+        return HandlerStream(partial(self._serve, request, context), join_chunks)
 
-        Raises:
-            HttpError: with the status that the client gets.
-        """
+    async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
         trace = tracing.begin(context)
-        round_ = self._rounds.enter(context)
         try:
-            wanted = parse_round(request, self._targets, self._vocabulary_size)
-            del request  # its list of token ids is large
-            if not wanted.is_named and not wanted.continued_tokens:  # another coordinator has counted a continued one
-                self.unnamed.add()
-            trace = trace.of_session(wanted.client_session_id or wanted.session_id)
-            if wanted.max_tokens == 0 and wanted.is_final:
-                yield await self._end_session(wanted)
-                return
-            round_.chunks = trace.follow(RoundRun(wanted, context, self._services).serve())
-            async with aclosing(round_.chunks) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            with self._rounds.round():
+                wanted = parse_round(request, self._targets, self._vocabulary_size)
+                del request  # its list of token ids is large
+                if not wanted.is_named and not wanted.continued_tokens:
+                    self.unnamed.add()  # another coordinator has counted a continued one
+                trace = trace.of_session(wanted.client_session_id or wanted.session_id)
+                if wanted.max_tokens == 0 and wanted.is_final:
+                    send(await self._end_session(wanted))
+                else:
+                    await RoundRun(wanted, context, self._services).serve(send)
         except RoundRefusedError as error:
             self.failures[error.status] += 1
-            trace.enter()
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.step_level
             log_fields(log, level, "round refused", status=error.status, error=str(error))
             raise HttpError(error.status, trace.quoted(str(error))) from None
         except Exception as error:
-            trace.enter()
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
             raise HttpError(500, trace.quoted(f"the coordinator failed: {error!r}")) from None
-        finally:
-            self._rounds.leave(round_)
 
     def _announce_death(self, death: DeathNews) -> None:
         self._background.spawn(self._services.access.announce_death(death))

@@ -15,7 +15,7 @@ from router.round_errors import WorkerLostError
 
 
 class Stream:
-    """A call in progress. `waits` marks at each turn that it is still being read."""
+    """A call in progress, which the current task reads. `answered` marks each sign of life."""
 
     __slots__ = ("_clock", "_task", "context", "seen_s", "was_given_up", "was_stopped", "worker_id")
 
@@ -25,12 +25,11 @@ class Stream:
         self.was_given_up = False
         self.was_stopped = False
         self._clock = clock
-        self.waits()
-
-    def waits(self) -> None:
-        """The running task waits for the worker from now on: after a sign of life, and after each `yield`."""
-        # Dynamo may drive a generator by a new task for every item.
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self.answered()
+
+    def answered(self) -> None:
+        """The worker has answered now."""
         self.seen_s = self._clock()
 
     @property

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
+from ampd.handler_stream import Chunk
 from ampd.wire import REPORT_KEY
-
-Chunk: TypeAlias = dict[str, Any]
 
 
 def ends_at_prefill(

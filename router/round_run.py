@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
+from ampd.handler_stream import Chunk, Send
 from ampd.telemetry import tracing
 from ampd.types import Route
 from ampd.wire import REPORT_KEY, GenerateRequest, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord
-from router.outputs import Chunk, ends_at_prefill, first_chunk
+from router.outputs import ends_at_prefill, first_chunk
 from router.placement import Ask, Placement
 from router.prompt_history import PromptHistory
 from router.recovery import Recovery, decode_error
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundRun:
-    """The life of one round. `serve` yields Dynamo's chunks; however it ends, no call and no queued task stays behind.
+    """The life of one round. `serve` sends Dynamo's chunks; however it ends, no call and no queued task stays behind.
 
     `_unreached` is the placement whose task may not have reached its worker, because no output of it has come yet. It
     must be withdrawn if the round ends. A worker does not begin a call whose client has gone already.
@@ -54,8 +54,8 @@ class RoundRun:
         self._is_initial = False
         self._is_dropped = False
 
-    async def serve(self) -> AsyncGenerator[Chunk, None]:
-        """Run the round.
+    async def serve(self, send: Send[Chunk]) -> None:
+        """Run the round, and send its chunks.
 
         Raises:
             RoundRefusedError: it cannot be served.
@@ -69,21 +69,19 @@ class RoundRun:
                     chunk = await self._prefill(placement)
                     if chunk is None:
                         continue
-                    yield chunk
+                    send(chunk)
                     if self._stream.has_finished_choice:
                         self._hand_over(placement)
                         return
                 try:
-                    async with aclosing(self._decode(placement)) as chunks:
-                        async for chunk in chunks:
-                            yield chunk
+                    await self._decode(placement, send)
                     return
                 except WorkerLostError as error:
                     if self._context.is_stopped():
                         return  # the client has gone, which says nothing about the worker
                     self._withdraw(placement)
                     self._recovery.after_decode(error, len(self._stream.emitted))
-        except (GeneratorExit, asyncio.CancelledError):
+        except asyncio.CancelledError:
             self._is_dropped = True  # the client reads no more
             raise
         finally:
@@ -216,15 +214,15 @@ class RoundRun:
                 async for chunk in await access.calls.generate(worker_id, request, context):
                     if report := access.reports.of(chunk, worker_id):
                         self._take_report(worker_id, report)
-                    watched.waits()
+                    watched.answered()
         except Exception as error:
             reason = worker_error(worker_id, error)
             log.warning("KV of session %r was not taken over: %s", self._request.session_id, reason)
 
     # -- decode
 
-    async def _decode(self, placement: Placement) -> AsyncGenerator[Chunk, None]:
-        """The rest of the round, from its decode worker."""
+    async def _decode(self, placement: Placement, send: Send[Chunk]) -> None:
+        """Send the rest of the round, from its decode worker."""
         worker_id, access = placement.binding.worker_id, self._services.access
         source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
         context = self._links.new()
@@ -237,20 +235,25 @@ class RoundRun:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
                     self._unreached = None
-                    report = access.reports.of(chunk, worker_id)
-                    chunk.pop(REPORT_KEY, None)
+                    watched.answered()
                     self._stream.count(chunk)
-                    if chunk.get("finish_reason") is not None:
-                        if report is not None:
-                            self._decoded(worker_id, source, report)
-                        self._stream.finish_choice(chunk, tokens_before, has_report=report is not None)
-                    yield chunk
-                    watched.waits()
+                    if "finish_reason" in chunk or REPORT_KEY in chunk:
+                        self._finish(chunk, worker_id, source, tokens_before)
+                    send(chunk)
         except Exception as error:
             has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)
             raise decode_error(worker_error(worker_id, error, has_died=has_died)) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
+
+    def _finish(self, chunk: Chunk, worker_id: str, source: str | None, tokens_before: int) -> None:
+        """Complete the last chunk of a choice."""
+        report = self._services.access.reports.of(chunk, worker_id)
+        chunk.pop(REPORT_KEY, None)
+        if chunk.get("finish_reason") is not None:
+            if report is not None:
+                self._decoded(worker_id, source, report)
+            self._stream.finish_choice(chunk, tokens_before, has_report=report is not None)
 
     def _decoded(self, worker_id: str, source: str | None, report: RoundReport) -> None:
         if source is None:

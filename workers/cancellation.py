@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-ItemT = TypeVar("ItemT")
+from ampd.handler_stream import Send
 
-MOST_WAITING = 256
-"""Items that wait for a caller. Outputs of an engine come in hundreds at most while a caller is busy."""
+ItemT = TypeVar("ItemT")
 
 
 class StopSignal(Protocol):
@@ -23,18 +22,15 @@ class StopSignal(Protocol):
         ...
 
 
-async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal) -> AsyncIterator[ItemT]:
-    """The items of `source` until it ends or the caller goes; then `source` is cancelled where it waits, and closed.
+async def send_until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
+    """Send the items of `source` until it ends or the caller goes. Then it is cancelled where it waits, and closed.
 
-    `source` runs in a separate task, so that no task is created per item. It is at most `MOST_WAITING` items ahead of a
-    caller that reads slowly.
+    `source` runs in a separate task, because the handler must outlive its cancellation.
     """
-    items: asyncio.Queue[ItemT | None] = asyncio.Queue()
-    room = asyncio.Semaphore(MOST_WAITING)
     if context.is_stopped():
         await source.aclose()
         return
-    pump = asyncio.create_task(_pump(source, items, room, context))
+    pump = asyncio.create_task(_pump(source, context, send))
 
     def end() -> None:
         if not pump.cancelling():
@@ -44,9 +40,6 @@ async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal
     stopped = asyncio.ensure_future(context.async_killed_or_stopped())
     stopped.add_done_callback(lambda _: end())
     try:
-        while (item := await items.get()) is not None:
-            room.release()
-            yield item
         await asyncio.wait({pump})
         if not pump.cancelled() and (error := pump.exception()) is not None:
             raise error
@@ -56,22 +49,13 @@ async def until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal
         await asyncio.wait({pump})
 
 
-async def _pump(
-    source: AsyncGenerator[ItemT, None],
-    items: asyncio.Queue[ItemT | None],
-    room: asyncio.Semaphore,
-    context: StopSignal,
-) -> None:
+async def _pump(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
     pump = asyncio.current_task()
     assert pump is not None
-    try:
-        async with aclosing(source):
-            async for item in source:
-                if context.is_stopped() or pump.cancelling():
-                    # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which
-                    # forgets it where it meets an answer.
-                    return
-                await room.acquire()
-                items.put_nowait(item)
-    finally:
-        items.put_nowait(None)
+    async with aclosing(source):
+        async for item in source:
+            if context.is_stopped() or pump.cancelling():
+                # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which forgets
+                # it where it meets an answer.
+                return
+            send(item)

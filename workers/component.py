@@ -16,6 +16,7 @@ from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.errors import RunError, UserError
+from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
@@ -27,7 +28,7 @@ from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.call_guard import CallGuard, CallRefusedError, warn_if_open
-from workers.cancellation import until_stopped
+from workers.cancellation import send_until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
@@ -176,24 +177,24 @@ class Worker:
 
     # -- handlers
 
-    def _guarded(self, endpoint: str, rounds: Callable[[Any], AsyncGenerator[dict[str, Any], None]]) -> Handler:
-        async def handle(request: Any, context: Context) -> AsyncIterator[dict[str, Any]]:
-            trace = tracing.proceed(context)
+    def _guarded(self, endpoint: str, rounds: Callable[[Any], AsyncGenerator[Chunk, None]]) -> Handler:
+        async def serve(request: Any, context: Context, send: Send[Chunk]) -> None:
+            tracing.proceed(context)
             try:
                 self._guard.check(context.metadata, endpoint, request)
                 # It works in a task of its own, which begins in this first step.
-                async for chunk in until_stopped(rounds(request), context):
-                    yield chunk
+                await send_until_stopped(rounds(request), context, send)
             except (EngineError, CallRefusedError) as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                trace.enter()
                 log.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker cannot read the request: {error!r}")) from None
             except Exception as error:
-                trace.enter()
                 log.exception("a round failed")
                 raise HttpError(500, error_text(500, f"the worker failed: {error!r}")) from None
+
+        def handle(request: Any, context: Context) -> AsyncIterator[Chunk]:
+            return HandlerStream(partial(serve, request, context), join_chunks)
 
         return handle
 

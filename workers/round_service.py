@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, cast
 from uuid import uuid4
 
+from ampd.handler_stream import Chunk
 from ampd.page_keys import page_keys
 from ampd.state.checks import checked
 from ampd.tenant import tenant_of
@@ -26,7 +27,6 @@ from workers.session_keeper import SessionKeeper
 from workers.slices import Slicer
 from workers.stream_chunks import chunk_of, usage_of
 
-Chunk = dict[str, Any]
 Chunks = AsyncGenerator[Chunk, None]
 
 

@@ -7,12 +7,10 @@ others as metadata. Within a process they are in a context variable, which tasks
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar
-
-ItemT = TypeVar("ItemT")
+from typing import Any, Protocol, Self
 
 REQUEST_ID = "ampd-request-id"
 SESSION_ID = "ampd-session-id"
@@ -72,23 +70,6 @@ class Trace:
         named = replace(self, session_id=session_id)
         named.enter()
         return named
-
-    async def follow(self, source: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
-        """The items of `source`, each produced with this as the current round.
-
-        Dynamo runs every step of a handler in a new task, which does not see the context variables of the last step.
-        """
-        try:
-            while True:
-                self.enter()
-                try:
-                    item = await anext(source)
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            self.enter()
-            await source.aclose()
 
     def quoted(self, message: str) -> str:
         """An error message with the ids that find its round in the logs."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.handler_stream import HandlerStream
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
@@ -215,9 +216,15 @@ class Replica:
         }
         return RoundRun(parse_round(request, self._targets), context or FakeContext(), self.services)
 
+    def chunks(
+        self, session: str | None = "s", context: FakeContext | None = None, **fields: Any
+    ) -> HandlerStream[dict[str, Any]]:
+        """The chunks of a round, none joined."""
+        return HandlerStream(self.run(session, context, **fields).serve)
+
     async def round(self, session: str | None = "s", **fields: Any) -> tuple[list[int], dict[str, Any]]:
         """Tokens and record of a round."""
-        chunks = [chunk async for chunk in self.run(session, **fields).serve()]
+        chunks = [chunk async for chunk in self.chunks(session, **fields)]
         await asyncio.gather(*self.tasks)
         return [token for chunk in chunks for token in chunk["token_ids"]], chunks[-1]["engine_data"]["ampd"]
 

@@ -65,7 +65,7 @@ async def test_a_round_that_was_admitted_is_not_refused_when_its_worker_is_lost(
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p1", Role.PREFILL))
     async with Replica(state, max_rounds=100) as replica:
         replica.workers.fail["generate", "d1"] = ConnectionError("gone")
-        rounds = replica.run().serve()
+        rounds = replica.chunks()
         await anext(rounds)
         replica.in_progress = 1000
         assert [chunk async for chunk in rounds]

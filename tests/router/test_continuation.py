@@ -67,12 +67,12 @@ def test_what_depends_on_the_whole_output_is_not_continued(sampling: dict[str, f
 async def test_a_round_that_goes_on_has_the_tokens_and_the_usage_of_one_that_was_not_interrupted(routing: str) -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state, routing) as replica:
-        whole = [chunk async for chunk in replica.run("whole").serve()]
+        whole = [chunk async for chunk in replica.chunks("whole")]
         tokens = [token for chunk in whole for token in chunk["token_ids"]]
         first = whole[0][LINK]
         assert [LINK in chunk for chunk in whole] == [True] + [False] * (len(whole) - 1)
         fields = {"token_ids": [*PROMPT, *tokens[:2]], "migration_link": first}
-        rest = [chunk async for chunk in replica.run("rest", stop_conditions={"max_tokens": 3}, **fields).serve()]
+        rest = [chunk async for chunk in replica.chunks("rest", stop_conditions={"max_tokens": 3}, **fields)]
         assert tokens[:2] + [token for chunk in rest for token in chunk["token_ids"]] == tokens
         usage = rest[-1]["completion_usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), len(tokens))
@@ -82,9 +82,9 @@ async def test_a_round_that_goes_on_has_the_tokens_and_the_usage_of_one_that_was
 async def test_a_round_that_goes_on_was_admitted_before() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state, max_rounds=100) as replica:
-        first = await anext(aiter(replica.run("whole").serve()))
+        first = await anext(aiter(replica.chunks("whole")))
         replica.in_progress = 1000  # those of the coordinator that died come here
         fields = {"token_ids": [*PROMPT, *first["token_ids"]], "migration_link": first[LINK]}
-        assert [chunk async for chunk in replica.run("rest", stop_conditions={"max_tokens": 3}, **fields).serve()]
+        assert [chunk async for chunk in replica.chunks("rest", stop_conditions={"max_tokens": 3}, **fields)]
         with pytest.raises(RoundOverloadedError):
             await replica.round("new")

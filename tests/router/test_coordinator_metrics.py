@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -174,17 +175,27 @@ async def test_the_state_of_a_coordinator() -> None:
 async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longer_in_progress() -> None:
     """Dynamo 1.4 neither reads nor drops a handler whose client goes while the frontend is behind."""
     one = await site(worker("d1"))
+
+    async def endless(_worker_id: str, _request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+        async def chunks() -> AsyncIterator[dict[str, Any]]:
+            yield {"token_ids": [64], "index": 0}
+            await context.async_killed_or_stopped()
+
+        return chunks()
+
+    one.workers.generate = endless  # type: ignore[method-assign]
     try:
         context = Context()
         stream = one.coordinator.generate(
             {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": "s"}}, context
         )
         await anext(stream)
+        assert one.total("ampd_rounds_in_progress") == 1
         context.stop_generating()
         await until(lambda: not one.total("ampd_rounds_in_progress"))
         assert one.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
         assert [chunk async for chunk in stream] == []
-        await asyncio.wait_for(one.coordinator.drained(), 1.0)
+        await asyncio.wait_for(one.coordinator.drained(), 60.0)
     finally:
         await one.coordinator.stop()
 

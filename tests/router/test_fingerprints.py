@@ -129,7 +129,7 @@ async def test_a_round_without_output_goes_on_at_any_weights() -> None:
 async def test_another_coordinator_continues_an_answer_at_the_same_weights(session: str | None) -> None:
     state = await cluster(worker("d1", fingerprint="a"))
     async with Replica(state, "always-local") as first, Replica(state, "always-local") as second:
-        chunks = [chunk async for chunk in first.run(session).serve()]
+        chunks = [chunk async for chunk in first.chunks(session)]
         again = {
             "token_ids": [*PROMPT, *TOKENS[:2]],
             "stop_conditions": {"max_tokens": 3},

@@ -22,7 +22,7 @@ async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
         guard = StreamGuard(replica.view, patience_s=0.0)
         replica.services = replace(replica.services, access=replace(replica.services.access, guard=guard))
         replica.workers.fail["generate", "d1"] = HANGS
-        async for _ in replica.run(stop_conditions={"max_tokens": 1}).serve():
+        async for _ in replica.chunks(stop_conditions={"max_tokens": 1}):
             pass
         await until(lambda: "d1" in replica.workers.asked("generate"))
         await replica.store.remove_worker("d1")
@@ -101,7 +101,7 @@ async def test_a_round_ends_after_its_client_even_if_the_stream_of_its_worker_ne
         context = FakeContext()
 
         async def serve() -> None:
-            async for _ in replica.run(context=context).serve():
+            async for _ in replica.chunks(context=context):
                 pass
 
         round_ = asyncio.create_task(serve())
@@ -138,7 +138,7 @@ def test_a_call_that_shows_signs_of_life_goes_on_without_its_worker(guarded: Cal
         with guard.watch("d1", FakeContext()) as stream:
             for _ in range(20):
                 await asyncio.sleep(0.9 * LEASE_S)
-                stream.waits()
+                stream.answered()
 
     guarded(scenario)
 

@@ -1,6 +1,7 @@
 """Rounds whose workers fail: they go on elsewhere, or end with the right status."""
 
-import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -136,13 +137,22 @@ async def test_workers_that_shut_down_under_a_round_did_not_die() -> None:
     async with Replica(state) as replica:
         replica.workers.fail |= {("generate", name): 1 for name in names}
 
-        async def end_each_worker() -> None:
-            async for _ in replica.run().serve():
-                await replica.store.remove_worker(replica.workers.asked("generate")[-1])
-                await asyncio.sleep(0)
+        generate = replica.workers.generate
 
+        async def then_ends(worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+            chunks = await generate(worker_id, request, context)
+
+            async def one_chunk() -> AsyncIterator[dict[str, Any]]:
+                async for chunk in chunks:
+                    yield chunk
+                    await replica.store.remove_worker(worker_id)
+                    await until(lambda: not replica.view.knows(worker_id))
+
+            return one_chunk()
+
+        replica.workers.generate = then_ends  # type: ignore[method-assign]
         with pytest.raises(RoundRefusedError, match="4 workers failed this round"):
-            await end_each_worker()
+            await replica.round()
         assert replica.services.deaths.count == 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ampd.handler_stream import HandlerStream
 from ampd.types import Parallelism, Role
 from router.round_errors import WorkerLostError
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
@@ -69,7 +70,7 @@ async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entr
             raise WorkerLostError("p1", "unreachable")
 
         replica.workers.prefill = never  # type: ignore[method-assign]
-        chunks = [chunk async for chunk in replica.run(context=context).serve()]
+        chunks = [chunk async for chunk in replica.chunks(context=context)]
         assert chunks == []
         await asyncio.gather(*replica.tasks)
         assert replica.workers.asked("generate") == []
@@ -93,7 +94,7 @@ async def test_a_client_that_leaves_while_its_round_is_placed_leaves_no_entry(se
         run = replica.run(session)
 
         async def read() -> None:
-            async for _ in run.serve():
+            async for _ in HandlerStream(run.serve):
                 pass
 
         reading = asyncio.create_task(read())
@@ -124,7 +125,7 @@ async def test_a_call_that_no_worker_begins_leaves_no_entry(routing: str) -> Non
             return nothing()
 
         replica.workers.prefill = replica.workers.generate = ignored  # type: ignore[method-assign]
-        assert [chunk async for chunk in replica.run("s", context).serve()] == []
+        assert [chunk async for chunk in replica.chunks("s", context)] == []
         while replica.tasks:
             await replica.tasks.pop()
     assert await queues(state) == {}

@@ -135,11 +135,12 @@ async def test_told_once_when_the_client_leaves_in_mid_stream() -> None:
     state = await cluster(worker("d1"))
     async with Replica(state, "always-local") as replica:
         told, context = Told(replica), FakeContext()
-        stream = replica.run(context=context, stop_conditions={"max_tokens": 50}).serve()
+        stream = replica.chunks(context=context, stop_conditions={"max_tokens": 50})
         await _take(stream, 3)
         context.stop_generating()
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert (told.only.is_complete, told.only.was_left, told.only.output_tokens) == (False, True, 3)
+        await stream.aclose()
+        assert (told.only.is_complete, told.only.was_left) == (False, True)
+        assert 3 <= told.only.output_tokens < 50
 
 
 async def test_told_once_when_the_client_leaves_before_the_first_token() -> None:
@@ -154,11 +155,13 @@ async def test_told_once_when_the_client_leaves_before_the_first_token() -> None
             raise AssertionError
 
         replica.workers.generate = never
-        task = asyncio.ensure_future(_take(replica.run(context=context).serve(), 1))
+        stream = replica.chunks(context=context)
+        task = asyncio.ensure_future(_take(stream, 1))
         await asked.wait()
         context.stop_generating()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
         assert (told.only.ttft_s, told.only.outcome) == (None, names.ABANDONED)
 
 

@@ -72,7 +72,7 @@ async def test_sessions_stay_while_moves_are_off_and_for_announcements() -> None
         assert (await replica.round())[1]["decode_worker"] == "d1"
     async with Replica(await two(), "always-local", moves=True) as replica:
         await turned(replica)
-        async for _ in replica.run(annotations=["announce"]).serve():
+        async for _ in replica.chunks(annotations=["announce"]):
             pass
         assert replica.workers.asked("generate")[-1] == "d1"
 

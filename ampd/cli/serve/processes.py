@@ -61,6 +61,11 @@ class Supervisor:
             )
         self._children.append(_Child(spec, process, log))
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of each process that was started."""
+        return {child.spec.name: child.process.pid for child in self._children}
+
     def ended(self, explain: Callable[[Path], str] | None = None) -> dict[str, str]:
         """Name -> one line for each process that has ended by itself, with what `explain` finds in its log.
 

@@ -19,7 +19,8 @@ class LeastKv(Policy):
     coordinators with the same view do not all choose the same worker.
 
     Limits: it counts tokens and not shares, so a worker with more memory is not preferred for having it. The memory
-    that the sessions already bound will still need does not count. A total of 0 counts as unknown and fits everything.
+    that the sessions already bound will still need does not count. So sessions that are bound between two views of a
+    worker can all go to the emptiest one. A total of 0 counts as unknown and fits everything.
     The tokens of a shared prefix count as much as any others, so that a worker without the prefix gets the session as
     soon as its memory is emptier by the length of the prefix. From then on it holds the prefix too.
 
