@@ -16,11 +16,9 @@ from multiprocessing import get_context
 
 from ampd.errors import UserError
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
+from ampd.serving.roles import next_question_s
 
 log = logging.getLogger(__name__)
-
-TIME_SHARE = 0.1
-"""Most of the time that the policy may compute: after an answer it rests nine times as long."""
 
 _NICE = 19
 """Any other process goes first."""
@@ -74,7 +72,7 @@ class PolicyProcess:
         finally:
             lasted_s = self._clock() - began_s
             self.spent_s += lasted_s
-            self._next_s = began_s + lasted_s + max(self._policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
+            self._next_s = next_question_s(self._policy, began_s + lasted_s, lasted_s)
 
     async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         if self._pool is None:

@@ -19,7 +19,7 @@ from math import inf
 from ampd.errors import UserError
 from ampd.policies.base import Considered, PoolsSituation, RoleChange
 from ampd.recent_load import RecentLoad
-from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes
+from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, next_question_s
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
@@ -166,7 +166,7 @@ class PoolsKeeper:
             return self._process.answer()
         if now_s < self._next_s:
             return ()
-        self._next_s = now_s + self._review.policy.interval_s
+        self._next_s = next_question_s(self._review.policy, now_s)
         return self._review.policy.change(await self._situation(now_s, changed_s))
 
     async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:

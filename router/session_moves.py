@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampd.serving.moves import Move
-from ampd.serving.placement import PlacementPolicies, has_room
+from ampd.serving.placement import PlacementPolicies
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, WorkerView
 
@@ -53,8 +53,7 @@ class SessionMoves:
         """The move that pays; None: the session stays at `decode`."""
         if not self._is_on or not ask.moving.may_move:
             return None
-        owners = [view for view in self._view.decode() if has_room(ask.prompt_tokens + 1, view)]
-        prefill = self._view.prefill()
+        owners, prefill = self._view.decode(), self._view.prefill()
         return self._policies.move(
             task,
             decode,
@@ -62,6 +61,7 @@ class SessionMoves:
             owners,
             prefill,
             now_s,
+            context_tokens=ask.prompt_tokens + 1,
             moved_s=ask.moving.moved_s,
             local_only=ask.local_only,
             shared_tokens=ask.shared_tokens([*owners, *prefill]),

@@ -1,9 +1,13 @@
-"""T-LRU (arXiv 2510.15152): how much of an idle session's context can go before its next round misses its target."""
+"""Which KV goes when a store needs memory, by T-LRU (arXiv 2510.15152).
+
+The ends of idle sessions go before whole sessions do, as far as the next round of each still meets its target.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
@@ -13,6 +17,40 @@ TARGET_SHARE = 0.5
 """The share of the TTFT target that the prefill of a next round may take. The rest is for the wait in queues."""
 
 _SESSIONS_KEPT = 4096
+
+UNUSED, SURPLUS, IDLE = "unused", "surplus", "idle"
+"""Why KV was evicted: no session needs it; its session can compute it again in time; memory was short all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evictable:
+    """What a store can drop. Each function drops up to so much from its first candidate, and returns how much is free.
+
+    The unit is the store's own: pages or tokens. A function returns 0 if nothing of its kind can go. Within a kind the
+    least recently used goes first. KV that a request, a writer or a reader needs is of no kind.
+
+    Attributes:
+        unused: KV of no session.
+        surplus: the end of an idle session that its next round can compute again within its target (`NextRounds`).
+        idle: the end of an idle session.
+    """
+
+    unused: Callable[[int], int]
+    surplus: Callable[[int], int]
+    idle: Callable[[int], int]
+
+    def evict(self, wanted: int) -> tuple[str, int]:
+        """Drop up to `wanted` of what goes first; returns (why, how much). Nothing: all that is left is needed."""
+        for cause, drop in (
+            (UNUSED, self.unused),
+            (SURPLUS, self.surplus),
+            (IDLE, self.idle),
+            # Evictions of idle sessions can leave KV that only these sessions needed.
+            (UNUSED, self.unused),
+        ):
+            if dropped := drop(wanted):
+                return cause, dropped
+        return UNUSED, 0
 
 
 def surplus(

@@ -12,7 +12,7 @@ from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.policies.estimates import local
-from ampd.serving.local_only import NO_PERFORMANCE_MODEL
+from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move
 from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
@@ -95,7 +95,7 @@ class PlacementPolicies:
         history: WorkerView | None = None,
         shared_tokens: Mapping[str, int] = _NONE,
     ) -> RouteDecision:
-        """The route of a round.
+        """The route of a round. It is local if the prompt does not fit at the worker that the policy chose.
 
         Args:
             task: its history includes what the decode worker holds of the prompt for other sessions.
@@ -129,7 +129,10 @@ class PlacementPolicies:
                 )
             )
 
-        return self._choice(route, others) or local(decode, NO_PERFORMANCE_MODEL)
+        decision = self._choice(route, others) or local(decode, NO_PERFORMANCE_MODEL)
+        if decision.worker_id == own_id or _takes(task, decision.worker_id, others):
+            return decision
+        return local(decode, PREFILL_WORKER_REFUSED)
 
     def move(
         self,
@@ -140,6 +143,7 @@ class PlacementPolicies:
         prefill: Sequence[WorkerView],
         now_s: float,
         *,
+        context_tokens: int,
         moved_s: float,
         local_only: str | None = None,
         shared_tokens: Mapping[str, int] = _NONE,
@@ -149,7 +153,8 @@ class PlacementPolicies:
         Args:
             decode: the present owner.
             stay: the route if it stays.
-            owners: the live workers that own sessions and have room for the round.
+            owners: the live workers that own sessions.
+            context_tokens: for which a new owner must have room, as in `with_room`.
             moved_s: when the session moved last; minus infinity: never.
             shared_tokens: what workers hold of the prompt for other sessions.
         """
@@ -159,7 +164,11 @@ class PlacementPolicies:
                 task, owner, prefill, now_s, local_only=local_only, history=decode, shared_tokens=shared_tokens
             )
 
-        others = [view for view in readable(decode, owners) if view.worker_id != decode.worker_id]
+        others = [
+            view
+            for view in readable(decode, owners)
+            if view.worker_id != decode.worker_id and has_room(context_tokens, view)
+        ]
         situation = MoveSituation(
             model=self._model,
             now_s=now_s,
@@ -255,6 +264,12 @@ def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:
     if not roomy:
         raise ContextTooLongError(max(worker.max_context_tokens for worker in workers))
     return roomy
+
+
+def _takes(task: PrefillTask, worker_id: str, workers: Sequence[WorkerView]) -> bool:
+    """Whether a worker has room for the prompt of a prefill and its first token."""
+    chosen = next((worker for worker in workers if worker.worker_id == worker_id), None)
+    return chosen is None or has_room(task.context_tokens + 1, chosen)
 
 
 def readable(decode: WorkerView, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:

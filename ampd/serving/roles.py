@@ -40,6 +40,15 @@ NO_LOAD: Load = {}
 """The recent load of a policy that does not read it."""
 
 
+TIME_SHARE = 0.1
+"""Most of the time that a slow policy may compute: after an answer it rests nine times as long."""
+
+
+def next_question_s(policy: PoolsPolicy, now_s: float, lasted_s: float = 0.0) -> float:
+    """The earliest time of the next question to a policy, which has just taken `lasted_s` to answer one."""
+    return now_s + max(policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
+
+
 class RoleReview:
     """A pools policy, and what is done of its answers."""
 

@@ -6,12 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from ampd.policies.estimates import local
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal
-from ampd.serving.local_only import PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move
-from ampd.serving.placement import ContextTooLongError, PlacementPolicies, has_room, prefill_task, with_room
+from ampd.serving.placement import ContextTooLongError, PlacementPolicies, prefill_task, with_room
 from ampd.serving.shared_prefixes import shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
@@ -163,8 +161,6 @@ class Coordinators:
             round_.decode = self._workers[move.owner.worker_id]
             view, decision = move.owner, move.decision
             shared = self._shared(record.session_id, [view, *prefill])
-        if not has_room(round_.prompt_tokens + 1, self._workers[decision.worker_id]):
-            decision = local(view, PREFILL_WORKER_REFUSED)
         if refusal := self._refusal(round_, view, self._views.worker(coordinator, self._workers[decision.worker_id])):
             self.refusals += 1
             back_s = self._loop.now_s + refusal.retry_after_s
@@ -180,9 +176,7 @@ class Coordinators:
         """The move that pays before a later round of a session; None: the session stays."""
         if round_.session.decode is None:
             return None
-        context_tokens = round_.prompt_tokens + round_.record.output_tokens
-        owners = [view for view in self._views.decode(coordinator) if has_room(context_tokens, view)]
-        prefill = self._views.prefill(coordinator)
+        owners, prefill = self._views.decode(coordinator), self._views.prefill(coordinator)
         return self._policies.move(
             task,
             owner,
@@ -190,6 +184,7 @@ class Coordinators:
             owners,
             prefill,
             self._loop.now_s,
+            context_tokens=round_.prompt_tokens + round_.record.output_tokens,
             moved_s=round_.session.moved_s,
             shared_tokens=self._shared(round_.record.session_id, [*owners, *prefill]),
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
+from ampd.serving.kv_eviction import IDLE, SURPLUS, Evictable
 from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
 
 _NONE: Mapping[str, SessionPrefix] = {}
@@ -13,10 +14,8 @@ _NONE: Mapping[str, SessionPrefix] = {}
 class KvStore:
     """Tokens of KV by session, in whole pages, never more than fit. A prefix that sessions share is there once.
 
-    To make room, first shared prefixes go that no session needs. Then the ends of idle sessions go whose loss still
-    lets the next round meet its target (T-LRU, arXiv 2510.15152), then idle sessions from their ends, the least
-    recently used first. What remains of a session is always the beginning of its context. Sessions that are kept
-    (they run, wait, or are read by a peer) lose nothing.
+    What goes first is decided by `Evictable`. What remains of a session is always the beginning of its context.
+    Sessions that are kept (they run, wait, or are read by a peer) lose nothing.
 
     Args:
         capacity_tokens: above 0.
@@ -61,7 +60,7 @@ class KvStore:
         self.used_tokens = 0
         self.evicted = 0
         self.copies: set[str] = set()
-        self.evicted_tokens = {"surplus": 0, "idle": 0}
+        self.evicted_tokens = Counter({SURPLUS: 0, IDLE: 0})
         self._surplus = surplus
         self._floors: dict[str, int] = {}
         self._keepers: dict[str, int] = {}
@@ -119,24 +118,37 @@ class KvStore:
         self._shrink(session_id, 0)
 
     def _make_room(self, tokens: int, needed_by: str) -> None:
-        excess = self._evict_unused(self.used_tokens + tokens - self.capacity_tokens, needed_by)
-        while excess > 0 and self._spare:
+        excess = self.used_tokens + tokens - self.capacity_tokens
+        if excess <= 0:
+            return
+        evictable = Evictable(lambda _: self._evict_unused(needed_by), self._evict_surplus, self._evict_idle)
+        while excess > 0:
+            cause, dropped = evictable.evict(excess)
+            if not dropped:
+                return
+            excess -= dropped
+            self.evicted_tokens[cause] += dropped
+
+    def _evict_unused(self, needed_by: str) -> int:
+        tokens = self.prefixes.evict_unused(needed_by)
+        self.used_tokens -= tokens
+        return tokens
+
+    def _evict_surplus(self, wanted_tokens: int) -> int:
+        while self._spare:
             session_id = next(iter(self._spare))
-            excess -= self._evict(session_id, self.held[session_id] - self._floors[session_id], excess, "surplus")
-        while excess > 0 and self._idle:
+            if dropped := self._evict(session_id, self.held[session_id] - self._floors[session_id], wanted_tokens):
+                return dropped
+        return 0
+
+    def _evict_idle(self, wanted_tokens: int) -> int:
+        while self._idle:
             session_id = next(iter(self._idle))
-            excess -= self._evict(session_id, self.held[session_id], excess, "idle")
-        self._evict_unused(excess, needed_by)
+            if dropped := self._evict(session_id, self.held[session_id], wanted_tokens):
+                return dropped
+        return 0
 
-    def _evict_unused(self, excess_tokens: int, needed_by: str) -> int:
-        """Drop prefixes that no session needs; returns what is still missing."""
-        while excess_tokens > 0 and (tokens := self.prefixes.evict_unused(needed_by)):
-            self.used_tokens -= tokens
-            excess_tokens -= tokens
-            self.evicted_tokens["unused"] = self.evicted_tokens.get("unused", 0) + tokens
-        return excess_tokens
-
-    def _evict(self, session_id: str, most_tokens: int, wanted_tokens: int, cause: str) -> int:
+    def _evict(self, session_id: str, most_tokens: int, wanted_tokens: int) -> int:
         """Drop the end of a session: up to `most_tokens`, and no more pages than are wanted. Returns what became free.
 
         That is less where the session shares a prefix.
@@ -144,7 +156,6 @@ class KvStore:
         tokens = min(most_tokens, -(-wanted_tokens // self.page_tokens) * self.page_tokens)
         left, used_tokens = self.held[session_id] - tokens, self.used_tokens
         self._shrink(session_id, left)
-        self.evicted_tokens[cause] += used_tokens - self.used_tokens
         self.evicted += not left and session_id not in self.copies
         return used_tokens - self.used_tokens
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.policies.base import OtherPolicies
-from ampd.serving.roles import DueChange, RoleReview
+from ampd.serving.roles import DueChange, RoleReview, next_question_s
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
@@ -28,9 +28,9 @@ class RoleKeeper:
     ) -> None:
         self.role_flips = 0
         self._loop = world.loop
-        self._interval_s = max(world.options.pools_interval_s, world.policies.pools.interval_s)
-        self._is_idle = world.policies.pools.is_idle
+        self._interval_s = world.options.pools_interval_s
         policies = world.policies
+        self._is_idle = policies.pools.is_idle
         self._review = RoleReview(
             policies.pools,
             world.belief,
@@ -57,7 +57,7 @@ class RoleKeeper:
         situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load)
         for due in self._review.due(situation).changes:
             self._apply(due)
-        self._loop.at(now_s + self._interval_s, self._ask)
+        self._loop.at(max(now_s + self._interval_s, next_question_s(self._review.policy, now_s)), self._ask)
 
     def _apply(self, due: DueChange) -> None:
         change, before = due.change, due.before

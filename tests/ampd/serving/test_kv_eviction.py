@@ -1,13 +1,15 @@
-"""Surplus tokens, compared with trying every number of tokens, and what of a session its next round needs."""
+"""Which KV goes first, surplus tokens compared with trying every number, and what a session's next round needs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.presets import analytic_model
-from ampd.serving.kv_eviction import TARGET_SHARE, NextRounds, surplus
+from ampd.serving.kv_eviction import TARGET_SHARE, Evictable, NextRounds, surplus
 from ampd.types import Parallelism
 
 MODEL = analytic_model("qwen3-32b", "h100")
@@ -64,3 +66,35 @@ def test_only_the_latest_sessions_are_remembered() -> None:
         rounds.begun(f"s{number}", 100, 9.0)
     assert rounds.surplus(100, "s0") == 0
     assert rounds.surplus(100, "s4999") == 100
+
+
+def test_kv_of_no_session_goes_first_then_ends_that_can_be_computed_in_time_then_idle_sessions() -> None:
+    left = {"unused": 2, "surplus": 3, "idle": 3}
+
+    def drops(cause: str) -> Callable[[int], int]:
+        def drop(wanted: int) -> int:
+            dropped = min(wanted, left[cause])
+            left[cause] -= dropped
+            return dropped
+
+        return drop
+
+    evictable = Evictable(drops("unused"), drops("surplus"), drops("idle"))
+    gone = [evictable.evict(2) for _ in range(4)]
+    assert gone == [("unused", 2), ("surplus", 2), ("surplus", 1), ("idle", 2)]
+    left["unused"] = 1
+    assert [evictable.evict(2) for _ in range(2)] == [("unused", 1), ("idle", 1)]
+    assert evictable.evict(2)[1] == 0
+
+
+def test_what_the_last_idle_session_leaves_goes_at_once() -> None:
+    left = [0]
+
+    def unused(wanted: int) -> int:
+        return min(wanted, left[0])
+
+    def idle(_wanted: int) -> int:
+        left[0] = 3  # the session shares all its KV, and is forgotten
+        return 0
+
+    assert Evictable(unused, lambda _: 0, idle).evict(2) == ("unused", 2)

@@ -1,5 +1,6 @@
 """Where a round goes: history, limits, and the workers that the policies may choose from."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,6 +109,24 @@ def test_lost_workers_and_the_session_s_own_are_no_prefill_workers() -> None:
     assert placement.route(task(), turned, PREFILL, 5.0).worker_id == "p1"
     placement.route(task(), turned, PREFILL, 5.0, lost=["p1"])
     assert last.seen == [["p1", "p2"], ["p1"], ["p1"], ["p2"]], "the last answer is the decode worker itself"
+
+
+def test_a_prompt_that_does_not_fit_at_the_chosen_worker_is_local() -> None:
+    _, placement = policies()
+    small = WorkerView("p3", Role.PREFILL, max_context_tokens=100)
+    assert placement.route(task(99), DECODE, [*PREFILL, small], 5.0).worker_id == "p3"
+    expected = RouteDecision(Route.LOCAL, "d", "prefill-worker-refused")
+    assert placement.route(task(100), DECODE, [*PREFILL, small], 5.0) == expected
+    assert placement.route(task(100), DECODE, [small, *PREFILL], 5.0).worker_id == "p2"
+
+
+@pytest.mark.parametrize(("limit", "owner"), [(100, None), (101, "d2"), (0, "d2")])
+def test_a_session_moves_only_to_an_owner_with_room_for_it(limit: int, owner: str | None) -> None:
+    _, placement = policies()
+    turned, stay = WorkerView("p1", Role.PREFILL), RouteDecision(Route.LOCAL, "p1", "test")
+    owners = [WorkerView("d2", Role.DECODE, max_context_tokens=limit)]
+    move = placement.move(task(100), turned, stay, owners, PREFILL, 3.0, context_tokens=101, moved_s=-math.inf)
+    assert (move.owner.worker_id if move else None) == owner
 
 
 def test_a_worker_of_an_unknown_parallelism_is_left_out_only_if_that_is_wanted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.serving.roles import DueChanges, RoleReview
+from ampd.serving.roles import DueChanges, RoleReview, next_question_s
 from ampd.types import Role, Slo, WorkerView
 
 MODEL = load_performance_model("tiny-cpu")
@@ -43,6 +43,14 @@ def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
 
 def names(found: DueChanges) -> tuple[list[str], list[str]]:
     return [change.change.worker_id for change in found.changes], [change.change.worker_id for change in found.kept]
+
+
+def test_a_policy_is_asked_after_its_interval_and_a_slow_one_rests() -> None:
+    policy = Wants()
+    assert next_question_s(policy, 5.0) == 5.0
+    policy.interval_s = 10.0
+    assert next_question_s(policy, 5.0) == next_question_s(policy, 5.0, lasted_s=1.0) == 15.0
+    assert next_question_s(policy, 5.0, lasted_s=2.0) == 23.0, "it computes a tenth of the time"
 
 
 PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}

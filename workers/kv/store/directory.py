@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import Generic, Protocol, TypeVar
 
+from ampd.serving.kv_eviction import Evictable
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.prefix_records import PrefixRecords
 from workers.kv.store.records import RecordAllocator
@@ -147,6 +148,7 @@ class StoreDirectory:
         self._allocator = RecordAllocator(size_bytes, [pool.record_bytes for pool in pools])
         self._runs = RunTable(self._allocator)
         self.sessions = SessionTable(self._runs, page_size, self._windows, surplus)
+        self._evictable = Evictable(self._runs.evict_unused, self.sessions.evict_surplus, self.sessions.evict_idle)
         self._ids = count(1)
         self._writers: dict[int, _Writer] = {}
         self._being_written: set[tuple[str, bytes]] = set()
@@ -379,17 +381,10 @@ class StoreDirectory:
 
     def _evict(self, pages: int) -> int:
         """Drop up to `pages` pages of what may go first; 0: nothing may go."""
-        for cause, evict in (
-            ("unused", self._runs.evict_unused),
-            ("surplus", self.sessions.evict_surplus),
-            ("idle", self.sessions.evict_idle),
-            # Sessions that only shared their pages with others have been forgotten by now.
-            ("unused", self._runs.evict_unused),
-        ):
-            if dropped := evict(pages):
-                self.evicted_tokens[cause] += dropped * self.page_size
-                return dropped
-        return 0
+        cause, dropped = self._evictable.evict(pages)
+        if dropped:
+            self.evicted_tokens[cause] += dropped * self.page_size
+        return dropped
 
     # -- inside
 
