@@ -32,6 +32,7 @@ os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
+from tests.workers.kv.store.store_lab import forget_all
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.rank_link import RankLink
@@ -181,7 +182,7 @@ async def measure(arguments: argparse.Namespace, worker: Worker, peer: Peer, deg
             assert (fetched.error, fetched.bytes, fetched.tokens) == (None, size, arguments.pages * PAGE), fetched
             await exchange.discard(rid)
             await exchange.release_session(rid)
-            exchange.store.directory.clear()
+            forget_all(exchange.store.directory)
             raw = await asyncio.to_thread(worker.transports[0].raw, remote, size)
             if repeat:  # the first one touches the memory and connects
                 fetch_s.append(fetched.seconds)

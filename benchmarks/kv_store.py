@@ -38,6 +38,7 @@ from uuid import uuid4
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
 from ampd.tiny_model import TinyModel, make_tiny_model
+from tests.workers.kv.store.store_lab import forget_all, session_ids
 from workers.engines import sglang_request
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
@@ -133,9 +134,9 @@ async def one_decode(engine: SglangEngine, rng: random.Random, is_stored: bool) 
     stored_tokens = store.directory.figures.used_tokens - before_tokens
     used_s = cpu_s(engine) - before_s
     # Both begin with an empty device and an empty store.
-    for session in store.directory.sessions.ids:
+    for session in session_ids(store.directory):
         await engine.kv.release_session(session)
-    store.directory.clear()
+    forget_all(store.directory)
     while not (await engine._manager.flush_cache()).success:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return Decode(step_s, used_s, stored_tokens)

@@ -15,6 +15,7 @@ from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
+from tests.workers.kv.store.store_lab import forget_all
 from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.nixl_transport import Remote
@@ -96,7 +97,7 @@ class FuzzedReader:
     async def _read_from_liar(self, rng: random.Random, *, keeps_lease: bool) -> None:
         serve, store = self._owner.exchange.serve, self._reader.exchange.store
         has_checksums = True
-        store.directory.clear()
+        forget_all(store.directory)
 
         async def lie(request: KvRequest) -> KvReply:
             nonlocal has_checksums
@@ -124,7 +125,7 @@ class FuzzedReader:
         assert store.directory.used_bytes == len(held) * RECORD
         if has_checksums:
             assert held == [record_of(key) for key in _KEYS[: len(held)]]
-        store.directory.clear()
+        forget_all(store.directory)
         assert store.directory.used_bytes == 0
         self._owner.exchange.store.directory.collect(float("inf"))
         assert (await self._reader.read("rid", _PROMPT, "owner", 1.0)).tokens == len(_KEYS) * PAGE

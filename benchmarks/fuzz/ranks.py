@@ -10,7 +10,7 @@ from msgspec import msgpack
 from ampd.page_keys import KEY_BYTES
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
-from tests.workers.kv.store.store_lab import RECORD, store_of
+from tests.workers.kv.store.store_lab import RECORD, forget_all, store_of
 from workers.kv.rank_messages import (
     Done,
     Drop,
@@ -120,5 +120,5 @@ def _receive_in_worker(data: bytes) -> None:
                 assert len(indices) == len(places)
                 assert all(0 <= place <= (_PAGES - 1) * RECORD for place in places)
         offers.abandon()
-        directory.clear()
+        forget_all(directory)
         assert directory.used_bytes == 0

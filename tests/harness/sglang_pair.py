@@ -18,6 +18,7 @@ import pytest
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.waiting import until
+from tests.workers.kv.store.store_lab import forget_all, session_ids
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.kv.exchange import KvFetch
@@ -103,9 +104,9 @@ async def empty(*engines: SglangEngine) -> None:
         await until(lambda engine=engine: idle(engine), TIMEOUT_S)
         await engine.kv.store.settle(TIMEOUT_S)
         directory = engine.kv.store.directory
-        for session in directory.sessions.ids:
+        for session in session_ids(directory):
             await engine.kv.release_session(session)
-        directory.clear()
+        forget_all(directory)
         await until(lambda directory=directory: is_empty(directory), TIMEOUT_S)
 
 

@@ -108,7 +108,6 @@ class Lease:
 class _Lease(Claimant):
     reader: str = ""
     expires_s: float = 0.0
-    valid: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -332,7 +331,7 @@ class StoreDirectory:
         if lease is None:
             return False
         self._runs.release(lease)
-        return lease.valid
+        return True
 
     def collect(self, now_s: float) -> None:
         """End the leases whose time is over. Their records may be overwritten from now on, and not before."""
@@ -352,16 +351,6 @@ class StoreDirectory:
             self.sessions.lose(run)
             self._runs.forget(run)
         return tokens
-
-    def clear(self) -> None:
-        """Forget every record and end the validity of every lease. Only tests and benchmarks need this.
-
-        The memory of records that are being written, held or leased is free when their writers and readers have ended.
-        """
-        self._runs.clear()
-        for lease in self._leases.values():
-            lease.valid = False
-        self.sessions.clear()
 
     # -- eviction
 

@@ -263,11 +263,6 @@ class RunTable:
             run.set_claim(claimant, 0)
         self._refresh(run)
 
-    def clear(self) -> None:
-        """Forget every run, for `StoreDirectory.clear`."""
-        for run in list(dict.fromkeys(self._index.values())):
-            self.forget(run)
-
     def _refresh(self, run: PageRun) -> None:
         """Count again how many pages of a run are needed, after a claim has changed."""
         if run.dropped:

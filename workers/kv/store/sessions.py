@@ -58,11 +58,6 @@ class SessionTable:
 
     # -- what they hold
 
-    @property
-    def ids(self) -> list[str]:
-        """Sessions that are known, least recently used first, for tests and benchmarks."""
-        return list(self._sessions)
-
     def held_tokens(self, session_id: str) -> int:
         """Tokens of a session's latest context that can be restored here."""
         session = self._sessions.get(session_id)
@@ -140,12 +135,6 @@ class SessionTable:
             path = list(session.path)
             for lost in reversed(path[path.index(run) :]):
                 self._runs.claim(session, lost, 0)
-
-    def clear(self) -> None:
-        """All records have gone, as `StoreDirectory.clear` does: forget the sessions that run nothing."""
-        self._changed.update(dict.fromkeys(self._sessions))
-        for session_id in [session_id for session_id, session in self._sessions.items() if not session.running]:
-            self._forget(session_id)
 
     # -- whose pages go
 

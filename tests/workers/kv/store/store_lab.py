@@ -50,6 +50,18 @@ def put(directory: StoreDirectory, session: str, text: str, shared: int = 0, **t
     return reservation
 
 
+def session_ids(directory: StoreDirectory) -> list[str]:
+    """The sessions that a store knows, least recently used first."""
+    return list(directory.sessions._sessions)
+
+
+def forget_all(directory: StoreDirectory) -> None:
+    """Let nothing find any record, as if each of them were damaged."""
+    for run in list(dict.fromkeys(directory._runs._index.values())):
+        directory.sessions.lose(run)
+        directory._runs.forget(run)
+
+
 def offsets(reservation: Reservation | None, pool: str = "kv") -> list[int]:
     assert reservation is not None
     return list(reservation.offsets[pool].offsets)

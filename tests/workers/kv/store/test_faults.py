@@ -2,7 +2,7 @@
 
 The records of a key have bytes that follow from the key. Writers write record by record, readers read record by record,
 and anything may happen between two records: a reader dies, a writer stops half-way and starts again, a lease ends
-during a read, memory is needed, writers finish out of order, a store is reset.
+during a read, memory is needed, writers finish out of order, a store forgets its records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, keys, named
-from workers.kv.store.directory import Held, Lease, Reservation, StoreDirectory
+from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, forget_all, keys, named
+from workers.kv.store.directory import Held, Lease, Pool, Reservation, StoreDirectory
+from workers.kv.store.sessions import Surplus
 
 POOLS = (KV, SWA, MAMBA)
 SIZE_BYTES = 40 * MAMBA.record_bytes
@@ -93,7 +94,7 @@ class World:
             self.read: 40,
             self.stop_reader: 6,
             self.wait: 10,
-            self.reset: 0.3,
+            self.forget: 0.3,
         }
         actions, weights = list(weights_by_action), list(weights_by_action.values())
         while self.faults.total() < faults:
@@ -115,7 +116,7 @@ class World:
             self.check_visible(worker, SESSIONS)
             directory = worker.directory
             assert directory.session_tokens == 0
-            directory.clear()
+            forget_all(directory)
             assert directory.used_bytes == directory.used_tokens == 0, "records are left that nothing names"
 
     def check_visible(self, worker: Worker, sessions: Sequence[str]) -> None:
@@ -181,9 +182,9 @@ class World:
         worker.running[session] = 0
         worker.directory.sessions.release_session(session)
 
-    def reset(self, worker: Worker) -> None:
-        worker.directory.clear()
-        self.faults["reset"] += 1
+    def forget(self, worker: Worker) -> None:
+        forget_all(worker.directory)
+        self.faults["forgotten"] += 1
 
     # -- requests that load
 
@@ -287,7 +288,7 @@ class World:
 
 
 FAULTS = {
-    "writer stopped", "finished out of order", "evicted", "refused", "reset", "load cancelled", "reader died",
+    "writer stopped", "finished out of order", "evicted", "refused", "forgotten", "load cancelled", "reader died",
     "lease ended during a read",
 }  # fmt: skip
 
@@ -333,10 +334,9 @@ class TrustsExpiredLeases(StoreDirectory):
 
 
 class FreesWhatIsBeingWritten(StoreDirectory):
-    def clear(self) -> None:
-        for writer in self._writers.values():
-            self._runs.release(writer)
-        super().clear()
+    def __init__(self, size_bytes: int, page_size: int, pools: Sequence[Pool], surplus: Surplus | None = None) -> None:
+        super().__init__(size_bytes, page_size, pools, surplus)
+        self._runs.forget = self._runs.discard  # type: ignore[method-assign]
 
 
 class LosesMemoryOfStoppedWriters(StoreDirectory):

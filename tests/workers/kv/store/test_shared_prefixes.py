@@ -1,7 +1,7 @@
 """The prefixes that a store's view publishes: those that two sessions have used."""
 
 from ampd.serving.shared_prefixes import MOST_PUBLISHED, prefix_key
-from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, keys, put, store_of
+from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, forget_all, keys, put, store_of
 from workers.kv.store.directory import StoreDirectory
 
 
@@ -65,7 +65,7 @@ def test_a_prefix_ends_where_records_in_the_middle_are_lost() -> None:
     assert published(directory) == prefixes("sysABC")
     directory.drop_damaged(keys("sysABC"), lambda *_: False)
     assert published(directory) == prefixes("sys")
-    directory.clear()
+    forget_all(directory)
     assert published(directory) == {}
 
 
