@@ -291,6 +291,8 @@ async def _visit(client: Client, coordinator: Coordinator, leavers: Leavers) -> 
         async for chunk in coordinator.generate(client.request, context):
             if client.sees_a_token and not tokens:
                 leavers.leave(client.after_s, go)
+            if chunk.get("event") == "error":
+                raise RuntimeError(chunk["comment"][0])
             tokens += len(chunk["token_ids"])
 
     reading = asyncio.create_task(read())

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dynamo.llm import HttpError
-
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
 from ampd.serving.admission import Admission
@@ -27,7 +25,7 @@ from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.outputs import merged_usage
+from router.outputs import error_chunk, merged_usage
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -179,7 +177,7 @@ class Coordinator:
         await self.view.stop()
 
     def generate(self, request: Mapping[str, Any], context: CallContext) -> HandlerStream[Chunk]:
-        """Serve one round: Dynamo's handler. The client's error is an `HttpError`."""
+        """Serve one round: Dynamo's handler. A round that fails ends with an `error_chunk`."""
         return HandlerStream(partial(self._serve, request, context), join_chunks)
 
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
@@ -199,11 +197,11 @@ class Coordinator:
             self.failures[error.status] += 1
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.step_level
             log_fields(log, level, "round refused", status=error.status, error=str(error))
-            raise HttpError(error.status, trace.quoted(str(error))) from None
+            send(error_chunk(error.status, trace.quoted(str(error))))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            raise HttpError(500, trace.quoted(f"the coordinator failed: {error!r}")) from None
+            send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
 
     def _announce_death(self, death: DeathNews) -> None:
         self._background.spawn(self._services.access.announce_death(death))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -37,6 +38,15 @@ def ends_at_prefill(
     if context_limit and prompt_tokens + 1 >= context_limit:
         return "length"
     return None
+
+
+def error_chunk(status: int, message: str) -> Chunk:
+    """The chunk that ends a round with this HTTP status: an error event of Dynamo's.
+
+    An exception says the same, but Dynamo's frontend hides its status and message from a chat with tools.
+    """
+    payload = json.dumps({"message": message, "code": status})
+    return {"_dynamo_annotated": True, "event": "error", "comment": [payload]}
 
 
 def first_chunk(chunk: Chunk) -> Chunk:

@@ -41,6 +41,9 @@ LOOP = (
 )
 """Three rounds of an agent, the first with two calls at a time."""
 
+CALLS = ({"tool_calls": [_call("add", a=3, b=7)]}, {"content": "It is 10."})
+"""Two rounds of an agent, a call without any text and the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:
@@ -76,6 +79,8 @@ tool, schema = {_TOOL!r}, {_SCHEMA!r}
 form = {{"type": "json_schema", "json_schema": {{"name": "answer", "schema": schema, "strict": True}}}}
 def chat(**options):
     return client.chat.completions.create(**{{"model": "tiny", "messages": hello, "max_tokens": 60, **options}})
+def respond(**options):
+    return client.responses.create(**{{"model": "tiny", "max_output_tokens": 200, **options}})
 def streamed(**options):
     return list(chat(stream=True, **options))
 def refused(**options):
@@ -151,6 +156,30 @@ OPENAI = Client(
         Feature("a prompt beyond the workers' context, chat", "numbers(refused(messages=long))"),
         Feature("the same, streamed", "numbers(refused(messages=long, stream=True))", _REASONLESS),
         Feature("the same, with tools", "numbers(refused(messages=long, tools=[tool]))", _REASONLESS),
+        Feature("`/v1/responses`", "assert respond(input=hello).output_text"),
+        Feature(
+            "the same, streamed",
+            "kinds = [event.type for event in respond(input=hello, stream=True)]\n"
+            "ends = ('response.completed', 'response.incomplete')\n"
+            "assert 'response.output_text.delta' in kinds and kinds[-1] in ends, kinds[-3:]",
+        ),
+        Feature(
+            "the same, tool call and its result",
+            "asked = [*hello]\n"
+            "first = respond(input=asked, tools=[{'type': 'function', 'strict': False, **tool['function']}])\n"
+            "(call,) = (item for item in first.output if item.type == 'function_call')\n"
+            "asked += [call.model_dump(exclude_none=True),\n"
+            "          {'type': 'function_call_output', 'call_id': call.call_id, 'output': '10'}]\n"
+            "assert respond(input=asked).output_text.strip() == 'It is 10.'",
+            replies=CALLS,
+        ),
+        Feature(
+            "a refusal with tools",
+            "body = {'nvext': {'annotations': ['ttft_target:never']}}\n"
+            "error = refused(tools=[tool], extra_body=body)\n"
+            "assert error.status_code == 400 and 'ttft_target' in str(error), error",
+            '500 "Internal server error"',
+        ),
         Feature(
             "a session id of 600 characters, chat",
             "error = refused(extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
@@ -218,6 +247,7 @@ model = OpenAIServerModel("tiny", api_base=f"{URL}/v1", api_key="none", max_toke
 """
 
 _PYDANTIC = """
+import asyncio
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -287,6 +317,14 @@ CLIENTS = (
                 replies=LOOP,
             ),
             Feature(
+                "tool loop by `/v1/responses`",
+                "from agents import OpenAIResponsesModel\n"
+                "other = agent(tools=[add])\n"
+                "other.model = OpenAIResponsesModel('tiny', client)\n"
+                "assert Runner.run_sync(other, 'Add').final_output.strip() == 'It is 10.'",
+                replies=LOOP,
+            ),
+            Feature(
                 "`output_type`",
                 "assert isinstance(Runner.run_sync(agent(output_type=Answer), 'Where?').final_output, Answer)",
                 "400 on the modelled engine",
@@ -302,6 +340,13 @@ CLIENTS = (
                 "tool loop, 3 rounds with 2 parallel calls",
                 "done = create_agent(model, [add]).invoke({'messages': [('user', 'Add')]})\n"
                 "assert done['messages'][-1].content.strip() == 'It is 10.', done",
+                replies=LOOP,
+            ),
+            Feature(
+                "the same, streamed",
+                "parts = create_agent(model, [add]).stream({'messages': [('user', 'Add')]}, stream_mode='messages')\n"
+                "chunks = [chunk for chunk, _ in parts if chunk.type == 'AIMessageChunk']\n"
+                "assert len(chunks) > 9 and 'It is 10.' in ''.join(chunk.text for chunk in chunks), chunks",
                 replies=LOOP,
             ),
             Feature(
@@ -345,6 +390,24 @@ CLIENTS = (
                 replies=LOOP,
             ),
             Feature(
+                "the same, streamed by `run_stream_events`",
+                "async def run():\n"
+                "    async with agent.run_stream_events('Add', model_settings=settings) as events:\n"
+                "        return [event async for event in events]\n"
+                "agent = Agent(model, tools=[add])\n"
+                "events = asyncio.run(run())\n"
+                "assert len(events) > 9 and events[-1].result.output.strip() == 'It is 10.', events",
+                replies=LOOP,
+            ),
+            Feature(
+                "`run_stream`, a call and the answer",
+                "async def run():\n"
+                "    async with Agent(model, tools=[add]).run_stream('Add', model_settings=settings) as done:\n"
+                "        return await done.get_output()\n"
+                "assert asyncio.run(run()).strip() == 'It is 10.'",
+                replies=CALLS,
+            ),
+            Feature(
                 "`output_type`",
                 "done = Agent(model, output_type=Answer).run_sync('Where?', model_settings=settings)\n"
                 "assert isinstance(done.output, Answer), done",
@@ -362,6 +425,18 @@ CLIENTS = (
                 "from llama_index.core.agent.workflow import FunctionAgent\n"
                 "async def run():\n"
                 "    return str(await FunctionAgent(tools=[add], llm=model, streaming=False).run('Add'))\n"
+                "assert 'It is 10.' in asyncio.run(run())",
+                replies=LOOP,
+            ),
+            Feature(
+                "the same, streamed",
+                "from llama_index.core.agent.workflow import AgentStream, FunctionAgent\n"
+                "async def run():\n"
+                "    running = FunctionAgent(tools=[add], llm=model).run('Add')\n"
+                "    events = [event async for event in running.stream_events()]\n"
+                "    deltas = [event.delta for event in events if isinstance(event, AgentStream)]\n"
+                "    assert len(deltas) > 9, deltas\n"
+                "    return str(await running)\n"
                 "assert 'It is 10.' in asyncio.run(run())",
                 replies=LOOP,
             ),
@@ -389,6 +464,13 @@ CLIENTS = (
                 "        messages.append({'role': 'tool', 'tool_call_id': call.id, 'content': '10'})\n"
                 "assert message.content.strip() == 'It is 10.' and len(messages) == 6, messages",
                 replies=LOOP,
+            ),
+            Feature(
+                "a streamed call",
+                "chunks = list(ask([{'role': 'user', 'content': 'Add'}], tools=[tool], stream=True))\n"
+                "calls = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls\n"
+                "assert [json.loads(call.function.arguments) for call in calls] == [{'a': 3, 'b': 7}], calls",
+                replies=CALLS,
             ),
         ),
     ),

@@ -18,7 +18,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 SNIPPETS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
-MODULES = {"langgraph": "langchain_openai", "llama_index": "llama_index.llms.openai_like"}
+MODULES = {
+    "langgraph": "langchain_openai",
+    "llama_index": "llama_index.llms.openai_like",
+    "responses": "openai",
+}
 """The module that shows whether a snippet's packages are installed, where it has another name than the snippet."""
 PYTHON = os.environ.get("CLIENTS_PYTHON", sys.executable)
 """An interpreter with the extra `clients`. It may be another one, because SGLang pins some of the same packages."""

@@ -7,6 +7,8 @@ from ampd.wire import retry_after_s
 from tests.harness.graph import HELLO, Graph, chat, completion, events, profile, session
 from tests.waiting import until
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
@@ -31,6 +33,10 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
             refused = await ask("new")
             assert refused.status_code == 429, refused.text
             assert "1 rounds are in progress" in refused.json()["message"]
+            assert (retry_after_s(refused.json()["message"]) or 0) >= 1
+            with_tools = {**chat(HELLO, max_tokens=2), "tools": [TOOL]}
+            refused = await client.post(path, json=with_tools, headers=session("new"))
+            assert refused.status_code == 429, refused.text
             assert (retry_after_s(refused.json()["message"]) or 0) >= 1
             assert (await ask("running")).status_code == 200
             # Dynamo's frontend passes neither status nor message on here.

@@ -1,9 +1,10 @@
+import json
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.outputs import ends_at_prefill, first_chunk, merged_usage
+from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage
 
 EOS = frozenset({3, 4})
 
@@ -62,3 +63,9 @@ def test_usage_adds_up(prompt: int, completion: int, cached: int | None) -> None
     assert details["audio_tokens"] == 0
     assert details.get("cached_tokens") == (None if cached is None else min(cached, prompt))
     assert usage["prompt_tokens"] == 1
+
+
+def test_an_error_is_an_event_with_status_and_message() -> None:
+    chunk = error_chunk(429, 'too many; "retry after 3 s"')
+    assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "error")
+    assert [json.loads(text) for text in chunk["comment"]] == [{"message": 'too many; "retry after 3 s"', "code": 429}]
