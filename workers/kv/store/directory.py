@@ -147,7 +147,6 @@ class StoreDirectory:
         self._allocator = RecordAllocator(size_bytes, [pool.record_bytes for pool in pools])
         self._runs = RunTable(self._allocator)
         self.sessions = SessionTable(self._runs, page_size, self._windows, surplus)
-        self._evictable = Evictable(self._runs.evict_unused, self.sessions.evict_surplus, self.sessions.evict_idle)
         self._ids = count(1)
         self._writers: dict[int, _Writer] = {}
         self._being_written: set[tuple[str, bytes]] = set()
@@ -370,7 +369,8 @@ class StoreDirectory:
 
     def _evict(self, pages: int) -> int:
         """Drop up to `pages` pages of what may go first; 0: nothing may go."""
-        cause, dropped = self._evictable.evict(pages)
+        evictable = Evictable(self._runs.evict_unused, self.sessions.evict_surplus, self.sessions.evict_idle)
+        cause, dropped = evictable.evict(pages)
         if dropped:
             self.evicted_tokens[cause] += dropped * self.page_size
         return dropped

@@ -405,7 +405,7 @@ def test_pages_behind_a_hole_go_first() -> None:
 # -- forgotten records
 
 
-def test_clear_forgets_records_but_keeps_memory_that_is_in_use() -> None:
+def test_forgotten_records_cannot_be_found_but_keep_memory_that_is_in_use() -> None:
     directory = store_of(9)
     put(directory, "s", "ab")
     put(directory, "", "xy")
