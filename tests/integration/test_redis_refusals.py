@@ -151,9 +151,8 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(
-    "refusal", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in REFUSALS if name != "full")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("refusal", REFUSALS)
 async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, refusal: str) -> None:
     begin, end = REFUSALS[refusal]
     async with graph_on(server.tcp_url.replace("//", "//ampd:secret@")) as graph:

@@ -62,6 +62,7 @@ def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pyte
     assert rows[0]["role_flips"] == 0
 
 
+@pytest.mark.slow
 def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--mode", "colocated", "--rate", "40", "--limit", "100", "--prefill", "0"]
     plain, ours = (simulated(capsys, *flags, *named) for named in ([], ["--ordering", "on-time", "--slicing", "slack"]))
@@ -70,6 +71,7 @@ def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsy
     assert ours["itl_s"]["p99"] < plain["itl_s"]["p99"]
 
 
+@pytest.mark.slow
 def test_mixed_replicas_stand_alone_or_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "20", "--limit", "60", "--routing", "always-remote"]
     alone = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1")
@@ -124,11 +126,13 @@ def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
     assert each["ttft_s"] != other["ttft_s"]
 
 
+@pytest.mark.slow
 def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
     rows = simulated(capsys, "--rate", "2,40", "--limit", "100")["results"]
     assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
 
 
+@pytest.mark.slow
 def test_chunked_prefill_spares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--mode", "colocated", "--rate", "15", "--limit", "100", "--prefill", "0"]
     whole, chunked = (simulated(capsys, *flags, "--chunk-tokens", size) for size in ("0", "128"))

@@ -54,6 +54,7 @@ def test_presets_are_what_the_published_configuration_says(name: str) -> None:
     assert (theirs.max_context_tokens, theirs.is_tied) == (ours.max_context_tokens, ours.is_tied)
 
 
+@pytest.mark.slow
 def test_the_error_of_the_fit_is_told_and_small() -> None:
     error = aiconfigurator_model("llama-3.1-8b", "h100", degrees=(2, 4)).provenance.fit_error
     assert set(error) == {"prefill_mean", "prefill_max", "decode_mean", "decode_max"}

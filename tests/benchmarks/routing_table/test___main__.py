@@ -17,6 +17,7 @@ BASE = ["tau-bench-airline", "--perf", "qwen3-32b-h20", "--prefill", "1xTP4", "-
 LIGHT = ["--rate", "2,4", "--ttft", "0.35", "--itl", "0.04", "--limit", "10", "--steps", "5", "--jobs", "1"]
 
 
+@pytest.mark.slow
 def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.json"
     assert run([*BASE, *LIGHT, "--seed", "3", "--output", str(path)]) == 0

@@ -96,6 +96,7 @@ def test_arguments_with_a_place_have_no_variable(section: Section, setting: Sett
     assert str(getattr(parse_settings(_parsed_by(section), arguments, section.title), setting.field)) == "here"
 
 
+@pytest.mark.slow
 def test_variables_without_our_prefix_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = _all_defaults()
     for section in SECTIONS:

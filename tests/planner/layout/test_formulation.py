@@ -75,6 +75,7 @@ def test_the_optimum_and_the_k_best_equal_brute_force(instance: tuple[Capacities
         assert checked.headroom == pytest.approx(choice.headroom, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(instances(), st.integers(1, 8))
 def test_more_gpus_never_make_the_objective_worse(instance: tuple[Capacities, Demand, int], more: int) -> None:

@@ -38,6 +38,7 @@ def test_known_curves_are_not_simulated_again(cache: CurveCache) -> None:
     assert found.kv_tokens == CASE.kv_capacity_tokens
 
 
+@pytest.mark.slow
 def test_a_plan_has_checked_layouts_within_the_gpus_and_the_next_step(cache: CurveCache) -> None:
     plan = make_plan(CASE, 3, cache, 1)
     assert 1 <= len(plan.layouts) <= 3

@@ -27,6 +27,7 @@ def test_a_trial_that_is_carried_runs_to_its_end() -> None:
     assert made.result["rounds"] == 2 * SHORT.sessions(CASE, 2.0) > 2 * SHORT.least_sessions
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_far_too_high_stops_early() -> None:
     much = replace(TASK, rate=400.0)
     stopped, whole = much.run(CASE), replace(much, stops=False).run(CASE)
@@ -60,6 +61,7 @@ def test_longer_prompts_keep_the_part_of_the_context_that_is_kept() -> None:
     assert Session.model_validate(longer.model_dump()) == longer
 
 
+@pytest.mark.slow
 def test_goodput_is_the_highest_rate_that_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough to tell rates apart, but not minutes.
     monkeypatch.setattr(trial, "LONG", Horizon(60.0, 2.0, 100, 1200))

@@ -21,6 +21,7 @@ from .lab import CASE
 TASKS = [TrialTask(Layout((), ((degree, 1),)), 20.0, SHORT, 0) for degree in CASE.degrees]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_trials")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_the_tasks_and_are_kept(jobs: int) -> None:

@@ -253,8 +253,9 @@ def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
     _compare([Session(session_id="s", arrival_s=0.0, rounds=rounds)], remote, monkeypatch, 1e-5, OURS, OffTheBeat())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remote", [(), (0,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
     seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

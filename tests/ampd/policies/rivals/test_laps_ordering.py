@@ -110,6 +110,7 @@ def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
             assert until_s <= one.arrival_s + parameters["max_wait_s"] + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(fresh_queues, waiting_parameters)
 def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters: dict[str, Any]) -> None:

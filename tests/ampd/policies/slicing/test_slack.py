@@ -330,6 +330,7 @@ def test_a_round_that_ends_right_after_a_slice_owes_one_steps_gain_at_most(case:
             assert one.mean_s * (one.tokens - 1) <= target_s * one.tokens * (1 + 1e-4)
 
 
+@pytest.mark.slow
 @untimed
 @given(stations(1.0), st.integers(0, 3))
 def test_slices_and_waits_end_whatever_the_batch(case: tuple[Station, PrefillTask], debts: int) -> None:

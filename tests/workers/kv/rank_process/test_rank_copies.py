@@ -175,7 +175,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("GDN fp32") else name for name in FAMILIES]
+)
 def test_any_tp_loads_what_any_tp_wrote(family: str) -> None:
     lab = Lab(*FAMILIES[family]())
     stores = []

@@ -137,5 +137,5 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.used_bytes == sum(self.in_use.values())
 
 
-TestAllocatorMachine = AllocatorMachine.TestCase
+TestAllocatorMachine = pytest.mark.slow(AllocatorMachine.TestCase)
 TestAllocatorMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
