@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,6 +107,12 @@ async def soak(
         return result
 
 
+def shuffled_again(faults: Sequence[Fault], rng: random.Random) -> Iterator[Fault]:
+    """All faults in a random order, and then all of them in another one: independent choices leave some out."""
+    while True:
+        yield from rng.sample(faults, len(faults))
+
+
 class _Run:
     """Load and events of one soak.
 
@@ -118,8 +124,8 @@ class _Run:
         self.result = result
         self.elders: list[Member] = [graph.of(kind)[0] for kind in KINDS]
         self._graph = graph
-        self._faults = faults
         self._rng = random.Random(result.seed)
+        self._faults = shuffled_again(faults, self._rng)
         self._expected = expected_tokens(graph.model)
         self._number = 0
         urls: Callable[[], list[str]] = lambda: [each.url for each in graph.of("frontend") if each.is_ready]  # noqa: E731
@@ -155,7 +161,7 @@ class _Run:
             what = self._rng.choice(list(Change))
             name, kind, event = str(what), what.value, change(self._graph, what, self.elders, self._rng)
         else:
-            fault, moment = self._rng.choice(self._faults), self._rng.choice(list(Moment))
+            fault, moment = next(self._faults), self._rng.choice(list(Moment))
             name, kind, event = f"{fault.name} x {moment.label}", fault.name, self._strike(fault, moment)
         print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
         self.result.events[kind] += 1

@@ -1,6 +1,8 @@
 """Half a minute of the soak: rounds end properly, nothing is left, and every process is measured."""
 
 import json
+import random
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,15 +11,23 @@ from benchmarks.faults.cluster import KINDS
 from benchmarks.faults.faults import FAULTS
 from benchmarks.soak.__main__ import report
 from benchmarks.soak.sampling import REDIS
-from benchmarks.soak.soak import soak
-
-pytestmark = pytest.mark.slow
+from benchmarks.soak.soak import SOAKED, shuffled_again, soak
 
 SHORT = {name: FAULTS[name] for name in ("kill-prefill", "kill-decode", "redis-full", "kv-breaks", "client-leaves")}
 EVERYWHERE = {"RSS bytes", "PSS bytes", "descriptors", "sockets", "threads"}
 INSIDE = {"asyncio tasks", "rounds", "queued"}
 
 
+def test_each_fault_comes_once_before_one_comes_again() -> None:
+    faults = list(SOAKED.values())
+    drawn = list(islice(shuffled_again(faults, random.Random(7)), 2 * len(faults)))
+    first, second = drawn[: len(faults)], drawn[len(faults) :]
+    assert {fault.name for fault in first} == {fault.name for fault in second} == set(SOAKED)
+    assert "kill-coordinator" in SOAKED
+    assert first != second
+
+
+@pytest.mark.slow
 @pytest.mark.long
 async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
