@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,10 +97,13 @@ class Graph:
             await asyncio.sleep(0.05)
 
     async def is_normal(self) -> bool:
-        publish = all(publisher.available for publisher in self.publishers.values())
-        return (
-            publish and self.is_complete() and len(await self.store.snapshot()) == 3 and (await self.place()).is_shared
-        )
+        if not self.is_complete() or not all(publisher.available for publisher in self.publishers.values()):
+            return False
+        try:
+            workers = await self.store.snapshot()
+        except StateUnavailableError:  # slow, because the machine is
+            return False
+        return len(workers) == 3 and (await self.place()).is_shared
 
 
 @asynccontextmanager
@@ -140,6 +145,7 @@ def server() -> Iterator[TcpRedis]:
 async def admin(server: TcpRedis) -> AsyncIterator[Any]:
     async with Redis.from_url(server.tcp_url) as client:
         await client.execute_command("ACL SETUSER ampd on >secret ~* &* +@all")
+        (Path((await client.config_get("dir"))["dir"]) / "a-folder").mkdir(exist_ok=True)
         yield client
 
 
@@ -148,6 +154,10 @@ REFUSALS = {
     "replica": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
     "no right to write": ("ACL SETUSER ampd -@write", "ACL SETUSER ampd +@all"),
     "no right to publish either": ("ACL SETUSER ampd -@write -publish", "ACL SETUSER ampd +@all"),
+    "no dump": (
+        "CONFIG SET dbfilename a-folder; CONFIG SET save '3600 1'; BGSAVE",
+        "CONFIG SET stop-writes-on-bgsave-error no",
+    ),
 }
 
 
@@ -157,7 +167,8 @@ async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, r
     begin, end = REFUSALS[refusal]
     async with graph_on(server.tcp_url.replace("//", "//ampd:secret@")) as graph:
         await until(graph.is_normal)
-        await admin.execute_command(*begin.split())
+        for command in begin.split("; "):
+            await admin.execute_command(*shlex.split(command))
         await graph.serves_for(LEASES * LEASE_S)
         assert not any(publisher.available for publisher in graph.publishers.values())
         assert not (await graph.place()).is_shared
