@@ -36,10 +36,12 @@ class OldFlag:
     Attributes:
         advice: what to do instead, as the end of the warning.
         new_flag: the flag that takes over its value, as `--name`; None: the value has no effect.
+        is_switch: it takes no value.
     """
 
     advice: str
     new_flag: str | None = None
+    is_switch: bool = False
 
 
 class Settings(BaseSettings):
@@ -47,7 +49,7 @@ class Settings(BaseSettings):
 
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
     alias uses the alias as its flag and, after `AMPD_`, as its variable. `old_flags` lists the flags of the previous
-    version, by name as in `--name`. Each takes one value.
+    version, by name as in `--name`.
     """
 
     old_flags: ClassVar[Mapping[str, OldFlag]] = {}
@@ -129,7 +131,8 @@ def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) ->
         if name not in old_flags:
             kept.append(argument)
             continue
-        if not separator and arguments and not arguments[0].startswith("--"):
+        has_value = not separator and not old_flags[name].is_switch
+        if has_value and arguments and not arguments[0].startswith("--"):
             value = arguments.pop(0)
         replace(name, name, value)
     return kept

@@ -1,11 +1,11 @@
-"""How far `ampd plan --use-all` and `--by-trials` are from the best of all layouts, by full simulation.
+"""How far `ampd plan --use-all` and `ampd plan --rate` are from the best of all layouts, by full simulation.
 
     python -m benchmarks.layout_regret [--gpus 4] [--minutes 20] [--data FOLDER] [--budget-s 120]
 
 Every layout within the GPUs (all degrees, splits and co-location) is tried, with a seed that the planner does not use.
 Regret of `--use-all` is the goodput that its layout lacks, relative to the best one. A layout is left out where
 computing alone takes too long for the best goodput so far, or where it does not carry 2 % more. The best layout of one
-seed has some luck, which counts as regret. `--by-trials` is asked for 70 % of the best goodput: no layout of fewer GPUs
+seed has some luck, which counts as regret. A plan is also asked for 70 % of the best goodput: no layout of fewer GPUs
 than its answer should carry that.
 
 Each trial is kept in --data, so a run that was ended goes on where it was. Delete the folder when the simulator has

@@ -1,4 +1,4 @@
-"""The report of `ampd plan`: the layouts, why they were chosen, and how much load replicas carry."""
+"""The report of `ampd plan`: a page to show around, with the layouts, their price, their limits and the command."""
 
 from __future__ import annotations
 
@@ -9,72 +9,134 @@ from typing import Any
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
 from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, legend_above, svg
-from planner.layout.formulation import Capacities
-from planner.layout.search import Plan
+from planner.layout.explain import BINDS
+from planner.layout.layout import layout_label
 from workloads.results import local_share
 
 _HEAD = (
     "layout",
     "GPUs",
-    "P95 / target",
-    "head-room",
-    "prefill",
-    "decode",
-    "KV memory",
     "rounds attained",
+    "95 % interval",
+    "carries, sessions/s",
+    "95 % interval",
     "TTFT P95",
     "ITL P95",
     "local",
 )
 
 
-def write_report(path: Path, result: dict[str, Any], plan: Plan) -> None:
+def write_report(path: Path, result: dict[str, Any]) -> None:
     """Write the report of a plan. Raises `RunError` if the file cannot be written."""
-    names = [str(checked.choice.layout) for checked in plan.layouts]
-    rows = [_row(name, layout) for name, layout in zip(names, result["layouts"], strict=True)]
+    layouts = result["layouts"]
     sections = [
-        Section("Layouts, best first", head=_HEAD, rows=rows),
+        Section("Layouts, best first", head=_HEAD, rows=[_row(layout) for layout in layouts]),
         Section("Why", text=result["explanation"]),
+        Section("Attainment over the session rate", svg=svg(partial(_curves, result=result), HALF_CARD), is_half=True),
+        _price(result),
+        _limits(layouts),
+        *_sensitivity(result),
+        _reproduction(result),
     ]
-    for phase in ("prefill", "decode"):
-        picture = svg(partial(_curves, capacities=plan.capacities, phase=phase), HALF_CARD)
-        sections.append(Section(f"What a GPU carries: {phase}", svg=picture, is_half=True))
     slo, model = result["slo"], result["performance_model"]
     lead = (
         f"{result['trace']} at {result['rate']:g} sessions/s on {result['gpus']} GPUs; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
-        "All figures are predictions of the performance model; `rounds attained` is the share of simulated rounds that "
-        "meet both targets."
+        "All figures are simulated with the performance model; `rounds attained` is the share of the rounds that meet "
+        f"both targets, and a rate is carried if it is {result['attainment_level']:.0%} and nearly all sessions end in "
+        "time."
     )
     write_page(path, "Plan", lead, sections)
 
 
-def _row(name: str, layout: dict[str, Any]) -> list[str]:
-    slack, simulated = layout["slack"], layout["simulated"]
+def _row(layout: dict[str, Any]) -> list[str]:
+    simulated = layout["simulated"]
     return [
-        name,
+        layout_label(layout),
         str(layout["gpus"]),
-        f"{layout['objective']:.2f}",
-        f"{layout['headroom']:.2f}",
-        f"{slack['prefill']:.2f}x",
-        f"{slack['decode']:.2f}x",
-        " / ".join(f"{slack[name]:.1f}x" for name in ("kv_memory", "host_memory") if name in slack),
-        format_share(simulated["attainment"]["rounds"]),
+        *_figure(layout["attainment"], 100, "%"),
+        *(_figure(layout["goodput"]) if layout["goodput"] else ("-", "-")),
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
         f"{format_ms(simulated['itl_s']['p95'])} ms",
         format_share(local_share(simulated), 0),
     ]
 
 
-def _curves(axes: Any, capacities: Capacities, phase: str) -> None:
-    """Sessions per second and GPU at each level, one line per degree."""
-    table = capacities.prefill if phase == "prefill" else capacities.decode
-    for degree, colour in zip(capacities.degrees, colours(len(capacities.degrees)), strict=True):
-        per_gpu = [rate / degree for rate in table[degree]]
-        axes.plot(capacities.levels, per_gpu, color=colour, label=f"TP{degree}")
-    axes.axvline(1.0, color=TARGET_COLOUR, linestyle="--", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_xlabel("P95 / target")
-    axes.set_ylabel("sessions per second and GPU")
-    legend_above(axes)
+def _price(result: dict[str, Any]) -> Section:
+    """GPU hours, and prices if a GPU has one, of the layouts and of the next GPUs."""
+    has_price = result["gpu_price"] is not None
+    head = ("layout", "GPUs", "GPU hours per 1000 sessions", *(("price per hour",) if has_price else ()))
+
+    def row(layout: dict[str, Any]) -> list[str]:
+        price = [f"{layout['price_per_hour']:.2f}"] if has_price else []
+        hours = f"{layout['gpu_hours_per_1000_sessions']:.3g}"
+        return [layout_label(layout), str(layout["gpus"]), hours, *price]
+
+    rows, text = [row(layout) for layout in result["layouts"]], []
+    if (step := result["next_step"]) is not None:
+        rows.append(row(step))
+        mean, interval = _figure(step["gain"])
+        text.append(f"The last line is with the next GPUs. Gain: {mean} sessions/s (95 % interval: {interval}).")
+    return Section("Price", text=text, head=head, rows=rows, is_half=True)
+
+
+def _limits(layouts: list[dict[str, Any]]) -> Section:
+    """What binds each layout, and its reserves at the planned rate."""
+    head = ("layout", "TTFT target / P95", "ITL target / P95", "KV memory / need", "GPUs not used", "what binds")
+    rows = []
+    for layout in layouts:
+        slack = layout["slack"]
+        memory = " / ".join(_times(slack[name]) for name in ("kv_memory", "host_memory") if name in slack)
+        times = [_times(slack.get(name)) for name in ("prefill", "decode")]
+        rows.append([layout_label(layout), *times, memory, str(slack["gpus_left"]), BINDS[slack["binds"]]])
+    return Section("What binds", head=head, rows=rows, is_list=True)
+
+
+def _sensitivity(result: dict[str, Any]) -> list[Section]:
+    """Attainment of the first layout if the circumstances differ; none without figures."""
+    if not result["variations"]:
+        return []
+    planned = ["as planned", *_figure(result["layouts"][0]["attainment"], 100, "%")]
+    rows = [[each["name"], *_figure(each["attainment"], 100, "%")] for each in result["variations"]]
+    head = ("", "rounds attained", "95 % interval")
+    return [Section("If the circumstances differ", head=head, rows=[planned, *rows], is_half=True)]
+
+
+def _reproduction(result: dict[str, Any]) -> Section:
+    ended = (
+        f"The simulations ended early, because {result['stopped']}. Another run may therefore find another layout."
+        if result["stopped"]
+        else "They came to their end, so this command gives the same plan again with the same trace."
+    )
+    text = [
+        result["command"],
+        f"AMPD {result['version']}, seed {result['seed']}, {result['trials']} simulations or searches of goodput. "
+        f"Variables AMPD_* of the environment count as flags. {ended}",
+        f"Policies: {result['routing']} (routing), {result['ordering']} (ordering), {result['slicing']} (slicing).",
+    ]
+    return Section("How to reproduce", text=text, is_half=True)
+
+
+def _times(reserve: float | None) -> str:
+    return "-" if reserve is None else f"{reserve:.2f}x"
+
+
+def _figure(figure: dict[str, Any], factor: float = 1.0, unit: str = "") -> tuple[str, str]:
+    """The mean and the interval of a figure as text."""
+    mean, low, high = (None if figure[key] is None else figure[key] * factor for key in ("mean", "low", "high"))
+    return f"{mean:.3g}{unit}", "-" if low is None or high is None else f"{low:.3g} to {high:.3g}{unit}"
+
+
+def _curves(axes: Any, result: dict[str, Any]) -> None:
+    """Attainment at the rates that the search of each layout's goodput tried."""
+    for layout, colour in zip(result["layouts"], colours(len(result["layouts"])), strict=True):
+        points = [(each["rate"], each["attainment"]) for each in layout["curve"]]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3.5, label=layout_label(layout))
+    axes.axhline(result["attainment_level"], color=TARGET_COLOUR, linestyle="--", linewidth=1)
+    axes.axvline(result["rate"], color=TARGET_COLOUR, linestyle=":", linewidth=1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("sessions per second")
+    axes.set_ylabel("share that meets both targets")
+    legend_above(axes, columns=1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.policies import defaults
+from ampd.settings import OldFlag
 from planner.case_settings import CaseSettings
 from planner.layout.search import ATTAINMENT
 from planner.layout.trials import BUDGET_S
@@ -15,38 +17,41 @@ from planner.layout.trials import BUDGET_S
 class PlanSettings(CaseSettings):
     """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
 
+    old_flags: ClassVar = {
+        "--by-trials": OldFlag("all plans are made by trials; leave it out", is_switch=True),
+        "--no-by-trials": OldFlag("all plans are made by trials; leave it out", is_switch=True),
+        "--cache": OldFlag("plans need no simulated curves; leave it out"),
+        "--use-cache": OldFlag("plans need no simulated curves; leave it out", is_switch=True),
+        "--no-use-cache": OldFlag("plans need no simulated curves; leave it out", is_switch=True),
+    }
+
     gpus: int = Field(ge=1, description="GPUs of the cluster.")
     rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
     )
     use_all: bool = Field(
         False,
-        description="Find the layout that carries most on all --gpus, by simulations of the cluster. Needs no --rate.",
-    )
-    by_trials: bool = Field(
-        False,
-        description="Find the fewest GPUs that carry --rate, by simulations of the cluster. Ignored with --use-all.",
+        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate. Needs no --rate.",
     )
     attainment: float = Field(
-        ATTAINMENT,
-        gt=0,
-        le=1,
-        description="With --use-all, --by-trials: share of rounds within both targets that carries a rate.",
+        ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."
     )
     budget_s: float = Field(
         BUDGET_S,
-        gt=0,
+        ge=0,
         allow_inf_nan=False,
-        description="With --use-all, --by-trials: longest time of the search. Ctrl-C ends it too, and keeps the best.",
+        description="Longest time of the search in seconds; 0: the layout that the integer programme proposes. "
+        "Ctrl-C ends the search too, and keeps the best so far.",
     )
     degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
-    top: int = Field(3, ge=1, le=50, description="Layouts to check by simulation and to show.")
-    routing: str = Field(defaults.ROUTING, description="Routing policy of the check.")
+    top: int = Field(3, ge=1, le=50, description="Layouts to show, best first.")
+    routing: str = Field(defaults.ROUTING, description="Routing policy of the simulations.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
     slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
-    cache: Path | None = Field(None, description="Folder for simulated curves; default: in the user's cache.")
-    use_cache: bool = Field(True, description="Store simulated curves and reuse those of earlier plans.")
+    gpu_price: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Price of a GPU for an hour, in any currency: layouts get prices."
+    )
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     output_manifest: Path | None = Field(
         None,

@@ -203,7 +203,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("XDG_CACHE_HOME", "HOME"),
         "XDG",
-        "Folder of the tiny model and of the simulated curves of plans: `$XDG_CACHE_HOME/ampd`, else `~/.cache/ampd`.",
+        "Folder of the tiny model, and of the curves of `benchmarks/policies`: `$XDG_CACHE_HOME/ampd`, else "
+        "`~/.cache/ampd`.",
         "[XDG](https://specifications.freedesktop.org/basedir-spec/latest/)",
     ),
 )

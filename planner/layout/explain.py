@@ -1,158 +1,215 @@
-"""Explains a plan: which resource limits it, what more GPUs would gain, and which degrees do not fit."""
+"""Explains a plan from the trials that decided it: what it carries, what binds, and what the next GPUs would buy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.layout.formulation import Capacities, Choice, Demand
-from planner.layout.layout import Layout
-from planner.layout.search import Plan
+from planner.layout.appraisal import Appraised, Figure
+from planner.layout.goodput_plan import GoodputPlan, NextStep
+from planner.layout.search import PlanCase, memory_needs
+from planner.layout.trial import Trial
 
-_WORDS = {
-    "prefill": "prefill capacity",
-    "decode": "decode capacity",
-    "kv_memory": "the KV memory of the decode replicas",
-    "host_memory": "the host memory of the decode replicas' KV stores",
-    "idle_prefill": "the time of a prefill on an idle replica (only a larger degree or shorter prompts lower it)",
-    "idle_decode": "the time of a decode step on an idle replica (only a larger degree lowers it)",
-    "grid": "nothing: it is the lowest level that was looked at",
+BINDS = {
+    "prefill": "the time to the first token (prefill capacity)",
+    "decode": "the time between tokens (decode capacity)",
+    "sessions": "sessions that end too late, although their rounds count as met",
+    "kv_memory": "the KV memory of the replicas that own sessions",
+    "host_memory": "the host memory of their KV stores",
+    "nothing": "nothing that was simulated: no rate was too high",
+    "unknown": "not known, because no other rate was simulated",
 }
 _MEMORIES = ("kv_memory", "host_memory")
 _TIGHT = 1.05
-"""A resource with less than this many times the need limits the layout."""
+"""A memory with less than this many times the need binds, if sessions lost their KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """How far a layout is from each limit: its capacity over the demand (1: no reserve).
+    """How far a layout is from each limit, as what it has over what it needs (1: no reserve).
 
     Attributes:
+        prefill, decode: the target over the simulated P95, of the TTFT and of the time between tokens. None:
+            the simulation has none.
         kv_memory, host_memory: with KV stores, KV memory must hold the running rounds, and host memory the resident
             sessions. Without stores KV memory must hold the sessions, and `host_memory` is None.
         gpus_left: GPUs that the layout does not use.
-        binds: the resource that keeps the layout from a lower latency level, as a key of `_WORDS`.
+        binds: what keeps the layout from a higher rate, as a key of `BINDS`.
     """
 
-    prefill: float
-    decode: float
+    prefill: float | None
+    decode: float | None
     kv_memory: float
     gpus_left: int
     binds: str
     host_memory: float | None = None
 
 
-def slack_of(choice: Choice, capacities: Capacities, demand: Demand, gpus: int) -> Slack:
-    """The slack of a layout at the level that it reaches."""
-    layout, level = choice.layout, choice.level
+def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
+    """The slack of a layout at the plan's rate."""
+    owners = [*appraised.layout.decode, *appraised.layout.mixed]
     kv_memory, *host_memory = (
-        sum(tokens[n] * count for n, count in layout.decode) / need if need else float("inf")
-        for tokens, need in capacities.memory_needs(demand)
+        sum(tokens[n] * count for n, count in owners) / need if need else float("inf")
+        for tokens, need in memory_needs(case, plan.demand)
     )
-    prefill, decode = _carried(layout, capacities, level)
+    simulated = appraised.simulated
     return Slack(
-        prefill / demand.rate,
-        decode / demand.rate,
+        _over(case.slo.ttft_s, simulated["ttft_s"]["p95"]),
+        _over(case.slo.itl_s, simulated["itl_s"]["p95"]),
         kv_memory,
-        gpus - layout.gpus,
-        _tight_memory(kv_memory, *host_memory) or _binding(choice, capacities, demand),
+        case.gpus - appraised.layout.gpus,
+        _tight_memory(appraised, kv_memory, *host_memory) or _binding(appraised, plan.attainment),
         *host_memory,
     )
 
 
-def _tight_memory(*reserves: float) -> str | None:
-    """The first kind of memory that limits the layout."""
-    return next((name for name, reserve in zip(_MEMORIES, reserves, strict=False) if reserve < _TIGHT), None)
+def p95_over_target(appraised: Appraised, case: PlanCase) -> float:
+    """The larger of the two simulated P95 over their targets."""
+    ttft_s, itl_s = (appraised.simulated[key]["p95"] or 0.0 for key in ("ttft_s", "itl_s"))
+    return max(ttft_s / case.slo.ttft_s, itl_s / case.slo.itl_s)
 
 
-def _carried(layout: Layout, capacities: Capacities, level: int) -> tuple[float, float]:
-    """Sessions per second of the prefill and of the decode replicas at a level."""
-    return (
-        sum(capacities.prefill[n][level] * count for n, count in layout.prefill),
-        sum(capacities.decode[n][level] * count for n, count in layout.decode),
-    )
-
-
-def _binding(choice: Choice, capacities: Capacities, demand: Demand) -> str:
-    """The resource that is too small one level lower, or at the level itself if the layout misses the demand."""
-    misses = choice.headroom < 1
-    if not misses and choice.level == 0:
-        return "grid"
-    level = choice.level if misses else choice.level - 1
-    carried = dict(zip(("prefill", "decode"), _carried(choice.layout, capacities, level), strict=True))
-    phase = min(carried, key=lambda name: carried[name])
-    if carried[phase] >= demand.rate:
-        return "grid"
-    table = capacities.prefill if phase == "prefill" else capacities.decode
-    return phase if any(table[n][level] for n in capacities.degrees) else f"idle_{phase}"
-
-
-def sentences(plan: Plan, gpus: int, left_out: Mapping[int, str]) -> list[str]:
+def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) -> list[str]:
     """The explanation of the best layout, one sentence per line; `left_out`: unusable degrees with the reasons."""
-    capacities, demand = plan.capacities, plan.demand
     lines = []
     for reason in dict.fromkeys(left_out.values()):
         degrees = ", ".join(f"TP{degree}" for degree in left_out if left_out[degree] == reason)
         lines.append(f"{degrees} left out: {reason}.")
-    if not plan.layouts:
-        return lines
-    best = plan.layouts[0].choice
-    slack, level = slack_of(best, capacities, demand, gpus), capacities.levels[best.level]
-    lines.append(
-        f"At {demand.rate:g} sessions/s the slower phase's P95 is at most {level:.2f} of its target; at that level the "
-        f"layout carries {best.headroom:.2f} times the rate."
-    )
-    if level > 1 or best.headroom < 1:
-        lines.append(_miss(plan, level, best.headroom))
-    memory = f"{slack.kv_memory:.1f} times the KV memory"
-    if slack.host_memory is not None:
-        memory += f" and {slack.host_memory:.1f} times the host memory"
-    lines.append(
-        f"What binds is {_WORDS[slack.binds]}. At its level the layout has {slack.prefill:.2f} times the prefill and "
-        f"{slack.decode:.2f} times the decode capacity that is needed, and {memory}; "
-        f"{slack.gpus_left} of {gpus} GPUs are not used."
-    )
-    if refused := plan.layouts[0].simulated["errors"]:
+    best = plan.layouts[0]
+    lines += [_found(plan, case), _attained(plan, best)]
+    lines.append(_binds(slack_of(best, plan, case), best, plan, case))
+    if refused := best.simulated["errors"]:
         lines.append(
-            f"In the check {refused} rounds were refused, because their context is longer than the model or a decode "
-            "replica's KV memory takes; each ended its session, and counts as missed with the rounds that never came."
+            f"{refused} rounds were refused in the simulation, because their context is longer than the model or a "
+            "replica's KV memory takes. Each ended its session, and counts as missed with the rounds that never came."
         )
+    if plan.variations:
+        changes = ", ".join(f"{variation.name} {_share(figure)}" for variation, figure in plan.variations)
+        part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
+        lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
     if plan.next_step is not None:
-        lines.append(_next(plan, *plan.next_step, level))
+        lines.append(_next(plan.next_step))
+    if plan.stopped and plan.is_decided:
+        lines.append(f"Some figures are missing, because {plan.stopped}. The search itself was complete.")
+    elif plan.stopped:
+        lines.append(
+            f"The search ended early, because {plan.stopped}. These are the best layouts after {plan.trials} "
+            "simulations."
+        )
     return lines
 
 
-def meets(choice: Choice, capacities: Capacities) -> bool:
-    """Whether a layout carries the rate with both P95 within their targets."""
-    return choice.headroom >= 1 and capacities.levels[choice.level] <= 1.0
+def shortfall(headroom: float | None, attainment: float) -> str:
+    """The end of a sentence about a layout that misses the plan's rate: how far it is from it."""
+    if headroom is not None and 0 < headroom < 1:
+        return f"carries {headroom:.0%} of the rate, and attains {attainment:.1%} of the rounds"
+    return f"attains {attainment:.1%} of the rounds"
 
 
-def shortfall(level: float, headroom: float) -> str:
-    """The end of a sentence: how far P95 is above its target, or the rate that the layout carries if it is lower."""
-    return f"misses by {level - 1:.0%}" if headroom >= 1 else f"carries {headroom:.0%} of the rate"
-
-
-def _miss(plan: Plan, level: float, headroom: float) -> str:
-    miss = shortfall(level, headroom)
-    # The first layout attains most in the simulation. The programme may rate another one higher.
-    other = next((checked.choice.layout for checked in plan.layouts if meets(checked.choice, plan.capacities)), None)
-    if other is not None:
-        return f"Replica by replica it {miss} and {other} meets the targets at P95, but attains no more in the check."
-    if not any(checked.choice.headroom >= 1 for checked in plan.layouts):
-        return f"No layout carries the rate at any level: this one {miss.replace('the rate', 'it')}."
-    return f"No layout meets the targets at P95: this one {miss}."
-
-
-def _next(plan: Plan, step: int, choice: Choice, level: float) -> str:
-    after = plan.capacities.levels[choice.level]
-    best = max((checked.choice for checked in plan.layouts), key=lambda found: (-found.level, found.headroom))
-    gpus = "GPU" if step == 1 else "GPUs"
-    if choice.level == best.level and choice.headroom <= best.headroom * 1.001:
-        return f"The next {step} {gpus} would buy nothing: no larger layout is better by this measure."
-    bought = f"The next {step} {gpus} would buy {choice.layout}:"
-    if f"{after:.2f}" == f"{level:.2f}":
-        return f"{bought} {choice.headroom:.2f} instead of {best.headroom:.2f} times the rate, P95 as before."
+def _found(plan: GoodputPlan, case: PlanCase) -> str:
+    best = plan.layouts[0].layout
+    if plan.scale > 1:
+        return _found_in_part(plan, case)
+    wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
+    if plan.carries and plan.has_fewest_gpus:
+        return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
+    if plan.carries:
+        return f"{best} carries the most that was found on {case.gpus} GPUs: {wanted}."
+    miss = shortfall(headroom_of(plan.layouts[0], plan.rate), plan.layouts[0].attainment.mean)
     return (
-        f"{bought} P95 at {after:.2f} instead of {level:.2f} of the target, {choice.headroom:.2f} times the rate at "
-        "that level."
+        f"No layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
+        f"The closest one, {best}, {miss}."
     )
+
+
+def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
+    best = plan.layouts[0]
+    check = "carries" if best.carries_rate else "does not carry"
+    goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
+    part = f"1/{plan.scale}"
+    searched = (
+        f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
+        f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}."
+    )
+    if not plan.is_checked:
+        return (
+            f"{searched} The whole cluster was not simulated, because {plan.stopped}: the figures of {best.layout} are "
+            "those of this part."
+        )
+    return (
+        f"{searched} The whole cluster was simulated once, with {best.simulated['sessions']} sessions: {best.layout} "
+        f"{check} the rate there. Such a short check does not show work that piles up slowly."
+    )
+
+
+def headroom_of(appraised: Appraised, rate: float) -> float | None:
+    """The rate that a layout carries over the plan's rate; None: it is not known."""
+    return None if appraised.goodput is None else appraised.goodput.mean / rate
+
+
+def _attained(plan: GoodputPlan, best: Appraised) -> str:
+    text = f"At {plan.rate:g} sessions/s it attains {_share(best.attainment)}"
+    if best.goodput is None:
+        return f"{text}."
+    return f"{text}, and it carries up to {_rate(best.goodput)} sessions/s."
+
+
+def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> str:
+    line = f"What binds is {BINDS[slack.binds]}"
+    if (over := _first_failure(best, plan.attainment)) is not None:
+        rate, trial = over
+        line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
+    memory = f"{slack.kv_memory:.1f} times the KV memory"
+    if slack.host_memory is not None:
+        memory += f" and {slack.host_memory:.1f} times the host memory"
+    return f"{line}. The layout has {memory} that is needed; {slack.gpus_left} of {case.gpus} GPUs are not used."
+
+
+def _binding(best: Appraised, attainment: float) -> str:
+    over = _first_failure(best, attainment)
+    if over is None:
+        return "nothing" if len(best.curve) > 1 else "unknown"
+    trial = over[1]
+    if trial.met >= attainment:
+        return "sessions"
+    return "prefill" if trial.late >= trial.slow else "decode"
+
+
+def _first_failure(best: Appraised, attainment: float) -> tuple[float, Trial] | None:
+    """The lowest rate that was tried and is too high."""
+    return next(((rate, trial) for rate, trial in best.curve if not trial.carries(attainment)), None)
+
+
+def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:
+    """The first kind of memory that limits the layout: too small, and sessions lost their KV."""
+    if not appraised.simulated["lost_sessions"]:
+        return None
+    return next((name for name, reserve in zip(_MEMORIES, reserves, strict=False) if reserve < _TIGHT), None)
+
+
+def _next(step: NextStep) -> str:
+    gpus = f"{step.more_gpus} GPU{'s' if step.more_gpus > 1 else ''}"
+    gain = step.gain
+    if gain.mean <= 0:
+        return (
+            f"The next {gpus} would buy nothing: the best layout found with them, {step.best.layout}, carries no more."
+        )
+    between = "" if gain.low is None or gain.high is None else f" ({gain.low:+.2g} to {gain.high:+.2g})"
+    unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
+    return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
+
+
+def _share(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"{figure.mean:.1%}"
+    return f"{figure.mean:.1%} ({figure.low:.1%} to {figure.high:.1%})"
+
+
+def _rate(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"{figure.mean:.3g}"
+    return f"{figure.mean:.3g} ({figure.low:.3g} to {figure.high:.3g}, {figure.seeds} seeds)"
+
+
+def _over(target_s: float, seconds: float | None) -> float | None:
+    return target_s / seconds if seconds else None

@@ -6,6 +6,8 @@ rate, the layout of all GPUs that carries most is shown.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,11 +22,13 @@ from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import neighbours, scaled
 from planner.layout.search import PlanCase, demand_of
-from planner.layout.trial import ONCE, SHORT, TrialTask, Variation
-from planner.layout.trials import BUDGET_S, TimeOverError, Trials
+from planner.layout.trial import ONCE, SHORT, TimeOverError, TrialTask, Variation
+from planner.layout.trials import BUDGET_S, Trials
 
 MOST_GPUS = 32
 """Layouts are tried for a part of a cluster that needs more GPUs than these."""
+_SEARCH_SHARE = 0.8
+"""The search for a part of a cluster has this share of the time. The rest is for the check of the whole cluster."""
 _CHECKED = 4
 """Most layouts of as many GPUs that are tried for longer, where the fewest GPUs are wanted."""
 _SEEDS_OF_ALL = (0, 1)
@@ -61,6 +65,7 @@ class GoodputPlan:
         trials: how many simulations, or searches of goodput, were made.
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
             too large. The figures of `variations` are for this part.
+        is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
     """
 
     layouts: list[Appraised]
@@ -74,6 +79,7 @@ class GoodputPlan:
     has_fewest_gpus: bool = False
     is_decided: bool = True
     scale: int = 1
+    is_checked: bool = True
 
     @property
     def carries(self) -> bool:
@@ -100,11 +106,16 @@ class Wishes:
 
 def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     """Plan. Ctrl-C ends the search, and the plan has the best layouts so far."""
+    end_s = time.monotonic() + wishes.budget_s
     scale = scale_of(case, uses_all=wishes.uses_all)
     part = replace(case, gpus=case.gpus // scale, rate=case.rate / scale)
-    with Trials(part, wishes.jobs, wishes.budget_s) as trials:
+    search_s = wishes.budget_s
+    if scale > 1:
+        search_s *= _SEARCH_SHARE
+        print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
+    with Trials(part, wishes.jobs, search_s) as trials:
         plan = _Planner(part, wishes, trials).plan()
-    return plan if scale == 1 else whole_plan(case, plan, scale)
+    return plan if scale == 1 else whole_plan(case, plan, scale, wishes, end_s)
 
 
 def scale_of(case: PlanCase, *, uses_all: bool) -> int:
@@ -115,16 +126,28 @@ def scale_of(case: PlanCase, *, uses_all: bool) -> int:
     return max(ceil(gpus / MOST_GPUS), 1)
 
 
-def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int) -> GoodputPlan:
-    """The plan of a part of the cluster for the whole one, whose first layout is simulated once."""
+def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, end_s: float) -> GoodputPlan:
+    """The plan of a part of the cluster for the whole one, whose first layout is simulated once.
+
+    `end_s`: monotonic time at which this simulation is given up. Ctrl-C ends it too. Without it the figures are those
+    of the part.
+    """
     rate = plan.rate * scale
-    layout = scaled(plan.layouts[0].layout, scale)
-    trial = TrialTask(layout, rate, ONCE, case.options.seed, stops=False, keeps_result=True).run(case)
+    demand = demand_of(replace(case, rate=rate))
+    best = plan.layouts[0]
+    layout = scaled(best.layout, scale)
+    whole = replace(plan, rate=rate, demand=demand, next_step=None, scale=scale)
+    try:
+        trial = TrialTask(layout, rate, ONCE, case.options.seed, stops=False, keeps_result=True).run(case, end_s)
+    except (TimeOverError, KeyboardInterrupt) as end:
+        curve = [(rate * scale, trial) for rate, trial in best.curve]
+        unchecked = replace(best, layout=layout, goodput=None, curve=curve)
+        stopped = plan.stopped or (_INTERRUPTED if isinstance(end, KeyboardInterrupt) else _time_over(wishes.budget_s))
+        return replace(whole, layouts=[unchecked], stopped=stopped, is_checked=False)
     assert trial.result is not None
     attained = Figure.of([trial.met], 1.0)
     checked = Appraised(layout, attained, trial.carries(case.attainment), None, [(rate, trial)], trial.result)
-    demand = demand_of(replace(case, rate=rate))
-    return replace(plan, layouts=[checked], rate=rate, demand=demand, next_step=None, scale=scale)
+    return replace(whole, layouts=[checked])
 
 
 class _Planner:
@@ -187,11 +210,11 @@ class _Planner:
         try:
             yield
         except TimeOverError:
-            self._stopped = f"the time was over (--budget-s {self._wishes.budget_s:g})"
+            self._stopped = _time_over(self._wishes.budget_s)
         except KeyboardInterrupt:
             if not self._search.best:
                 raise
-            self._stopped = "it was interrupted"
+            self._stopped = _INTERRUPTED
 
     def _compare(self) -> None:
         """Rank the best layouts of the search by longer trials, and the best one with more seeds."""
@@ -250,6 +273,13 @@ class _Planner:
             self._has_fewest,
             self._is_decided,
         )
+
+
+_INTERRUPTED = "it was interrupted"
+
+
+def _time_over(budget_s: float) -> str:
+    return f"the time was over (--budget-s {budget_s:g})"
 
 
 def _by_gpus(layouts: Iterable[Layout]) -> list[list[Layout]]:

@@ -96,7 +96,9 @@ class Search:
     def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
         """Whether one of the layouts, or a known one within the GPUs, carries the case's rate."""
         fresh = [layout for layout in dict.fromkeys(layouts) if layout not in self.carrying]
-        self.best = self.best or fresh
+        if not self.best:
+            self.best = fresh
+            self._show()
         carrying = [layout for layout, trial in self._tried(fresh) if trial.carries(self.case.attainment)]
         self._rank(list(dict.fromkeys([*fresh, *self.best])))
         self.carrying += carrying
@@ -104,12 +106,14 @@ class Search:
         self.carrying.sort(key=lambda layout: (layout.gpus, self.best.index(layout)))
         if self.carrying:
             self.best = [*self.carrying, *(layout for layout in self.best if layout not in self.carrying)]
+        self._show()
         return any(layout.gpus <= gpus for layout in self.carrying)
 
     def most(self) -> None:
         """The most goodput of all GPUs."""
         standing = proposals(self.costs, self.case.gpus)
         self.best = standing
+        self._show()
         bounds = [self._bound(layout) for layout in standing[:1]]
         self.rate = _USED * bounds[0] if bounds else 1.0
         standing = self._raised(self._lowered(standing), _WIDE)
@@ -122,6 +126,7 @@ class Search:
             near = [each for layout in fresh for each in self._near(layout, self.case.gpus)]
             self._tried([layout for layout in dict.fromkeys(near) if self._known(layout) is None])
             self._rank(list(dict.fromkeys([*self.best, *near])))
+            self._show()
             carrying = [layout for layout in self.best if self._carries(layout)]
             if carrying:
                 self._raised(carrying, _NARROW)
@@ -131,6 +136,7 @@ class Search:
         for _ in range(12):
             carrying = [layout for layout, trial in self._tried(layouts) if trial.carries(self.case.attainment)]
             self._rank(layouts)
+            self._show()
             if carrying:
                 return carrying
             # Only the better half is worth the trials.
@@ -147,6 +153,7 @@ class Search:
             self.rate *= factor
             carrying = [layout for layout, trial in self._tried(standing) if trial.carries(self.case.attainment)]
             self._rank(standing)
+            self._show()
         return self.best
 
     def _near(self, layout: Layout, gpus: int) -> list[Layout]:
@@ -183,4 +190,17 @@ class Search:
 
         rest = [layout for layout in self.best if layout not in set(layouts)]
         self.best = [*sorted(layouts, key=worth), *rest]
-        self._trials.show(str(self.best[0]))
+
+    def _show(self) -> None:
+        """Print the best layout so far, and how good it is as far as known."""
+        if not self.best:
+            return
+        best = self.best[0]
+        trial = self._known(best)
+        if trial is None:
+            known = "proposed by the integer programme"
+        elif trial.carries(self.case.attainment):
+            known = f"carries {self.rate:.3g} sessions/s in a short trial"
+        else:
+            known = f"attains {trial.met:.0%} of the rounds at {self.rate:.3g} sessions/s in a short trial"
+        self._trials.show(f"{best}, {known}")

@@ -1,4 +1,7 @@
-"""The plan: curves by simulation, layouts by SCIP, each checked by a simulation of the whole cluster."""
+"""The programme of the paper: curves by simulation, layouts by SCIP, each checked by a simulation of the cluster.
+
+Plans do not use it. The cases that it shares with them are here too.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class PlanCase:
     Attributes:
         kv_capacity_tokens: KV memory of a replica by degree; 0: unlimited.
         kv_store_tokens: host memory of a replica's KV store by degree; empty: no stores.
-        attainment: share of the rounds within both targets that counts as carrying a rate (`--use-all`).
+        attainment: share of the rounds within both targets that counts as carrying a rate.
     """
 
     sessions: tuple[Session, ...]

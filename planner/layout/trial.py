@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
@@ -121,12 +123,16 @@ class TrialTask:
     keeps_result: bool = False
     variation: Variation = AS_PLANNED
 
-    def run(self, case: PlanCase) -> Trial:
-        """Simulate."""
+    def run(self, case: PlanCase, end_s: float = inf) -> Trial:
+        """Simulate.
+
+        Raises:
+            TimeOverError: the monotonic clock is at `end_s`, and the simulation has not ended.
+        """
         rate = self.rate * self.variation.rate
         count = self.horizon.sessions(case, rate)
         sessions = retime(_longer(case.sessions[:count], self.variation.tokens), rate, self.seed, count)
-        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else None)
+        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else None, end_s)
         try:
             run = simulate(
                 sessions,
@@ -206,6 +212,10 @@ MOST_HEADROOM = 3.0
 """A search of goodput ends here, in units of its start: more reserve than that need not be known."""
 
 
+class TimeOverError(Exception):
+    """The time for trials is over."""
+
+
 class _TooManyMissedError(Exception):
     """Enough of a trial was simulated."""
 
@@ -215,10 +225,12 @@ class _Watch:
 
     Args:
         share: of the rounds that may miss; None: the trial never stops.
+        end_s: the monotonic time at which the trial is given up.
     """
 
-    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float | None) -> None:
+    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float | None, end_s: float) -> None:
         self._slo = slo
+        self._end_s = end_s
         self._due = sum(len(session.rounds) for session in sessions)
         self._allowed = self._due if share is None else share * self._due
         self._met = self._late = self._slow = self._missed = 0
@@ -228,6 +240,8 @@ class _Watch:
         self._overdue: set[str] = set()
 
     def __call__(self, record: SimulatedRound) -> None:
+        if time.monotonic() >= self._end_s:
+            raise TimeOverError
         arrival_s, most_s = self._in_time[record.session_id]
         if end_s(record) - arrival_s > most_s:
             self._overdue.add(record.session_id)

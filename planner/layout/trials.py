@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures import TimeoutError as NotInTime
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import active_children, get_context
-from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
+from planner.layout.processes import Processes
 from planner.layout.search import PlanCase
-from planner.layout.trial import Carried, GoodputTask, Trial, TrialTask
+from planner.layout.trial import Carried, GoodputTask, TimeOverError, Trial, TrialTask
 
 Task = TrialTask | GoodputTask
 
 BUDGET_S = 60.0
 """Longest time of the trials of a plan, unless named."""
-
-
-class TimeOverError(Exception):
-    """The time for trials is over."""
 
 
 class Trials:
@@ -47,13 +39,10 @@ class Trials:
         self._started_s = time.monotonic()
         self._budget_s = budget_s
         self._known: dict[Task, Any] = {}
-        self._pool: ProcessPoolExecutor | None = None
-        self._processes: set[BaseProcess] = set()
-        self._submitted: list[Future[Any]] = []
-        if (jobs or os.cpu_count() or 1) > 1:
-            # Forked, so that the work begins at once. This process has no threads that could hold a lock.
-            self._pool = ProcessPoolExecutor(jobs, get_context("fork"), _begin, (case,))
+        count = jobs or os.cpu_count() or 1
+        self._processes = Processes(self._outcome, count) if count > 1 else None
         self._bar: Any = None
+        self._best = ""
 
     def __enter__(self) -> Self:
         return self
@@ -63,12 +52,7 @@ class Trials:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._pool is not None:
-            if not all(future.done() for future in self._submitted):
-                # Nothing waits for the trials that still run.
-                for process in self._processes:
-                    process.terminate()
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._end()
 
     @property
     def elapsed_s(self) -> float:
@@ -96,32 +80,41 @@ class Trials:
         return trial
 
     def show(self, best: str) -> None:
-        """Show the best layout so far beside the progress."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(best)
+        """Print the best layout so far, if the text is another one than before."""
+        if best != self._best:
+            self._best = best
+            tqdm.write(f"best after {self.elapsed_s:.1f} s: {best}", file=sys.stderr)
 
     def _run(self, tasks: Sequence[Task]) -> None:
         missing = [task for task in dict.fromkeys(tasks) if task not in self._known]
         if missing and self.elapsed_s >= self._budget_s:
             raise TimeOverError
-        if self._pool is None:
-            for task in missing:
+        try:
+            for task, outcome in self._outcomes(missing):
+                self._keep(task, outcome)
+        except BaseException:
+            # Nothing waits for the trials that still run.
+            self._end()
+            raise
+
+    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+        if self._processes is None:
+            for task in tasks:
                 if self.elapsed_s > self._budget_s:
                     raise TimeOverError
-                self._keep(task, task.run(self.case))
+                yield task, self._outcome(task)
             return
-        before = set(active_children())
-        waiting: dict[Future[Any], Task] = {self._pool.submit(_run_here, task): task for task in missing}
-        self._processes |= set(active_children()) - before
-        self._submitted = list(waiting)
         try:
-            for future in as_completed(waiting, max(self._budget_s - self.elapsed_s, 0.0)):
-                self._keep(waiting[future], future.result())
-        except NotInTime:
+            yield from self._processes.results(tasks, self._budget_s - self.elapsed_s)
+        except TimeoutError:
             raise TimeOverError from None
-        finally:
-            for future in waiting:
-                future.cancel()
+
+    def _outcome(self, task: Task) -> Any:
+        return task.run(self.case)
+
+    def _end(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
 
     def _keep(self, task: Task, outcome: Any) -> None:
         self._known[task] = outcome
@@ -133,19 +126,3 @@ class Trials:
             # After the processes have been forked, because the bar may start a thread.
             self._bar = tqdm(desc="simulating layouts", file=sys.stderr, disable=None, leave=False)
         self._bar.update()
-
-
-_case: PlanCase | None = None
-"""The case of a process of the pool."""
-
-
-def _begin(case: PlanCase) -> None:
-    global _case
-    _case = case
-    # Ctrl-C belongs to the process that waits.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _run_here(task: Task) -> Any:
-    assert _case is not None
-    return task.run(_case)

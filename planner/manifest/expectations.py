@@ -57,10 +57,7 @@ def miss(layout: Mapping[str, Any]) -> str | None:
     """How far a layout of a plan's result misses the targets, as a clause; None: it meets them."""
     if layout["meets_slo"]:
         return None
-    if (attained := layout.get("attainment")) is not None:
-        return f"it attains {attained['mean']:.1%} of the rounds at the planned rate"
-    at_p95 = " at P95" if layout["headroom"] >= 1 else ""
-    return f"it {shortfall(layout['objective'], layout['headroom'])}{at_p95}"
+    return f"it {shortfall(layout['headroom'], layout['attainment']['mean'])} at the planned rate"
 
 
 def _text(value: Any) -> str:

@@ -1,17 +1,9 @@
 """What tests of the planner share."""
 
-from pathlib import Path
-
 import pytest
 
 from planner.layout import appraisal, goodput_plan, goodput_search, trial
 from planner.layout.trial import Horizon
-
-
-@pytest.fixture(scope="session")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for the simulated curves of replicas, which take most of a plan's time."""
-    return tmp_path_factory.mktemp("curves")
 
 
 @pytest.fixture

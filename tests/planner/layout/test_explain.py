@@ -1,63 +1,126 @@
-"""What the explanation says where the ranking by simulation and the programme disagree."""
+"""What the explanation says: the figures of the trials, and never more than they show."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from planner.layout.explain import sentences, slack_of
-from planner.layout.formulation import Capacities, Choice, Demand
+import pytest
+
+from planner.layout.appraisal import VARIATIONS, Appraised, Figure
+from planner.layout.explain import headroom_of, sentences, shortfall, slack_of
+from planner.layout.formulation import Demand
+from planner.layout.goodput_plan import GoodputPlan, NextStep
 from planner.layout.layout import Layout
-from planner.layout.search import Checked, Plan
+from planner.layout.trial import Trial
 
-TABLE = {1: [0.0, 1.0], 2: [2.0, 2.0]}
-CAPACITIES = Capacities((0.9, 1.2), TABLE, TABLE, {1: 100.0, 2: 100.0})
-SIMULATED: dict[str, Any] = {"attainment": {"rounds": 1.0}, "errors": 0}
-SMALL = Choice(Layout(((1, 1),), ((1, 1),)), 1, 1.0)
-LARGE = Choice(Layout(((2, 1),), ((2, 1),)), 0, 2.0)
+from .lab import CASE
 
-
-def explained(
-    *choices: Choice, left_out: dict[int, str] | None = None, errors: int = 0, following: Choice | None = None
-) -> str:
-    simulated = SIMULATED | {"errors": errors}
-    next_step = following and (1, following)
-    plan = Plan([Checked(choice, simulated) for choice in choices], CAPACITIES, Demand(1.0), next_step)
-    return "\n".join(sentences(plan, 4, left_out or {}))
-
-
-def test_no_layout_is_said_to_miss_the_targets_only_if_all_do() -> None:
-    assert "No layout meets the targets at P95: this one misses by 20%" in explained(SMALL)
-    both = explained(SMALL, LARGE)
-    assert "No layout" not in both
-    assert f"it misses by 20% and {LARGE.layout} meets the targets" in both
-    assert "No layout" not in explained(LARGE, SMALL)
+SIMULATED: dict[str, Any] = {
+    "attainment": {"rounds": 0.97},
+    "errors": 0,
+    "lost_sessions": 0,
+    "ttft_s": {"p95": 0.1},
+    "itl_s": {"p95": 0.01},
+}
+FINE, LATE, SLOW = Trial(0.97, 0.03, 0.0, 1.0), Trial(0.8, 0.15, 0.05, 1.0), Trial(0.8, 0.05, 0.15, 1.0)
+BEST = Appraised(
+    Layout(((1, 1),), ((2, 1),)),
+    Figure(0.97, 0.96, 0.98, 3),
+    True,
+    Figure(3.0, 2.8, 3.2, 3),
+    [(2.0, FINE), (3.0, FINE), (3.2, LATE)],
+    SIMULATED,
+)
+PLAN = GoodputPlan([BEST], 2.0, 0.9, Demand(2.0, 100_000.0, 5000.0), [], None, "", 40)
 
 
-def test_the_next_gpu_names_the_figure_that_changes() -> None:
-    faster = explained(SMALL, following=LARGE)
-    assert "P95 at 0.90 instead of 1.20 of the target, 2.00 times the rate at that level." in faster
-    more = explained(LARGE, following=replace(LARGE, headroom=3.0))
-    assert "3.00 instead of 2.00 times the rate, P95 as before." in more
+def explained(plan: GoodputPlan, left_out: dict[int, str] | None = None) -> str:
+    return "\n".join(sentences(plan, CASE, left_out or {}))
+
+
+def test_a_layout_that_carries_the_rate_is_named_with_its_figures() -> None:
+    text = explained(PLAN)
+    assert "prefill 1xTP1, decode 1xTP2 carries the most that was found on 4 GPUs" in text
+    assert "it attains 97.0% (96.0% to 98.0%), and it carries up to 3 (2.8 to 3.2, 3 seeds) sessions/s" in text
+    assert "No layout" not in text
+
+
+def test_a_rate_that_none_carries_is_said_with_what_is_carried() -> None:
+    poor = replace(BEST, carries_rate=False, attainment=Figure(0.5, None, None, 1), goodput=Figure(1.5, 1.4, 1.6, 3))
+    text = explained(replace(PLAN, layouts=[poor]))
+    assert "No layout of 4 GPUs was found to carry 2 sessions/s" in text
+    assert "carries 75% of the rate" in text
+    assert headroom_of(poor, 2.0) == 0.75
+    assert shortfall(0.0, 0.123) == shortfall(None, 0.123) == "attains 12.3% of the rounds"
+
+
+def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
+    text = explained(replace(PLAN, has_fewest_gpus=True))
+    assert "prefill 1xTP1, decode 1xTP2 has the fewest GPUs that were found to carry 2 sessions/s" in text
+    seen = replace(BEST, carries_rate=False, simulated=SIMULATED | {"sessions": 300})
+    text = explained(replace(PLAN, layouts=[seen], has_fewest_gpus=True, scale=8))
+    assert "are too many to try layouts one by one" in text
+    assert "on 1/8 of the GPUs at 1/8 of the rate, and each replica found stands for 8" in text
+    assert "simulated once, with 300 sessions: prefill 1xTP1, decode 1xTP2 does not carry the rate there" in text
+    text = explained(replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False))
+    assert "The whole cluster was not simulated, because it was interrupted: the figures of prefill 1xTP1" in text
+    assert "simulated once" not in text
+
+
+@pytest.mark.parametrize(
+    ("trial", "binds"),
+    [(LATE, "prefill"), (SLOW, "decode"), (Trial(0.95, 0.05, 0.0, 0.9), "sessions"), (FINE, "nothing")],
+)
+def test_what_binds_is_read_from_the_first_rate_that_fails(trial: Trial, binds: str) -> None:
+    appraised = replace(BEST, curve=[(2.0, FINE), (3.2, trial)])
+    assert slack_of(appraised, PLAN, CASE).binds == binds
+    assert ("at 3.2 sessions/s" in explained(replace(PLAN, layouts=[appraised]))) == (binds != "nothing")
+
+
+def test_nothing_is_said_to_bind_where_only_the_planned_rate_was_simulated() -> None:
+    alone = replace(BEST, curve=[(2.0, FINE)])
+    assert slack_of(alone, PLAN, CASE).binds == "unknown"
+    assert "What binds is not known, because no other rate was simulated." in explained(replace(PLAN, layouts=[alone]))
+    assert slack_of(replace(BEST, curve=[(2.0, LATE)]), PLAN, CASE).binds == "prefill"
+
+
+def test_memory_binds_only_where_sessions_lost_their_kv() -> None:
+    tight = replace(PLAN, demand=Demand(2.0, 1e6, 5000.0))
+    assert slack_of(BEST, tight, CASE).binds == "prefill"
+    lost = replace(BEST, simulated=SIMULATED | {"lost_sessions": 3})
+    assert slack_of(lost, tight, CASE).binds == "kv_memory"
+    assert slack_of(lost, PLAN, CASE).binds == "prefill"
+    stores = replace(CASE, kv_store_tokens={1: 1000, 2: 1000})
+    slack = slack_of(lost, PLAN, stores)
+    assert (slack.binds, slack.host_memory) == ("host_memory", 0.01)
 
 
 def test_every_degree_left_out_has_its_own_reason() -> None:
-    text = explained(LARGE, left_out={4: "too heavy", 8: "too heavy", 16: "too small"})
+    text = explained(PLAN, {4: "too heavy", 8: "too heavy", 16: "too small"})
     assert "TP4, TP8 left out: too heavy." in text
     assert "TP16 left out: too small." in text
 
 
-def test_rounds_that_nobody_can_serve_are_said() -> None:
-    assert "refused" not in explained(LARGE)
-    assert "113 rounds were refused, because their context is longer" in explained(LARGE, errors=113)
+def test_refused_rounds_other_circumstances_and_an_early_end_are_said() -> None:
+    assert "refused" not in explained(PLAN)
+    assert "ended early" not in explained(PLAN)
+    refused = replace(BEST, simulated=SIMULATED | {"errors": 113})
+    assert "113 rounds were refused" in explained(replace(PLAN, layouts=[refused]))
+    varied = replace(
+        PLAN, variations=[(VARIATIONS[1], Figure(0.8, 0.7, 0.9, 3))], stopped="it was interrupted", is_decided=False
+    )
+    assert "20 % more load 80.0% (70.0% to 90.0%)" in explained(varied)
+    assert "The search ended early, because it was interrupted." in explained(varied)
+    decided = explained(replace(varied, is_decided=True))
+    assert "ended early" not in decided
+    assert "Some figures are missing, because it was interrupted." in decided
 
 
-def test_the_memory_that_is_short_is_named() -> None:
-    stores = replace(CAPACITIES, store_tokens={1: 1000.0, 2: 1000.0})
-    for demand, binds, kv_memory, host_memory in (
-        (Demand(1.0, 100.0, 50.0), "grid", 2.0, 10.0),
-        (Demand(1.0, 1000.0, 50.0), "host_memory", 2.0, 1.0),
-        (Demand(1.0, 1000.0, 100.0), "kv_memory", 1.0, 1.0),
-    ):
-        slack = slack_of(LARGE, stores, demand, 4)
-        assert (slack.binds, slack.kv_memory, slack.host_memory) == (binds, kv_memory, host_memory)
-    slack = slack_of(LARGE, CAPACITIES, Demand(1.0, 100.0, 50.0), 4)
-    assert (slack.binds, slack.kv_memory, slack.host_memory) == ("kv_memory", 1.0, None)
+def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:
+    def next_of(gain: Figure) -> str:
+        return explained(replace(PLAN, next_step=NextStep(1, BEST, gain)))
+
+    assert "The next 1 GPU would buy +0.4 sessions/s (+0.2 to +0.6), with" in next_of(Figure(0.4, 0.2, 0.6, 3))
+    assert "which may be chance" in next_of(Figure(0.4, -0.2, 1.0, 3))
+    assert "would buy nothing" in next_of(Figure(-0.1, -0.2, 0.0, 3))

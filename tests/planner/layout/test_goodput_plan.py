@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from ampd.types import Slo
 from planner.layout import goodput_plan
 from planner.layout.goodput_plan import Wishes, make_goodput_plan, scale_of
+from planner.layout.layout import Layout
+from planner.layout.search import PlanCase
+from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 
 from .lab import CASE as LAB_CASE
 
@@ -59,6 +64,7 @@ def test_the_fewest_gpus_that_carry_the_rate_in_long_trials() -> None:
     assert plan.next_step is not None
     assert plan.next_step.best.layout.gpus == 2
     assert not plan.stopped
+    assert make_goodput_plan(CASE, Wishes(jobs=2, budget_s=MUCH)) == plan
 
 
 @pytest.mark.slow
@@ -85,6 +91,35 @@ def test_a_large_cluster_is_planned_in_parts_and_simulated_once(monkeypatch: pyt
     assert checked.layout.gpus == 2
     assert checked.attainment.seeds == 1
     assert checked.simulated["rounds"] > 0
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_without_the_check_of_a_large_cluster_the_figures_are_those_of_its_part(
+    is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrialTask.run
+
+    def interrupted(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
+        if end_s < inf:
+            raise KeyboardInterrupt
+        return run(task, case)
+
+    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
+    if is_interrupted:
+        monkeypatch.setattr(TrialTask, "run", interrupted)
+    plan = make_goodput_plan(CASE, Wishes(uses_all=True, jobs=1, budget_s=0.0))
+    (part,) = plan.layouts
+    assert not plan.is_checked
+    assert "--budget-s 0" in plan.stopped
+    assert (plan.scale, plan.rate, part.layout.gpus, part.goodput) == (2, CASE.rate, 2, None)
+    assert part.simulated["rounds"] > 0
+
+
+def test_a_check_is_given_up_when_the_time_is_over() -> None:
+    task = TrialTask(Layout((), ((1, 1),)), CASE.rate, ONCE, 0, stops=False)
+    with pytest.raises(TimeOverError):
+        task.run(CASE, time.monotonic())
+    assert task.run(CASE).is_whole
 
 
 @pytest.mark.slow

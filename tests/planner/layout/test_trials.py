@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Iterable
-from concurrent.futures import Future
+import multiprocessing
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from planner.layout import trials as trials_module
 from planner.layout.layout import Layout
-from planner.layout.trial import SHORT, GoodputTask, Horizon, TrialTask
-from planner.layout.trials import TimeOverError, Trials
+from planner.layout.trial import SHORT, GoodputTask, Horizon, TimeOverError, TrialTask
+from planner.layout.trials import Trials
 
 from .lab import CASE
 
@@ -44,15 +39,20 @@ def test_nothing_is_awaited_after_the_time_is_over_but_a_trial_can_be_made(jobs:
 
 
 @pytest.mark.slow
-def test_trials_that_still_run_are_ended_with_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def over_when_all_run(futures: Iterable[Future[Any]], _: float) -> None:
-        while not all(future.running() for future in futures):
-            time.sleep(0.01)
-        raise TimeoutError
-
-    monkeypatch.setattr(trials_module, "as_completed", over_when_all_run)
+def test_trials_that_still_run_are_ended_when_the_time_is_over() -> None:
     # These would take minutes.
-    long = [replace(task, horizon=Horizon(1e4, 0.0, 0, 10**9)) for task in TASKS]
-    with Trials(CASE, 2, 1e6) as trials, pytest.raises(TimeOverError):
-        trials.trials(long)
-    assert [process.exitcode for process in trials._processes] == [-signal.SIGTERM] * 2
+    long = [replace(task, horizon=Horizon(1e4, 0.0, 0, 10**9), seed=seed) for task in TASKS for seed in range(4)]
+    before = set(multiprocessing.active_children())
+    with Trials(CASE, 2, 0.5) as trials:
+        with pytest.raises(TimeOverError):
+            trials.trials(long)
+        assert set(multiprocessing.active_children()) <= before
+
+
+def test_the_best_layout_so_far_is_printed_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    with Trials(CASE, 1, 0.0) as trials:
+        for text in ("first", "first", "second"):
+            trials.show(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["first", "second"]
+    assert all(line.startswith("best after ") for line in lines)

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from ampd.cli.main import main as ampd
+from planner.layout import goodput_search
+from planner.layout.layout import Layout
 from tests.k8s.pod_lab import PodLab
 from tests.k8s.rendering import rendered
 from tests.k8s.test_no_gpu import ask
@@ -39,12 +41,16 @@ def without_gpus(objects: list[Object]) -> list[Object]:
 
 
 @pytest.mark.long
-def test_the_processes_of_a_plan_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_processes_of_a_plan_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Workers of both roles are wanted, whatever a search would choose.
+    monkeypatch.setattr(goodput_search, "proposals", lambda *_: [Layout(((1, 1),), ((1, 1),))])
     trace, manifest = tmp_path / "trace.jsonl", tmp_path / "plan.yaml"
     rounds = [{"incr_tokens": 40, "output_tokens": 5}]
     trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(9)))
     argv = ["plan", str(trace), "--perf", "tiny-cpu", "--gpus", "2", "--degrees", "1", "--ttft", "1.5", "--itl", "0.2"]
-    argv += ["--routing", "always-remote", "--no-use-cache", "--output-manifest", str(manifest)]
+    argv += ["--routing", "always-remote", "--budget-s", "0", "--output-manifest", str(manifest)]
     assert ampd([*argv, "--manifest-model-path", "/models/tiny"]) == 0
     capsys.readouterr()
     objects = without_gpus(list(yaml.safe_load_all(manifest.read_text(encoding="utf-8"))))

@@ -1,35 +1,35 @@
-"""`ampd plan --use-all` and `--by-trials`: layouts found and explained by simulations of the cluster."""
+"""The result of `ampd plan`, as `--json` prints it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.reports.figures import format_share
 from planner.case_settings import provenance_of
 from planner.layout.appraisal import Appraised
-from planner.layout.goodput_explain import headroom_of, p95_over_target, sentences, slack_of
+from planner.layout.explain import headroom_of, p95_over_target, sentences, slack_of
 from planner.layout.goodput_plan import GoodputPlan, Wishes, make_goodput_plan
-from planner.layout.layout import Layout, layout_label
+from planner.layout.layout import Layout
 from planner.layout.search import PlanCase
 from planner.plan_settings import PlanSettings
-from planner.plan_table import plan_table
-from workloads.results import local_share
+
+_HOUR_S = 3600
 
 
-def plan_for_goodput(
-    settings: PlanSettings, case: PlanCase, left_out: Mapping[int, str], model: PiecewiseModel, start_s: float
+def planned(
+    settings: PlanSettings, case: PlanCase, left_out: Mapping[int, str], model: PiecewiseModel, argv: Sequence[str]
 ) -> tuple[dict[str, Any], list[Layout]]:
-    """The object that `--json` prints, and the layouts, best first. `start_s`: when the command began."""
+    """The object that `--json` prints, and the layouts, best first. `argv`: the arguments of the command."""
     plan = make_goodput_plan(case, Wishes(settings.use_all, settings.top, settings.jobs, settings.budget_s))
     result = {
-        "layouts": [_layout(appraised, plan, case) for appraised in plan.layouts],
+        "layouts": [_layout(appraised, plan, case) | _cost(appraised, plan, settings) for appraised in plan.layouts],
         "explanation": sentences(plan, case, left_out),
         "meets_slo": plan.carries,
-        "next_step": _next_step(plan, case),
+        "next_step": _next_step(plan, case, settings),
         "variations": [{"name": each.name, "attainment": asdict(figure)} for each, figure in plan.variations],
         "attainment_level": plan.attainment,
         "gpus": case.gpus,
@@ -45,11 +45,14 @@ def plan_for_goodput(
         "performance_model": provenance_of(model),
         "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
         "manifest_warnings": [],
+        "gpu_price": settings.gpu_price,
+        "command": shlex.join(["ampd", "plan", *argv]),
+        "version": version("ampd"),
         "uses_all": not plan.has_fewest_gpus,
         "scale": plan.scale,
         "trials": plan.trials,
         "stopped": plan.stopped or None,
-        "seconds": time.perf_counter() - start_s,
+        "seconds": 0.0,
     }
     return result, [appraised.layout for appraised in plan.layouts]
 
@@ -77,7 +80,14 @@ def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str
     }
 
 
-def _next_step(plan: GoodputPlan, case: PlanCase) -> dict[str, Any] | None:
+def _cost(appraised: Appraised, plan: GoodputPlan, settings: PlanSettings) -> dict[str, Any]:
+    """The GPU hours of 1000 sessions at the plan's rate, and with `--gpu-price` the price of an hour."""
+    gpus = appraised.layout.gpus
+    hours = {"gpu_hours_per_1000_sessions": gpus / plan.rate / _HOUR_S * 1000}
+    return hours if settings.gpu_price is None else {**hours, "price_per_hour": gpus * settings.gpu_price}
+
+
+def _next_step(plan: GoodputPlan, case: PlanCase, settings: PlanSettings) -> dict[str, Any] | None:
     step = plan.next_step
     if step is None:
         return None
@@ -87,26 +97,5 @@ def _next_step(plan: GoodputPlan, case: PlanCase) -> dict[str, Any] | None:
         "objective": p95_over_target(step.best, case),
         "headroom": headroom_of(step.best, plan.rate),
         "gain": asdict(step.gain),
+        **_cost(step.best, plan, settings),
     }
-
-
-_HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "ITL P95", "local")
-
-
-def table_of(result: dict[str, Any]) -> str:
-    """The plan as text for people."""
-    load = f"{result['gpus']} GPUs, attained at {result['rate']:g} sessions/s"
-    return plan_table(_HEAD, [_row(layout) for layout in result["layouts"]], load, result)
-
-
-def _row(layout: dict[str, Any]) -> tuple[str, ...]:
-    simulated, goodput = layout["simulated"], layout["goodput"]
-    return (
-        layout_label(layout),
-        str(layout["gpus"]),
-        "-" if goodput is None else f"{goodput['mean']:.3g}/s",
-        format_share(layout["attainment"]["mean"]),
-        f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
-        f"{(simulated['itl_s']['p95'] or 0) * 1e3:.1f} ms",
-        format_share(local_share(simulated), 0),
-    )

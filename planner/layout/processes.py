@@ -1,0 +1,121 @@
+"""Processes that work on tasks, and that can be ended at any time.
+
+An executor of Python 3.11 cannot: if its processes end while cancelled tasks wait, its thread fails. These processes
+need no thread. Each one has a pipe, gets one task at a time, and is terminated when nothing waits for it any more.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from ampd.errors import RunError
+
+
+class _Worker(NamedTuple):
+    process: Any
+    pipe: Connection
+
+
+class Processes:
+    """Runs `work` of items in processes.
+
+    They are forked with the first items, so that the work begins at once. Until then this process should have no thread
+    that could hold a lock.
+
+    Args:
+        work: its results, and its exceptions, must be picklable.
+        count: how many processes.
+    """
+
+    def __init__(self, work: Callable[[Any], Any], count: int) -> None:
+        self._work = work
+        self._count = count
+        self._workers: list[_Worker] = []
+
+    def results(self, items: Sequence[Any], timeout_s: float) -> Iterator[tuple[Any, Any]]:
+        """Each item with its result, in the order in which they are done. Close the processes if this does not end.
+
+        Raises:
+            TimeoutError: the seconds are over.
+            RunError: a process ended, for example because the machine has no memory left.
+        """
+        end_s = time.monotonic() + timeout_s
+        waiting = list(reversed(items))
+        if items and not self._workers:
+            self._fork()
+        free = list(self._workers)
+        busy: dict[Any, tuple[_Worker, Any]] = {}
+        while waiting or busy:
+            while waiting and free:
+                worker, item = free.pop(), waiting.pop()
+                _send(worker, item)
+                busy[worker.pipe] = worker, item
+            ready = wait(list(busy), max(end_s - time.monotonic(), 0.0))
+            if not ready:
+                raise TimeoutError
+            for pipe in ready:
+                worker, item = busy.pop(pipe)
+                free.append(worker)
+                yield item, _received(worker)
+
+    def close(self) -> None:
+        """End the processes, also those that work."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+
+    def _fork(self) -> None:
+        context = get_context("fork")
+        for _ in range(self._count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+
+def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
+    """In a process: work until it is terminated, or the other end of the pipe is gone."""
+    # Ctrl-C is for the process that waits. It may have its own way of ending, which this one must not inherit.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        try:
+            item = pipe.recv()
+        except EOFError:
+            return
+        try:
+            outcome = True, work(item)
+        except Exception as error:
+            outcome = False, error
+        pipe.send(outcome)
+
+
+def _send(worker: _Worker, item: Any) -> None:
+    try:
+        worker.pipe.send(item)
+    except OSError:
+        raise _ended(worker) from None
+
+
+def _received(worker: _Worker) -> Any:
+    try:
+        is_result, outcome = worker.pipe.recv()
+    except (EOFError, OSError):
+        raise _ended(worker) from None
+    if not is_result:
+        raise outcome
+    return outcome
+
+
+def _ended(worker: _Worker) -> RunError:
+    worker.process.join()
+    return RunError(f"a process of the simulation ended (exit code {worker.process.exitcode}); try a smaller --jobs")

@@ -1,0 +1,76 @@
+"""Processes give all results, report errors, and end at any time with tasks that wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from ampd.errors import RunError
+from planner.layout.processes import Processes
+
+
+def work(item: Any) -> Any:
+    if item == "fail":
+        raise ValueError("no such item")
+    if item == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == "sleep":
+        time.sleep(1000)
+    return item, os.getpid()
+
+
+def processes_of(pool: Processes) -> list[Any]:
+    return [worker.process for worker in pool._workers]
+
+
+def test_every_item_has_its_result_and_the_processes_stay() -> None:
+    pool = Processes(work, 2)
+    try:
+        assert list(pool.results([], 60)) == []
+        assert processes_of(pool) == []
+        pids = set()
+        for _ in range(2):
+            done = dict(pool.results(range(10), 60))
+            assert {item: result[0] for item, result in done.items()} == {item: item for item in range(10)}
+            pids |= {result[1] for result in done.values()}
+        assert pids <= {process.pid for process in processes_of(pool)}
+        assert len(processes_of(pool)) == 2
+    finally:
+        pool.close()
+
+
+def test_an_error_of_the_work_is_raised_here() -> None:
+    pool = Processes(work, 1)
+    try:
+        with pytest.raises(ValueError, match="no such item"):
+            list(pool.results(["fail"], 60))
+    finally:
+        pool.close()
+
+
+def test_a_process_that_ends_is_an_error_in_one_line() -> None:
+    pool = Processes(work, 2)
+    try:
+        with pytest.raises(RunError, match=r"ended \(exit code -9\)"):
+            list(pool.results(["die"], 60))
+    finally:
+        pool.close()
+
+
+def test_processes_end_while_they_work_and_many_tasks_wait() -> None:
+    pool = Processes(work, 2)
+    with pytest.raises(TimeoutError):
+        list(pool.results(["sleep"] * 50, 0.0))
+    ended = processes_of(pool)
+    pool.close()
+    assert len(ended) == 2
+    assert [process.exitcode for process in ended] == [-signal.SIGTERM] * 2
+    try:
+        # They can begin again.
+        assert [item for item, _ in pool.results([1], 60)] == [1]
+    finally:
+        pool.close()
