@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ampd.page_keys
 import workers.publisher
 from ampd.policies.base import Compute
 from ampd.types import Parallelism
@@ -92,6 +95,29 @@ async def test_tenants_share_no_kv(model_folder: Path) -> None:
         assert await tiers(here, "second", "acme") == {"device": 784}
         assert await tiers(there, "reader", "third", "D") == {"recomputed": 784}
         assert await tiers(there, "reader", "acme", "D") == {"peer": 784}
+
+
+async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the round, its slices, the engine and the read of its history together."""
+    hashed: Counter[bytes] = Counter()
+
+    def counted(parent: bytes) -> Any:
+        hashed[parent] += 1
+        return sha256(parent)
+
+    lab, prompt = Lab(model_folder, Times()), prompt_of(800)
+    async with lab.engine("D") as decode, lab.engine("P") as prefill:
+        slicing = Script(iter(Compute(320) for _ in range(100)))
+        here = worker_parts("D", decode, lab.times, slicing=slicing).rounds
+        there = worker_parts("P", prefill, lab.times).rounds
+        monkeypatch.setattr(ampd.page_keys, "sha256", counted)
+        for rounds, source in ((here, None), (there, "D")):
+            hashed.clear()
+            call: Any = message(prompt, 40, "s", source=source)
+            async with aclosing(rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+            # The last token has no KV.
+            assert hashed.total() == len(hashed) == (len(prompt) + 40 - 1) // 16
 
 
 @pytest.mark.parametrize(
