@@ -23,7 +23,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -38,18 +38,22 @@ from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
 
 NAMESPACE = "benchmark-scaling"
-LEASE_S = 600.0
+LEASE_S = 3600.0
+FIRST = f"{0:016x}"
+"""The worker that all sessions are bound to."""
+
 _LIMITS = SessionLimits(3600.0)
 _CONTEXT_TOKENS = 20_000
 _AT_ONCE = 64
+_PATIENCE_S = 60.0
 
 
-def synthetic_workers(count: int, sessions: int) -> list[WorkerView]:
+def synthetic_workers(count: int, sessions: Sequence[str]) -> list[WorkerView]:
     """One prefill worker per three decode workers, which hold all the sessions in equal parts."""
     prefill = max(1, count // 4)
     held: list[dict[str, int]] = [{} for _ in range(max(1, count - prefill))]
-    for number in range(sessions):
-        held[number % len(held)][session_key("", f"session-{number}")] = _CONTEXT_TOKENS
+    for number, name in enumerate(sessions):
+        held[number % len(held)][name] = _CONTEXT_TOKENS
     roles = [(Role.PREFILL, {}) for _ in range(prefill)] + [(Role.DECODE, part) for part in held]
     return [
         WorkerView(
@@ -87,28 +91,42 @@ class Cost:
         return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
 
-async def measure(url: str, workers: int, sessions: int, calls: int) -> dict[str, Any]:
-    """The figures of one size. Redis is emptied before."""
-    store, probe = RedisStore(url, NAMESPACE), Redis.from_url(url)
+async def bind(url: str, sessions: int) -> list[str]:
+    """Empty Redis, and bind these sessions to the first worker, whichever worker holds them. Returns their names."""
+    store, probe = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
     try:
         await probe.flushall()
+        names = [session_key("", f"session-{number}") for number in range(sessions)]
+        for start in range(0, sessions, _AT_ONCE):
+            tasks = [_task(name, number) for number, name in enumerate(names[start : start + _AT_ONCE], start)]
+            await asyncio.gather(
+                *(store.route(RouteWrite(task.session_id, FIRST, 0, FIRST, task), _LIMITS) for task in tasks)
+            )
+            await store.finish_tasks(FIRST, [task.task_id for task in tasks])
+        return names
+    finally:
+        await asyncio.gather(store.close(), probe.aclose())
+
+
+async def measure(url: str, workers: int, sessions: list[str], calls: int) -> dict[str, Any]:
+    """The figures of one size, with sessions that are bound. It leaves its workers in Redis."""
+    store, probe = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
+    try:
         cost, views = Cost(probe), synthetic_workers(workers, sessions)
-        await _bind(store, views)
         for view in views:
             await store.publish_worker(view, LEASE_S)
         decode = [view for view in views if view.role is Role.DECODE]
-        bound = [(session, view.worker_id) for view in decode[:calls] for session in list(view.held_tokens)[:calls]]
 
         async def publish(number: int) -> None:
             await store.publish_worker(decode[number % len(decode)], LEASE_S)
 
         async def route(number: int) -> None:
-            session, worker_id = bound[number % len(bound)]
-            await store.route(RouteWrite(session, worker_id, 1, views[0].worker_id, _task(session, number)), _LIMITS)
+            task = _task(sessions[number % len(sessions)], number)
+            await store.route(RouteWrite(task.session_id, FIRST, 1, FIRST, task), _LIMITS)
 
         figures: dict[str, Any] = {
             "workers": workers,
-            "sessions": sessions,
+            "sessions": len(sessions),
             "view_bytes": len(codec.encode_view(decode[0], 0.0)),
             "ping": await cost.of(lambda _: probe.ping(), calls),
             "route": await cost.of(route, calls),
@@ -124,28 +142,13 @@ async def measure(url: str, workers: int, sessions: int, calls: int) -> dict[str
         await asyncio.gather(store.close(), probe.aclose())
 
 
-async def _bind(store: RedisStore, views: list[WorkerView]) -> None:
-    """Bind each session to the worker that holds it, and leave no task behind."""
-    held = [(session, view.worker_id) for view in views for session in view.held_tokens]
-    for start in range(0, len(held), _AT_ONCE):
-        part = held[start : start + _AT_ONCE]
-        tasks = [_task(session, number) for number, (session, _) in enumerate(part, start)]
-        await asyncio.gather(
-            *(
-                store.route(RouteWrite(session, worker_id, 0, views[0].worker_id, task), _LIMITS)
-                for (session, worker_id), task in zip(part, tasks, strict=True)
-            )
-        )
-        await store.finish_tasks(views[0].worker_id, [task.task_id for task in tasks])
-
-
 def _task(session: str, number: int) -> PrefillTask:
     return PrefillTask(f"{number:032x}", session, _CONTEXT_TOKENS, 300, time.monotonic(), Slo(1.0, 0.05))
 
 
 async def _watched(url: str, cost: Cost, publish: Callable[[int], Awaitable[None]], calls: int) -> float:
     """CPU time of Redis per publication, in us, with one subscriber that reads all events."""
-    reader = RedisStore(url, NAMESPACE)
+    reader = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
     watcher = reader.watch()
     await watcher.start()
 
@@ -190,11 +193,15 @@ async def _timed_s(call: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def _measure_all(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    return [
-        await measure(url, workers, sessions, options.calls)
-        for workers in options.workers
-        for sessions in options.sessions
-    ]
+    """All sizes; each is printed at once, except with --json."""
+    results = []
+    for count in options.sessions:
+        names = await bind(url, count)
+        for workers in sorted(options.workers):  # the workers of a smaller size are among those of the next
+            results.append(await measure(url, workers, names, options.calls))
+            if not options.json:
+                print(_row(results[-1]), flush=True)
+    return results
 
 
 def main() -> int:
@@ -205,25 +212,28 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=300, help="measured calls of each kind")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
+    if not options.json:
+        print("CPU time in us, of Redis + of the caller; snapshot: wall time in ms")
+        print(" ".join(f"{name:>13}" for name in _COLUMNS))
     try:
         with EmbeddedRedis() as server:
             results = asyncio.run(_measure_all(server.url, options))
     except (UserError, RunError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps({"benchmark": "scaling", "sizes": results}) if options.json else _table(results))
+    if options.json:
+        print(json.dumps({"benchmark": "scaling", "sizes": results}))
     return 0
 
 
-def _table(results: list[dict[str, Any]]) -> str:
-    names = ("workers", "sessions", "view kB", "PING", "route", "publish", "to one", "applied", "snapshot", "Redis MB")
-    lines = ["CPU time in us, of Redis + of the caller; snapshot: wall time in ms", " ".join(f"{n:>13}" for n in names)]
-    for row in results:
-        cells = [row["workers"], row["sessions"], f"{row['view_bytes'] / 1e3:.1f}"]
-        cells += [f"{row[name]['redis_us']} + {row[name]['caller_us']}" for name in ("ping", "route", "publish")]
-        cells += [row["to_one_us"], row["applied_us"], row["snapshot_ms"], row["redis_mb"]]
-        lines.append(" ".join(f"{cell!s:>13}" for cell in cells))
-    return "\n".join(lines)
+_COLUMNS = ("workers", "sessions", "view kB", "PING", "route", "publish", "to one", "applied", "snapshot", "Redis MB")
+
+
+def _row(row: dict[str, Any]) -> str:
+    cells = [row["workers"], row["sessions"], f"{row['view_bytes'] / 1e3:.1f}"]
+    cells += [f"{row[name]['redis_us']} + {row[name]['caller_us']}" for name in ("ping", "route", "publish")]
+    cells += [row["to_one_us"], row["applied_us"], row["snapshot_ms"], row["redis_mb"]]
+    return " ".join(f"{cell!s:>13}" for cell in cells)
 
 
 if __name__ == "__main__":
