@@ -159,10 +159,14 @@ REFUSALS = {
         "CONFIG SET stop-writes-on-bgsave-error no",
     ),
 }
+RARE = {"replica", "no right to write"}
+"""The other ways refuse the same writes."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    "refusal", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in REFUSALS]
+)
 async def test_refused_writes_take_no_worker_out(server: TcpRedis, admin: Any, refusal: str) -> None:
     begin, end = REFUSALS[refusal]
     async with graph_on(server.tcp_url.replace("//", "//ampd:secret@")) as graph:
@@ -213,7 +217,7 @@ async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
             await store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_failover_by_sentinels() -> None:
     with Sentinels() as servers:
         try:

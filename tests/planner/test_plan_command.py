@@ -45,7 +45,7 @@ def test_a_plan_has_the_fewest_gpus_and_says_why(capsys: pytest.CaptureFixture[s
     assert not plan["uses_all"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, manifest = tmp_path / "plan.html", tmp_path / "plan.yaml"
     argv = [*MOST, "--gpu-price", "2.5", "--report", str(report), "--output-manifest", str(manifest)]

@@ -28,7 +28,7 @@ def test_capacities_grow_with_the_level_and_the_degree(phase: Phase) -> None:
     assert curves[4].capacity(1.0) > 1.5 * curves[1].capacity(1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_prefill_replica_at_its_capacity_is_at_its_level() -> None:
     asked = question("prefill", 2)
     rate = load_curve(asked).capacity(1.0)

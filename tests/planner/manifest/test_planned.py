@@ -73,7 +73,7 @@ def test_a_plan_is_written_in_both_forms(tmp_path: Path, capsys: pytest.CaptureF
     assert "refuse these degrees" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_annotations_are_what_the_plan_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.yaml"
     result, _ = planned(capsys, [*LLAMA, *MUCH, "--output-manifest", str(file), "--manifest-layout", "2"])

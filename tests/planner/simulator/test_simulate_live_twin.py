@@ -255,7 +255,7 @@ def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remote", [(), (0,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
     seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,9 @@ def route(pair: Pair, kind: str, session: str, number: int) -> Any:
     return partial(remote_round if remote else local_round, pair, session)
 
 
-@pytest.mark.parametrize("kind", ["remote", "local", "alternating"])
+@pytest.mark.parametrize(
+    "kind", ["alternating", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("remote", "local"))]
+)
 async def test_every_route_gives_the_tokens_of_one_engine(pair: Pair, kind: str) -> None:
     script = Script(seed=1)
     alone = await one_engine(pair, script)
