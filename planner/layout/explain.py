@@ -116,8 +116,9 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     if plan.carries:
         return f"{best} carries the most that was found on {case.gpus} GPUs: {wanted}."
     miss = shortfall(headroom_of(plan.layouts[0], plan.rate), plan.layouts[0].attainment.mean)
+    none = "No" if plan.is_decided else "Until the search ended, no"
     return (
-        f"No layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
+        f"{none} layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
         f"The closest one, {best}, {miss}."
     )
 

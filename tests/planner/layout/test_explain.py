@@ -51,6 +51,9 @@ def test_a_rate_that_none_carries_is_said_with_what_is_carried() -> None:
     text = explained(replace(PLAN, layouts=[poor]))
     assert "No layout of 4 GPUs was found to carry 2 sessions/s" in text
     assert "carries 75% of the rate" in text
+    assert "Until the search ended" not in text
+    early = explained(replace(PLAN, layouts=[poor], stopped="it was interrupted", is_decided=False))
+    assert "Until the search ended, no layout of 4 GPUs was found to carry 2 sessions/s" in early
     assert headroom_of(poor, 2.0) == 0.75
     assert shortfall(0.0, 0.123) == shortfall(None, 0.123) == "attains 12.3% of the rounds"
 
