@@ -8,13 +8,13 @@ from ampd.types import Slo
 from planner.simulator.outcome import SimulatedRound
 from workloads.trace import Session
 
-PATIENCE = 1.5
+TIME_FACTOR = 1.5
 IN_TIME = 0.99
-"""A rate is sustained if this share of the sessions ends within `PATIENCE` times their time at the targets."""
+"""A rate is sustained if this share of the sessions ends within `TIME_FACTOR` times their time at the targets."""
 
 
 def in_time_share(rounds: Sequence[SimulatedRound], sessions: Sequence[Session], slo: Slo) -> float:
-    """The share of the sessions that ended within `PATIENCE` times their time at the targets."""
+    """The share of the sessions that ended within `TIME_FACTOR` times their time at the targets."""
     ends: dict[str, float] = {}
     for record in rounds:
         ends[record.session_id] = max(ends.get(record.session_id, 0.0), end_s(record))
@@ -24,7 +24,7 @@ def in_time_share(rounds: Sequence[SimulatedRound], sessions: Sequence[Session],
 
 def longest_s(session: Session, slo: Slo) -> float:
     """The longest time from the arrival to the end of a session that ends in time."""
-    return PATIENCE * time_at_targets_s(session, slo)
+    return TIME_FACTOR * time_at_targets_s(session, slo)
 
 
 def time_at_targets_s(session: Session, slo: Slo) -> float:

@@ -91,7 +91,7 @@ class Coordinator:
         self.view = ClusterView(
             store, lease_s=settings.lease_s, clock=clock, model=policies.model, on_death=deaths.announced
         )
-        guard = StreamGuard(self.view, patience_s=settings.lease_s, clock=clock)
+        guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
         ended = EndedSessions(
             store,
             lambda worker_id, session_id: release_session(calls, worker_id, session_id, CALL_TIMEOUT_S),

@@ -57,10 +57,10 @@ class StreamGuard(InBackground):
     """
 
     def __init__(
-        self, view: ClusterView, patience_s: float, interval_s: float = 0.5, clock: Callable[[], float] = time.monotonic
+        self, view: ClusterView, silent_s: float, interval_s: float = 0.5, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._view = view
-        self._patience_s = patience_s
+        self._silent_s = silent_s
         self._interval_s = interval_s
         self._clock = clock
         self._streams: set[Stream] = set()
@@ -94,7 +94,7 @@ class StreamGuard(InBackground):
 
     def check(self) -> None:
         """Give up the calls that are silent and whose worker or client is gone."""
-        horizon_s = self._clock() - self._patience_s
+        horizon_s = self._clock() - self._silent_s
         for stream in list(self._streams):
             if stream.seen_s <= horizon_s and (stream.is_stopped or not self._view.knows(stream.worker_id)):
                 stream.give_up()

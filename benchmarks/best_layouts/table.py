@@ -7,9 +7,10 @@ from math import inf
 
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
+from benchmarks.geometric import geometric_interval, geometric_mean
 from benchmarks.policies.report import goodput_text, markdown, ratio_text
 from benchmarks.policies.settings import Setting
-from planner.intervals import geometric_interval, geometric_mean, mean_interval
+from planner.intervals import mean_interval
 
 Outcomes = Mapping[Setting, Sequence[Outcome]]
 """By setting: an outcome per seed."""

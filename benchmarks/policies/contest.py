@@ -113,7 +113,7 @@ class Point:
 
     Attributes:
         rounds, sessions: shares attained.
-        in_time: share of the sessions that ended within `PATIENCE` times their time at the targets.
+        in_time: share of the sessions that ended within `TIME_FACTOR` times their time at the targets.
         completed: rounds per second that ended between the first and the last arrival.
         attained: rounds per second of these that met their targets.
         local: share of the prefills that ran on decode workers.

@@ -7,11 +7,12 @@ from math import inf
 from pathlib import Path
 
 from ampd.errors import UserError
+from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.intervals import Interval, geometric_mean
+from planner.intervals import Interval
 
 TITLES = {
     "sustained_rounds": "sustained goodput of rounds",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.geometric import geometric_interval
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import USUAL, Condition, Contestant, Found, Point
 from benchmarks.policies.contestants import OUR_PARTS, OURS, REFERENCES
 from benchmarks.policies.settings import Setting
-from planner.intervals import Interval, geometric_interval, mean_interval
+from planner.intervals import Interval, mean_interval
 
 Groups = dict[str, list[Setting]]
 """Settings by the name of their group."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from benchmarks.geometric import geometric_mean
 from benchmarks.policies.campaign import Job, Ledger, Task, in_parallel_kept, search_all
 from benchmarks.policies.contest import CRITERIA, USUAL, Condition, Contestant
 from benchmarks.policies.contestants import ABLATION, OURS, RIVALS
@@ -15,7 +16,6 @@ from benchmarks.policies.prepared import Prepared
 from benchmarks.policies.report import TITLES, goodput_text, markdown, ratio_text
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Standings
-from planner.intervals import geometric_mean
 
 PLACES = (
     ("qwen3-32b", "toolbench"),

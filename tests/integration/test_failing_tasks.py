@@ -123,7 +123,7 @@ async def test_the_role_listener_listens_again() -> None:
 @virtually
 async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
-    guard = StreamGuard(view, patience_s=1.0, interval_s=0.01)
+    guard = StreamGuard(view, silent_s=1.0, interval_s=0.01)
     checks: list[None] = []
     check = FailsOnce(lambda: checks.append(None))
     check.is_armed = True

@@ -6,7 +6,7 @@ import pytest
 
 from ampd.types import Slo
 from planner.simulator.outcome import SimulatedRound
-from planner.sustained import PATIENCE, in_time_share, time_at_targets_s
+from planner.sustained import TIME_FACTOR, in_time_share, time_at_targets_s
 from workloads.trace import Round, Session
 
 SLO = Slo(0.5, 0.1)
@@ -22,7 +22,7 @@ def test_a_session_that_ends_late_is_not_in_time() -> None:
     sessions = [
         Session(session_id=name, arrival_s=2.0, rounds=(Round(incr_tokens=5, output_tokens=6),)) for name in "ab"
     ]
-    limit_s = PATIENCE * 1.0
+    limit_s = TIME_FACTOR * 1.0
 
     def ended(name: str, e2e_s: float) -> SimulatedRound:
         return SimulatedRound(name, 0, 2.0, 0, 5, 6, e2e_s=e2e_s)

@@ -19,7 +19,7 @@ from tests.waiting import until
 async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:
-        guard = StreamGuard(replica.view, patience_s=0.0)
+        guard = StreamGuard(replica.view, silent_s=0.0)
         replica.services = replace(replica.services, access=replace(replica.services.access, guard=guard))
         replica.workers.fail["generate", "d1"] = HANGS
         async for _ in replica.chunks(stop_conditions={"max_tokens": 1}):
@@ -95,7 +95,7 @@ async def test_a_round_ends_after_its_client_even_if_the_stream_of_its_worker_ne
 ) -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:
-        guard = StreamGuard(replica.view, patience_s=0.0)
+        guard = StreamGuard(replica.view, silent_s=0.0)
         replica.services = replace(replica.services, access=replace(replica.services.access, guard=guard))
         replica.workers.fail[endpoint, name] = HANGS
         context = FakeContext()

@@ -317,7 +317,7 @@ async def ttft_beside(one: Station, loop_time: Callable[[], float], itl_s: float
 def test_the_target_of_a_neighbour_does_not_delay_a_first_token_for_long(
     station: Any, monkeypatch: pytest.MonkeyPatch, itl_s: float, factor: float
 ) -> None:
-    """Without the bound on the patience for tighter targets it took 71 times as long."""
+    """Without the bound on the wait for tighter targets it took 71 times as long."""
 
     async def scenario() -> None:
         loop_time = asyncio.get_running_loop().time

@@ -58,11 +58,11 @@ class SlackSlicing(Policy):
     """Tokens beyond the next that a running round is expected to have."""
     LOST_TOKENS: ClassVar[int] = 64
     """Tokens within which a round must be able to make up for a pause."""
-    PATIENCE: ClassVar[float] = 10.0
+    MOST_WAIT_TARGETS: ClassVar[float] = 10.0
     """TTFT targets after which a prefill does not wait for the batch any more."""
-    LONGEST_PATIENCE_S: ClassVar[float] = 60.0
+    MOST_WAIT_S: ClassVar[float] = 60.0
     """The same in seconds, however loose the TTFT target is."""
-    TIGHTER_PATIENCE: ClassVar[float] = 0.25
+    TIGHTER_WAIT_TARGETS: ClassVar[float] = 0.25
     """TTFT targets after which a prefill does not wait for rounds with a tighter ITL target than its own."""
 
     def slice(self, situation: SlicingSituation) -> Slice:
@@ -73,8 +73,8 @@ class SlackSlicing(Policy):
         whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
         budget_s, gain_s, step_s = self._budget(situation)
         needed_s = min(least_s, whole_s)
-        patience_s = min(self.PATIENCE * task.slo.ttft_s, self.LONGEST_PATIENCE_S)
-        if budget_s < needed_s and situation.now_s - task.arrival_s < patience_s:
+        most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
+        if budget_s < needed_s and situation.now_s - task.arrival_s < most_wait_s:
             # Never for longer than for a lost round: the gain of a step may be next to nothing, and batches change.
             steps = min(ceil((needed_s - budget_s) / gain_s), self.LOST_TOKENS)
             # Half a step early, because a prefill that is submitted during a step runs after it.
@@ -91,7 +91,7 @@ class SlackSlicing(Policy):
         budget_s, gain_s = inf, inf
         task = situation.task
         waited_s = situation.now_s - task.arrival_s
-        tightest_s = task.slo.itl_s if waited_s > self.TIGHTER_PATIENCE * task.slo.ttft_s else 0.0
+        tightest_s = task.slo.itl_s if waited_s > self.TIGHTER_WAIT_TARGETS * task.slo.ttft_s else 0.0
         for round_ in running:
             if round_.itl_slo_s < tightest_s:
                 continue

@@ -119,14 +119,14 @@ def test_a_quantum_below_the_least_slice_changes_nothing_for_the_batch() -> None
 def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
     """The least slice, whatever the batch: with rounds that keep joining nobody would ever pay."""
     poor = running(5, 0.194)
-    task, policy = round_of(0, 400, Slo(1.0, 0.04)), situations.with_constants(EXACT, PATIENCE=3.0)
+    task, policy = round_of(0, 400, Slo(1.0, 0.04)), situations.with_constants(EXACT, MOST_WAIT_TARGETS=3.0)
     for now_s, waits in ((0.0, True), (2.9, True), (3.1, False)):
         chosen = situations.slice(policy, task, (poor,), TP4, PLAIN, now_s)
         assert isinstance(chosen, Wait) is waits
         assert waits or 1 <= chosen.tokens <= 16
 
 
-def test_a_prefill_has_less_patience_for_rounds_with_tighter_targets_than_its_own() -> None:
+def test_a_prefill_waits_less_for_rounds_with_tighter_targets_than_its_own() -> None:
     tight, plain = running(5, 0.19, 0.0061), running(5, 0.134)
     task = round_of(0, 400, Slo(1.0, 0.04))
     policy = situations.with_constants(EXACT, LOST_TOKENS=10_000)
@@ -138,7 +138,7 @@ def test_a_prefill_has_less_patience_for_rounds_with_tighter_targets_than_its_ow
     assert 49 - PAGE_TOKENS < chosen.tokens <= 49
 
 
-def test_patience_is_bounded_in_seconds_too() -> None:
+def test_the_wait_is_bounded_in_seconds_too() -> None:
     task, poor = round_of(0, 400, Slo(1000.0, 0.04)), running(5, 0.194)
     for now_s, waits in ((59.9, True), (60.1, False)):
         assert isinstance(situations.slice(EXACT, task, (poor,), TP4, PLAIN, now_s), Wait) is waits
