@@ -211,6 +211,7 @@ class StoreDirectory:
         offsets = self._allocate({pool: len(indices) for pool, indices in new.items()})
         if offsets is None:
             self._runs.release(writer)
+            self.sessions.lack(session_id, pages)
             return None
         for pool, indices in new.items():
             if pool == self._main:
@@ -218,7 +219,7 @@ class StoreDirectory:
         for pool, indices in new.items():
             if pool != self._main:
                 self._add_trailing(writer, pool, [keys[pool][at] for at in indices], offsets[pool])
-        if session_id:
+        if session_id and not self.sessions.is_released(session_id):  # It may have been evicted to make room.
             self.sessions.add(session_id, pages)
         reservation_id = next(self._ids)
         self._writers[reservation_id] = writer
@@ -261,8 +262,8 @@ class StoreDirectory:
         for pool, records in writer.trailing.items():
             self._being_written.difference_update((pool, key) for key, _, _, _ in records)
             self._allocator.free([offset for _, _, _, offset in records])
-        self.sessions.note_changed(writer.runs)
         for run in writer.runs:
+            self.sessions.lose(run)
             self._runs.discard(run)
         self._runs.release(writer)
 

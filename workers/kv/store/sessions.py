@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from workers.kv.store.prefix_records import PrefixRecords
@@ -23,12 +23,14 @@ class _Session(Claimant):
 
     Attributes:
         running: requests that have begun and not ended.
+        missing: keys of the pages of its context that follow `path`. Nothing can use them until the first is there.
         floor_pages: what must stay of the context so that the next round meets its target; None: not computed yet.
     """
 
     id: str = ""
     running: int = 0
     context_pages: int = 0
+    missing: list[bytes] = field(default_factory=list)
     floor_pages: int | None = None
 
 
@@ -98,20 +100,37 @@ class SessionTable:
         path = {span.run: span.at + span.pages for span in spans}
         lost = [run for run in session.path if run not in path]
         self._runs.set_path(session, path)
+        found_pages = sum(path.values())
+        session.missing = list(keys[found_pages:])
         if session.protects != (session.running > 0):
             self._runs.protect(session, session.running > 0)
         if lost:
             # Pages of the context behind a hole are of no use until the hole is filled.
-            behind = set(keys[sum(path.values()) :])
+            behind = set(session.missing)
             for run in lost:
                 if run.keys and run.keys[0] in behind:
                     self._runs.evict_first(run)
 
     def add(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """The session also needs these pages, which are in the store or being written."""
+        """The session also needs these pages, which are in the store or being written.
+
+        It does not need pages behind a hole in its context until the hole is filled. A hole appears when the end of a
+        context leaves the store while the device keeps it, or when a page finds no room.
+        """
         session = self._use(session_id)
-        self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
+        found = list(self._runs.spans(session.missing, written_only=False))
+        self._runs.claim_spans(session, found)
+        del session.missing[: sum(span.pages for span in found)]
+        if not session.missing:
+            self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
         session.context_pages = max(session.context_pages, sum(session.path.values()))
+
+    def lack(self, session_id: str, keys: Sequence[bytes]) -> None:
+        """These pages of the session's context found no room."""
+        if (session := self._sessions.get(session_id)) is not None:
+            stored = sum(span.pages for span in self._runs.spans(keys, written_only=False))
+            known = set(session.missing)
+            session.missing += [key for key in keys[stored:] if key not in known]
 
     def release_session(self, session_id: str) -> None:
         """Forget a session. Its records stay until memory is needed.
@@ -132,9 +151,11 @@ class SessionTable:
         """A run is about to be forgotten: its sessions need neither it nor what follows it in their contexts."""
         for session in [claimant for claimant in run.claims if isinstance(claimant, _Session)]:
             self._changed[session.id] = None
-            path = list(session.path)
-            for lost in reversed(path[path.index(run) :]):
-                self._runs.claim(session, lost, 0)
+            path = list(session.path.items())
+            lost = path[list(session.path).index(run) :]
+            session.missing[:0] = [key for of, pages in lost for key in of.keys[:pages]]
+            for of, _ in reversed(lost):
+                self._runs.claim(session, of, 0)
 
     # -- whose pages go
 
@@ -157,7 +178,7 @@ class SessionTable:
     def evict_idle(self, pages: int) -> int:
         """Drop up to `pages` pages from the end of the least recently used idle session; returns how many.
 
-        A session whose pages others need too is forgotten: it is first in line, and has nothing of its own to give.
+        A session whose pages others need too is released: it is first in line, and has nothing of its own to give.
         """
         for session in list(self._sessions.values()):
             if session.protects:
@@ -165,7 +186,7 @@ class SessionTable:
             dropped = self._trim(session, 0, pages)
             last = next(reversed(session.path), None)
             if last is None or (not dropped and last.is_shared(session.path[last])):
-                self._forget(session.id)
+                self.release_session(session.id)
             if dropped:
                 return dropped
         return 0
@@ -181,6 +202,7 @@ class SessionTable:
         if keep >= claimed:
             return 0
         self._changed[session.id] = None
+        session.missing[:0] = last.keys[keep:claimed]
         self._runs.claim(session, last, keep)
         return self._runs.cut(last, keep)
 

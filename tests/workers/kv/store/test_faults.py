@@ -57,6 +57,7 @@ class Worker:
     loading: list[Loading] = field(default_factory=list)
     reading: list[Reading] = field(default_factory=list)
     running: Counter[str] = field(default_factory=Counter)
+    rounds: dict[str, int] = field(default_factory=dict)
 
     @property
     def directory(self) -> StoreDirectory:
@@ -72,6 +73,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.contexts = dict.fromkeys(SESSIONS, "")
+        self.rounds = dict.fromkeys(SESSIONS, 0)
         self.workers = [self.new_worker(make_directory), self.new_worker(make_directory)]
         self.rids = 0
 
@@ -98,7 +100,9 @@ class World:
         }
         actions, weights = list(weights_by_action), list(weights_by_action.values())
         while self.faults.total() < faults:
-            self.random.choices(actions, weights)[0](self.random.choice(self.workers))
+            worker = self.random.choice(self.workers)
+            self.random.choices(actions, weights)[0](worker)
+            self.check_held(worker, self.random.choice(SESSIONS))
         self.finish()
 
     def finish(self) -> None:
@@ -119,6 +123,13 @@ class World:
             forget_all(directory)
             assert directory.used_bytes == directory.used_tokens == 0, "records are left that nothing names"
 
+    def check_held(self, worker: Worker, session: str) -> None:
+        """What a session counts as held can be found, where its latest round is known here."""
+        if worker.rounds.get(session) == self.rounds[session]:
+            context = self.contexts[session]
+            held_tokens = worker.directory.sessions.held_tokens(session)
+            assert held_tokens <= worker.directory.match(keys(context)) * PAGE, "pages behind a hole count as held"
+
     def check_visible(self, worker: Worker, sessions: Sequence[str]) -> None:
         """Every record of the sessions' contexts that can be found is the right one."""
         for context in map(self.contexts.__getitem__, sessions):
@@ -138,6 +149,8 @@ class World:
         grown = context + "".join(self.random.choices("ab", k=self.random.randint(1, 4)))
         self.contexts[session] = grown
         worker.running[session] += 1
+        self.rounds[session] += 1
+        worker.rounds[session] = self.rounds[session]
         worker.directory.sessions.begin_request(session, keys(grown))
 
     def offload(self, worker: Worker) -> None:
@@ -175,6 +188,7 @@ class World:
         if running := sorted(worker.running.elements()):
             session = self.random.choice(running)
             worker.running[session] -= 1
+            worker.rounds[session] = self.rounds[session]
             worker.directory.sessions.end_request(session, keys(self.contexts[session]))
 
     def release(self, worker: Worker) -> None:
