@@ -119,6 +119,13 @@ class EngineError(Exception):
         self.status = status
 
 
+class KvLoadError(EngineError):
+    """KV of a request's context did not reach the device. The engine can compute it."""
+
+    def __init__(self) -> None:
+        super().__init__("KV of the context did not reach the device", 503)
+
+
 class EngineLostError(EngineError):
     """The engine has ended or hangs. The worker starts it again, or ends.
 

@@ -31,8 +31,10 @@ from workers.engines.base import (
     EngineLostError,
     EngineOutput,
     EngineRequest,
+    KvLoadError,
     output_room,
 )
+from workers.engines.sglang_manager import close_manager
 from workers.engines.sglang_plugin import ENGINE_FLAG
 from workers.engines.sglang_settings import (
     SglangSettings,
@@ -46,6 +48,8 @@ from workers.engines.sglang_settings import (
 if TYPE_CHECKING:
     from workers.kv.worker_process.peer_reads import Transport
     from workers.kv.worker_process.store_exchange import StoreExchange
+
+log = logging.getLogger(__name__)
 
 __all__ = ["SglangEngine", "SglangSettings"]
 
@@ -181,7 +185,7 @@ class SglangEngine:
         engine, self._engine = self._engine, None
         if engine is not None:
             atexit.unregister(engine.shutdown)
-            await self._close_manager(engine, self._manager)
+            await close_manager(engine, self._manager)
             self._manager = None
             _ignore_quit()
         if kv is not None:
@@ -267,27 +271,6 @@ class SglangEngine:
             # A child that fails, and SGLang's watchdog of a child that hangs, signal before the child ends, if ever.
             loop.add_signal_handler(signal.SIGQUIT, self._end, "SGLang reports that one of its processes failed")
 
-    @staticmethod
-    async def _close_manager(engine: Any, manager: Any) -> None:
-        """End the part of SGLang that lives in this process; its own shutdown would kill all children of the worker."""
-        import zmq
-
-        if manager is None:
-            return
-        if getattr(manager, "_subprocess_watchdog", None) is not None:
-            manager._subprocess_watchdog.stop()
-        for task in list(manager.asyncio_tasks):
-            task.cancel()
-        await asyncio.gather(*manager.asyncio_tasks, return_exceptions=True)
-        parts = [part for owner in (manager, engine) for part in vars(owner).values()]
-        sockets = [part for part in parts if isinstance(part, zmq.Socket)]
-        contexts = {socket.context for socket in sockets}
-        for socket in sockets:
-            socket.close(0)
-        for context in contexts:
-            context.destroy(0)
-        engine.send_to_rpc = None
-
     def _read_info(self) -> EngineInfo:
         geometry = self.kv.store.geometry
         report_page_size(self._settings, geometry.page_size)
@@ -313,7 +296,7 @@ class SglangEngine:
     # -- requests
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
-        from workers.engines.sglang_request import choices, logprob_arguments, sampling_params
+        from workers.engines.sglang_request import logprob_arguments, sampling_params
 
         if self._lost is not None and self._lost.done():
             raise EngineLostError("SGLang has ended")
@@ -327,8 +310,31 @@ class SglangEngine:
             ),
             **logprob_arguments(request),
         }
+        has_output = False
+        try:
+            async with aclosing(self._run(request, arguments)) as outputs:
+                async for output in outputs:
+                    has_output = True
+                    yield output
+            return
+        except KvLoadError:
+            if has_output:
+                raise
+        log.warning("the stored KV of a request did not reach the device: its context is computed again")
+        # Under another id, because SGLang may load what is held under the first one until that has ended.
+        request = replace(request, rid=f"{request.rid}-again")
+        async with aclosing(self._run(request, arguments, loads=False)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _run(
+        self, request: EngineRequest, arguments: dict[str, Any], *, loads: bool = True
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """`generate`, for checked parameters; `loads`: whether stored KV may be loaded."""
+        from workers.engines.sglang_request import choices
+
         count = choices(request)
-        async with _RequestAccount(self, request) as account:
+        async with _RequestAccount(self, request, loads=loads) as account:
             if count == 1:
                 outputs = self._choice(request, request.rid, 0, arguments)
             else:
@@ -422,11 +428,12 @@ class SglangEngine:
 
 
 class _RequestAccount:
-    """Accounts for one request while it runs: its load, its session's KV, the pages that it loads."""
+    """Accounts for one request while it runs: its load, its session's KV, the pages that it loads, if it may."""
 
-    def __init__(self, engine: SglangEngine, request: EngineRequest) -> None:
+    def __init__(self, engine: SglangEngine, request: EngineRequest, *, loads: bool) -> None:
         self._engine = engine
         self._request = request
+        self._loads = loads
         self._tokens: list[int] = []
         self._keys: Sequence[bytes] = ()
         self._reload_s = 0.0
@@ -450,6 +457,8 @@ class _RequestAccount:
 
     def _reloading_pays(self, tokens: int) -> bool:
         model, prompt_tokens = self._engine._model, len(self._request.token_ids)
+        if not self._loads:
+            return False
         return model is None or reloading_pays(prompt_tokens, tokens, model, self._engine.info.parallelism)
 
     def _reloaded(self, seconds: float) -> None:

@@ -16,13 +16,16 @@ from dynamo.llm import HttpError
 
 from ampd.serving.local_only import is_greedy
 from ampd.vocabulary import known_tokens
-from workers.engines.base import EngineError, EngineOutput, EngineRequest
+from workers.engines.base import EngineError, EngineOutput, EngineRequest, KvLoadError
 
 MOST_GUIDE_CHARS = {"json_schema": 131_072, "structural_tag": 131_072, "regex": 16_384, "ebnf": 16_384}
 """Longest guide of each kind. SGLang compiles it before the first token, and the engine must not seem to hang.
 
 The schemas of an agent's tools come in one guide, so these may be longer.
 """
+
+_LOAD_FAILED = "External KV cache load failed"
+"""SGLang's message for a request whose load from the store failed."""
 
 _SAMPLING_FIELDS = (
     "presence_penalty",
@@ -91,6 +94,7 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
 
     Raises:
         EngineError: SGLang ended the request with an error of its own.
+        KvLoadError: its load from the store failed.
     """
     meta = part["meta_info"]
     finish = meta.get("finish_reason")
@@ -104,6 +108,8 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
     )
     output = EngineOutput(list(token_ids), index=index, log_probs=log_probs, top_logprobs=top_logprobs)
     if finish:
+        if finish.get("type") == "abort" and finish.get("message") == _LOAD_FAILED:
+            raise KvLoadError
         if finish.get("type") == "abort" and finish.get("status_code"):
             raise EngineError(str(finish.get("message")), int(finish["status_code"]))
         output.finish_reason = normalize_finish_reason(finish["type"])

@@ -42,6 +42,7 @@ from tests.harness.sglang_pair import (
 )
 from tests.waiting import until
 from workers.engines.sglang import SglangEngine
+from workers.kv.rank_messages import Records
 from workers.kv.worker_process.nixl_transport import NixlTransport
 
 pytestmark = [
@@ -136,6 +137,31 @@ async def test_a_page_that_was_damaged_in_the_store_is_computed_again(pair: Pair
     assert again.token_ids == first.token_ids
     assert again.cached_tokens <= 9 * PAGE
     assert pair.decode.kv.figures.evicted_tokens["damaged"] > 0
+    await empty(pair.prefill, pair.decode)
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_load_that_fails_is_computed_again(pair: Pair, monkeypatch: pytest.MonkeyPatch, choices: int) -> None:
+    prompt, store = text(26, 300), pair.decode.kv.store
+    first = await run(pair.decode, "s", prompt, 12)
+    await store.settle(TIMEOUT_S)
+    await until(lambda: idle(pair.decode))
+    hold = store._links.hold
+
+    async def hold_misaligned(request_id: str, records: dict[str, Records]) -> None:
+        misplaced = {pool: Records(of.keys, [at + 1 for at in of.offsets]) for pool, of in records.items()}
+        await hold(request_id, misplaced)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._links, "hold", hold_misaligned)
+        options = {"sampling_options": {"n": choices, "temperature": 0.0}}
+        outputs = [output async for output in pair.decode.generate(EngineRequest(rid(), "s", prompt, 12, options))]
+    for index in range(choices):
+        assert [token for output in outputs if output.index == index for token in output.token_ids] == first.token_ids
+    assert {(out.cached_tokens, out.reloaded_tokens) for out in outputs if out.finish_reason} <= {(0, 0), (None, None)}
+    await until(lambda: idle(pair.decode))
+    again = await run(pair.decode, "s", prompt, 12)
+    assert (again.token_ids, again.reloaded_tokens) == (first.token_ids, (len(prompt) - 1) // PAGE * PAGE)
     await empty(pair.prefill, pair.decode)
 
 
