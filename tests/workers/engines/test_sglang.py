@@ -139,8 +139,8 @@ async def test_a_seed_that_sglang_would_ignore_is_refused(engine: SglangEngine) 
 
 
 async def test_several_choices_carry_their_index(engine: SglangEngine) -> None:
-    options = {"temperature": 1.0, "n": 3}
-    request = EngineRequest(rid(), "choices", text(3, 200), 12, {"sampling_options": options})
+    options = {"sampling_options": {"temperature": 1.0, "n": 3}, "stop_conditions": {"ignore_eos": True}}
+    request = EngineRequest(rid(), "choices", text(3, 200), 12, options)
     tokens: dict[int, list[int]] = {}
     finished: dict[int, EngineOutput] = {}
     async for output in engine.generate(request):
