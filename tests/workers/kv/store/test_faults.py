@@ -93,7 +93,7 @@ class World:
             self.load: 40,
             self.cancel_load: 1,
             self.lease: 16,
-            self.read: 40,
+            self.read: 12,  # A read takes long enough for its lease to end during it.
             self.stop_reader: 6,
             self.wait: 10,
             self.forget: 0.3,
