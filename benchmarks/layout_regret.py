@@ -95,7 +95,7 @@ INSTANCES = (
     Instance("tau-bench-airline", "qwen3-32b", "h20", 0.5, 0.04),
     Instance("toolbench", "qwen3-32b", "h100", 0.5, 0.04),
     Instance("gaia", "mixtral-8x7b", "h200", 1.0, 0.04),
-    Instance("coding-agents", "qwen3-32b", "h100", 6.0, 0.04),
+    Instance("toolbench", "llama-3.1-70b", "h200", 1.0, 0.05),
 )
 
 
@@ -185,7 +185,7 @@ def main() -> int:
         if row is None:
             break
         rows.append(row)
-        print(f"{len(rows)} cases are done", file=sys.stderr)
+        print(json.dumps(row), file=sys.stderr)
     rows.sort(key=lambda row: -row["regret"])
     if options.json:
         print(json.dumps({"cases": rows}, indent=1))
