@@ -197,6 +197,9 @@ class KvReply(TypedDict):
     error: NotRequired[str]
 
 
+METADATA_PREFIX, AFFINITY = "x-session-", "affinity"
+"""Dynamo's frontend passes headers with this prefix on (`DYN_METADATA_HEADER`): `x-session-affinity` as `affinity`."""
+
 OVERLOADED = 429
 """The status of a round that is refused because of load. Clients of the OpenAI API wait after it and send again.
 

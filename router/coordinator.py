@@ -19,6 +19,7 @@ from ampd.state.store import DeathNews, SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
+from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.background_tasks import BackgroundTasks
 from router.calls import CallContext, WorkerCalls
@@ -184,7 +185,8 @@ class Coordinator:
         trace = tracing.begin(context)
         try:
             with self._rounds.round():
-                wanted = parse_round(request, self._targets, self._vocabulary_size)
+                affinity = context.metadata.get(AFFINITY)
+                wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
                 del request  # its list of token ids is large
                 if not wanted.is_named and not wanted.continued_tokens:
                     self.unnamed.add()  # another coordinator has counted a continued one

@@ -92,18 +92,24 @@ class RoundRequest:
         return self.is_final or not self.is_named
 
 
-def parse_round(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: int | None = None) -> RoundRequest:
+def parse_round(
+    request: Mapping[str, Any],
+    limits: TargetLimits,
+    vocabulary_size: int | None = None,
+    affinity: str | None = None,
+) -> RoundRequest:
     """Read Dynamo's preprocessed request.
 
     Args:
         limits: of the targets that a client may choose.
         vocabulary_size: token ids from here on are refused; None: it is not known.
+        affinity: the session's id in `x-session-affinity`, which counts if no other header names a session.
 
     Raises:
         RoundRefusedError: 400 because this graph cannot serve the request.
     """
     try:
-        return _parsed(request, limits, vocabulary_size)
+        return _parsed(_in_session(request, affinity), limits, vocabulary_size)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         # A field has another type than Dynamo's frontend gives it, so another process of the graph sent it.
         raise RoundRefusedError(400, f"the request is malformed: {one_line_of(error)}") from None
@@ -180,6 +186,14 @@ def _continued(request: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
     stops = request.get("stop_conditions") or {}
     least = _count(stops, "min_tokens")
     return {**request, "stop_conditions": {**stops, "min_tokens": max(least - tokens, 0)}} if least else request
+
+
+def _in_session(request: Mapping[str, Any], session_id: str | None) -> Mapping[str, Any]:
+    """The request as one of this session, unless it names a session itself."""
+    agent = request.get("agent_context") or {}
+    if not session_id or agent.get("session_id"):
+        return request
+    return {**request, "agent_context": {**agent, "session_id": session_id}}
 
 
 def _announced(request: Mapping[str, Any]) -> Mapping[str, Any]:

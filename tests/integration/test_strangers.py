@@ -16,7 +16,7 @@ from dynamo.runtime import Context
 from ampd.call_signatures import SIGNATURE, Signer
 from ampd.session_key import session_key
 from ampd.types import Role
-from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT
+from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, METADATA_PREFIX, PREFILL_ENDPOINT
 from tests.harness.driver import Driver, driving, message
 from tests.harness.graph import Graph, completion, record, session
 
@@ -107,7 +107,7 @@ async def test_a_recorded_call_cannot_be_sent_again_nor_to_another_worker(strang
 async def test_a_client_cannot_sign_for_the_coordinator(graph: Graph, stranger: Driver) -> None:
     """Dynamo puts a client's headers of this kind into the metadata of its request."""
     assert stranger.clients
-    served = await post(graph, prompt(50), "signs", **{f"x-dynamo-meta-{SIGNATURE}": "1 c 1 2 3"})
+    served = await post(graph, prompt(50), "signs", **{f"{METADATA_PREFIX}{SIGNATURE}": "1 c 1 2 3"})
     assert served["retries"] == 0
 
 

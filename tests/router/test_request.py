@@ -22,6 +22,17 @@ def test_a_named_session_is_the_client_s() -> None:
     assert not parse(agent_context={"session_id": "s1"}).ends_session
 
 
+def test_the_header_of_affinity_names_a_session_that_no_other_header_names() -> None:
+    assert parse_round({"token_ids": [1]}, LIMITS, affinity="a").client_session_id == "a"
+    assert parse_round({"token_ids": [1]}, LIMITS, affinity="").client_session_id is None
+    named = {"token_ids": [1], "agent_context": {"session_id": "s", "session_final": True}}
+    assert parse_round(named, LIMITS, affinity="a").client_session_id == "s"
+    final = {"token_ids": [1], "agent_context": {"session_final": True}}
+    assert parse_round(final, LIMITS, affinity="a").is_final
+    with pytest.raises(RoundRefusedError, match="512"):
+        parse_round({"token_ids": [1]}, LIMITS, affinity="x" * 600)
+
+
 def test_a_session_belongs_to_its_tenant() -> None:
     named = {"agent_context": {"session_id": "s1"}}
     alice, bob = (parse(routing={"cache_salt": tenant}, **named) for tenant in ("alice", "bob"))

@@ -14,6 +14,7 @@ from ampd.cli.serve.settings import ServeSettings
 from ampd.graph_settings import GraphSettings
 from ampd.settings import PREFIX
 from ampd.types import Role
+from ampd.wire import METADATA_PREFIX
 
 FRONTEND = "frontend"
 COORDINATOR = "coordinator"
@@ -90,6 +91,7 @@ def dynamo_environment(discovery_dir: Path) -> dict[str, str]:
         "DYN_FILE_KV": str(discovery_dir),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
+        "DYN_METADATA_HEADER": METADATA_PREFIX,
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
