@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampd.serving.shared_prefixes import reads_history
 from ampd.wire import GenerateRequest, PrefillRequest, encode_task
 from router.placement import Placement
 from router.request import RoundRequest
@@ -15,7 +16,7 @@ def prefill_request(
 ) -> PrefillRequest:
     """Ask a prefill worker for the first token. `emitted`: output tokens that exist already, now part of the prompt."""
     holder = placement.history or placement.decode
-    has_source = _reads_history(placement)
+    has_source = reads_history(placement.task, placement.shared_tokens)
     message: PrefillRequest = {
         "task": encode_task(placement.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
@@ -50,15 +51,10 @@ def generate_request(
     }
     if source_tp is not None:
         message["source_tp"] = source_tp
-    if source is None and placement.history is not None and _reads_history(placement):
+    if source is None and placement.history is not None and reads_history(placement.task, placement.shared_tokens):
         message["history_worker_id"] = placement.history.worker_id
         message["history_tp"] = placement.history.parallelism.tp
     return message
-
-
-def _reads_history(placement: Placement) -> bool:
-    """Whether there is history to read: more than the worker of the prefill holds for other sessions."""
-    return placement.task.hist_tokens > placement.shared_tokens
 
 
 def take_over_request(message: GenerateRequest) -> GenerateRequest:

@@ -63,3 +63,8 @@ def with_shared(task: PrefillTask, tokens: int) -> PrefillTask:
     if hist_tokens <= task.hist_tokens:
         return task
     return replace(task, hist_tokens=hist_tokens, incr_tokens=task.context_tokens - hist_tokens)
+
+
+def reads_history(task: PrefillTask, shared_tokens: int) -> bool:
+    """Whether a prefill has history to read: more than its worker holds for other sessions."""
+    return task.hist_tokens > shared_tokens

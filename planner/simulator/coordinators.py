@@ -10,7 +10,7 @@ from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal
 from ampd.serving.moves import Move
 from ampd.serving.placement import ContextTooLongError, PlacementPolicies, prefill_task, with_room
-from ampd.serving.shared_prefixes import shared_tokens, with_shared
+from ampd.serving.shared_prefixes import reads_history, shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -226,4 +226,4 @@ class Coordinators:
             self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, task)
         fetches = decision.route is Route.REMOTE or round_.moves
-        self._prefills.enter(round_, task, fetches=fetches and task.hist_tokens > shared_tokens)
+        self._prefills.enter(round_, task, fetches=fetches and reads_history(task, shared_tokens))

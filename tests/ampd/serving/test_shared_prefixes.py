@@ -1,7 +1,9 @@
 """How much of a prompt workers hold for other sessions."""
 
+import pytest
+
 from ampd.page_keys import page_keys
-from ampd.serving.shared_prefixes import prefix_key, published, shared_tokens, with_shared
+from ampd.serving.shared_prefixes import prefix_key, published, reads_history, shared_tokens, with_shared
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 
@@ -32,3 +34,8 @@ def test_a_shared_prefix_is_history_as_far_as_it_is_longer_than_the_session_s_ow
     assert (longer.hist_tokens, longer.incr_tokens) == (64, 36)
     # At least one token is computed, because its output is wanted.
     assert with_shared(task, 100).incr_tokens == 1
+
+
+@pytest.mark.parametrize(("shared", "reads"), [(0, True), (31, True), (32, False), (48, False)])
+def test_only_history_of_the_session_s_own_is_read(shared: int, reads: bool) -> None:
+    assert reads_history(PrefillTask("t", "s", 32, 68, 0.0, Slo(1.0, 0.1)), shared) is reads
