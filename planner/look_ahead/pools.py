@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from ampd.policies.base import Considered, PoolsSituation, RoleChange, TriedRoles
+from ampd.policies.pools.predictive import KV_SHORT, PredictivePools, kv_share
 from ampd.policies.registry import Policy, register
 from ampd.recent_load import latest_rounds, met_and_missed, rounds_since
-from ampd.types import Role
+from ampd.types import Role, WorkerView
 
 if TYPE_CHECKING:
     from planner.look_ahead.candidates import Roles
@@ -19,25 +20,30 @@ if TYPE_CHECKING:
 
 @register("pools", "look-ahead")
 class LookAheadPools(Policy):
-    """Serve the recent load again in the simulator, under other roles, and take the roles that serve it best.
+    """Serve the recent load again in the simulator, under other roles, and take the roles that serve it best. Where KV
+    memory is short, which a replay of minutes does not show, change what `predictive` changes.
 
     Reads: the rounds of the last five minutes (arrival, prompt, history, output, whether they met their targets); the
     workers' parallelism, memory, queues and sessions; the performance model; the targets; the graph's other policies.
 
     Rule:
 
-    1. Nothing is tried while more than `content` of the rounds of the last 30 s met their targets, and none within
-       `cooldown_s` of a change. If fewer than 20 rounds ended in 30 s, those of the last five minutes count.
+    1. No other roles are tried while more than `content` of the rounds of the last 30 s met their targets, and none
+       within `cooldown_s` of a change. If fewer than 20 rounds ended in 30 s, those of the last five minutes count.
     2. The latest rounds, `rounds_per_worker` for each worker and at least those of the last 15 s (at most 5000), are
        served again by the simulator, with arrivals and pauses `stress` times as short: under the present roles, with
        one worker and with a quarter of the workers moved either way, and with all workers decoding, which is
-       co-located serving. If the present roles attain so much that none could gain, no others are tried.
+       co-located serving. If the present roles attain so much that none could gain, no others are tried. Roles with
+       fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the memory of those
+       that remain, because sessions grow.
     3. The best roles are taken if they attain `gain` more than the present ones, and if the difference is not chance
        (two standard deviations of the rounds that only one of the two met). The attainment is the mean of that of the
        rounds and that of the sessions.
+    4. If no roles are taken, or none were tried, a prefill worker becomes a decode worker where `predictive` would
+       change it for want of memory (`kv-short`), also while all targets are met. It stays if the present roles are the
+       better ones by the measure of 3.
 
-    Limits: it knows only the load that came. KV memory that fills in the course of minutes is seen when it is full, and
-    then `predictive` attains more. A live graph records only rounds that ended by themselves, so rounds that
+    Limits: it knows only the load that came. A live graph records only rounds that ended by themselves, so rounds that
     clients give up are not seen. A change helps the sessions to come, because sessions stay where they are bound unless
     they may move (`--moves`). A look takes a second or more of one core; a live graph gives it to a process of its own.
 
@@ -55,30 +61,43 @@ class LookAheadPools(Policy):
     stress: float = Field(1.15, gt=0, description="How many times as short arrivals and pauses are made.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        now_s = situation.now_s
-        if now_s - situation.changed_s < self.cooldown_s:
-            return ()
-        for last_s in (_RECENT_S, self.load_s):
-            met, missed = met_and_missed(situation.load, now_s, last_s, situation.slo.ttft_s)
-            if met + missed >= _LEAST_ROUNDS:
-                return () if met > self.content * (met + missed) else self._look(situation)
-        return ()
+        for_memory = [change for change in _RULE.change(situation) if change.reason == KV_SHORT]
+        is_due = self._is_due(situation)
+        return self._look(situation, for_memory, is_due) if for_memory or is_due else ()
 
-    def _look(self, situation: PoolsSituation) -> Considered:
+    def _is_due(self, situation: PoolsSituation) -> bool:
+        """Whether too many rounds miss their targets, and roles have not just changed."""
+        if situation.now_s - situation.changed_s < self.cooldown_s:
+            return False
+        for last_s in (_RECENT_S, self.load_s):
+            met, missed = met_and_missed(situation.load, situation.now_s, last_s, situation.slo.ttft_s)
+            if met + missed >= _LEAST_ROUNDS:
+                return met <= self.content * (met + missed)
+        return False
+
+    def _look(self, situation: PoolsSituation, for_memory: Sequence[RoleChange], is_due: bool) -> Sequence[RoleChange]:
         # Every process of a graph imports all policies. Only the one that looks needs the simulator.
         from planner.look_ahead.candidates import candidate_roles, in_words
         from planner.look_ahead.recorded import recorded_load
         from planner.look_ahead.replay import replay
 
         recorded = recorded_load(latest_rounds(situation.load, self._most_rounds(situation)), self.stress)
+        if not recorded.rounds:
+            return for_memory
         now, *others = candidate_roles(situation.workers, situation.model)
         present = replay(recorded, now, situation)
-        if present.share > 1 - self.gain:
+        if not is_due or present.share > 1 - self.gain:
             others = []
+        others = [roles for roles in others if _has_memory(situation.workers, roles)]
         replays = [(roles, replay(recorded, roles, situation)) for roles in others]
         tried = [TriedRoles(in_words(now), present.share, is_now=True)]
         tried += [TriedRoles(in_words(roles), each.share) for roles, each in replays]
         changes = self._changes(now, present, replays)
+        if for_memory and not changes:
+            roles = dict(now) | {change.worker_id: change.role for change in for_memory}
+            with_more = replay(recorded, roles, situation)
+            tried.append(TriedRoles(in_words(roles), with_more.share))
+            changes = () if present.is_better_than(with_more, self.gain) else for_memory
         is_chance = not changes and any(each.gains(present, self.gain) for _, each in replays)
         return Considered(changes, tried, recorded.rounds, is_chance=is_chance)
 
@@ -98,6 +117,14 @@ class LookAheadPools(Policy):
         return sorted(changes, key=lambda change: change.role is not Role.DECODE)
 
 
+def _has_memory(workers: Sequence[WorkerView], roles: Roles) -> bool:
+    """Whether the sessions would have room to grow. A replay of minutes does not show that memory will be short."""
+    owners = [view for view in workers if view.role.owns_sessions]
+    after = [view for view in workers if roles[view.worker_id].owns_sessions]
+    return len(after) >= len(owners) or kv_share(owners, after) <= 0.5 * _RULE.full
+
+
+_RULE = PredictivePools.model_validate({})
 _RECENT_S = 30.0
 """Rounds that ended within this time count for `content`."""
 _LEAST_ROUNDS = 20

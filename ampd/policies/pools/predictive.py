@@ -13,6 +13,9 @@ from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Role, WorkerView
 
+KV_SHORT = "kv-short"
+"""Reason of a change: the decode workers are short of KV memory."""
+
 
 @register("pools", "predictive")
 class PredictivePools(Policy):
@@ -62,8 +65,8 @@ class PredictivePools(Policy):
         prefill = [worker for worker in workers if worker.role is Role.PREFILL]
         decode = [worker for worker in workers if worker.role.owns_sessions]
         helping = [worker for worker in workers if worker.role.takes_prefills]
-        reason = "itl-short" if _step_share(situation, decode, 0) > self.high else "kv-short"
-        if prefill and (reason == "itl-short" or _kv_share(decode, decode) > self.full):
+        reason = "itl-short" if _step_share(situation, decode, 0) > self.high else KV_SHORT
+        if prefill and (reason == "itl-short" or kv_share(decode, decode) > self.full):
             chosen = prefill[index_of_least([queued_s(worker, model) for worker in prefill], situation.rng)]
             return (RoleChange(chosen.worker_id, Role.DECODE, reason),)
         is_late = all(queued_s(worker, model) > 0.5 * ttft_s for worker in helping or decode)
@@ -71,7 +74,7 @@ class PredictivePools(Policy):
         if is_late and leaving and len(decode) > 1 and _step_share(situation, decode, 1) < self.low:
             chosen = leaving[index_of_least([float(worker.decode_batch) for worker in leaving], situation.rng)]
             remaining = [worker for worker in decode if worker is not chosen]
-            if _kv_share(decode, remaining) <= 0.5 * self.full:
+            if kv_share(decode, remaining) <= 0.5 * self.full:
                 return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
         return ()
 
@@ -92,7 +95,7 @@ def _step_share(situation: PoolsSituation, decode: Sequence[WorkerView], fewer: 
     return sum(steps_s) / len(steps_s) / situation.slo.itl_s
 
 
-def _kv_share(decode: Sequence[WorkerView], holding: Sequence[WorkerView]) -> float:
+def kv_share(decode: Sequence[WorkerView], holding: Sequence[WorkerView]) -> float:
     """KV of sessions on the decode workers, as a share of the memory of those that remain; 0: unlimited memory."""
     capacity_tokens = sum(session_memory(worker)[1] for worker in holding)
     if not capacity_tokens:

@@ -117,6 +117,46 @@ def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     assert found.is_chance
 
 
+def filled(asked: PoolsSituation, used_tokens: int) -> PoolsSituation:
+    """The situation with this much KV of sessions on each worker, of 100,000 tokens."""
+    workers = [replace(view, kv_used_tokens=used_tokens, kv_capacity_tokens=100_000) for view in asked.workers]
+    return replace(asked, workers=workers)
+
+
+def test_a_shortage_of_memory_is_answered_before_targets_are_missed() -> None:
+    met = {name: [replace(item, prompt_tokens=300, is_met=True)] for name, (item,) in LONG_PREFILLS.items()}
+    found = POLICY.change(filled(situation(met), 90_000))
+    assert isinstance(found, Considered)
+    assert [(change.worker_id, change.role, change.reason) for change in found] == [("w0", Role.DECODE, "kv-short")]
+    assert [tried.roles for tried in found.tried] == ["1 prefill, 3 decode", "4 decode"]
+    assert POLICY.change(filled(situation(met), 70_000)) == ()
+
+
+def test_a_rule_changes_nothing_if_the_present_roles_serve_the_load_better() -> None:
+    """One prefill worker is too few for these prompts, and decode workers take none of other sessions."""
+    met = {name: [replace(item, is_met=True)] for name, (item,) in LONG_PREFILLS.items()}
+    found = POLICY.change(filled(situation(met, prefill=2, decode=2), 90_000))
+    assert isinstance(found, Considered)
+    present, changed = found.tried
+    assert (present.roles, changed.roles) == ("2 prefill, 2 decode", "1 prefill, 3 decode")
+    assert present.attained > changed.attained + POLICY.gain
+    assert list(found) == []
+
+
+def test_a_shortage_without_rounds_is_answered_too() -> None:
+    assert [change.reason for change in POLICY.change(filled(situation({}), 90_000))] == ["kv-short"]
+
+
+def test_it_tries_no_roles_that_leave_sessions_too_little_memory() -> None:
+    """Three decode workers of 45,000 tokens each would leave 68 % of two others in use."""
+    found = POLICY.change(filled(situation(LONG_PREFILLS), 45_000))
+    assert isinstance(found, Considered)
+    assert [tried.roles for tried in found.tried] == ["1 prefill, 3 decode", "4 decode"]
+    found = POLICY.change(filled(situation(LONG_PREFILLS), 10_000))
+    assert isinstance(found, Considered)
+    assert "2 prefill, 2 decode" in [tried.roles for tried in found.tried]
+
+
 def test_a_simulated_cluster_that_looks_ahead_serves_more() -> None:
     """Ten prompts of 1,500 tokens per second, none prefilled on a decode worker: one prefill worker is too few."""
     sessions = [
