@@ -34,7 +34,7 @@ from workers.engines.base import (
     KvLoadError,
     output_room,
 )
-from workers.engines.sglang_manager import close_manager
+from workers.engines.sglang_manager import close_manager, ignore_quit
 from workers.engines.sglang_plugin import ENGINE_FLAG
 from workers.engines.sglang_settings import (
     SglangSettings,
@@ -187,7 +187,7 @@ class SglangEngine:
             atexit.unregister(engine.shutdown)
             await close_manager(engine, self._manager)
             self._manager = None
-            _ignore_quit()
+            ignore_quit()
         if kv is not None:
             await kv.close()
         processes, self._processes = self._processes, []
@@ -206,7 +206,7 @@ class SglangEngine:
 
     async def _launched(self, kv: StoreExchange) -> None:
         """Start SGLang's processes, which takes seconds, or minutes with a large model."""
-        _ignore_quit()
+        ignore_quit()
         launch = asyncio.get_running_loop().run_in_executor(_launcher, self._launch, kv)
         try:
             await asyncio.shield(launch)
@@ -493,13 +493,3 @@ def _add_scripts_to_path() -> None:
     scripts, folders = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath).split(os.pathsep)
     if scripts not in folders:
         os.environ["PATH"] = os.pathsep.join([*folders, scripts])
-
-
-def _ignore_signal(_number: int, _frame: object) -> None:
-    """SGLang's children signal their parent when they fail, also while it starts or stops them."""
-
-
-def _ignore_quit() -> None:
-    with suppress(ValueError, RuntimeError):
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
-        signal.signal(signal.SIGQUIT, _ignore_signal)

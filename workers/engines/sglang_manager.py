@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from contextlib import suppress
 from typing import Any
 
 
@@ -25,3 +27,14 @@ async def close_manager(engine: Any, manager: Any) -> None:
     for context in contexts:
         context.destroy(0)
     engine.send_to_rpc = None
+
+
+def ignore_quit() -> None:
+    """SGLang's children send SIGQUIT to their parent when they fail, also while it starts or stops them."""
+    with suppress(ValueError, RuntimeError):
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
+        signal.signal(signal.SIGQUIT, _ignore_signal)
+
+
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """Do nothing. The children of SGLang inherit SIG_IGN, and no handler of Python's."""
