@@ -26,6 +26,9 @@ Chunk: TypeAlias = dict[str, Any]
 """A part of a round's output as Dynamo's frontend expects it."""
 
 _PER_TOKEN = ("token_ids", "log_probs", "top_logprobs")
+_MOST_JOINED_TOKENS = 64
+"""Each join copies the tokens that were joined before."""
+
 _OF_TOKENS = frozenset(("index", *_PER_TOKEN))
 """The keys of a chunk that has tokens and nothing else."""
 
@@ -40,6 +43,8 @@ def join_chunks(last: Chunk, chunk: Chunk) -> bool:
     if not chunk.keys() <= _OF_TOKENS or "finish_reason" in last or last.get("index") != chunk.get("index"):
         return False
     if any((name in last) != (name in chunk) for name in _OF_TOKENS):
+        return False
+    if len(last.get("token_ids", ())) >= _MOST_JOINED_TOKENS:
         return False
     for name in _PER_TOKEN:
         if name in chunk:
@@ -132,7 +137,9 @@ class _Items(Generic[ItemT]):
 
     def abandon(self) -> None:
         """End the handler, because nothing will read on. Other threads may call this."""
-        if self._task is not None and not self._task.done():
+        if self._task is None:
+            self._work, self._is_over = None, True
+        elif not self._task.done():
             with suppress(RuntimeError):  # the loop is closed
                 self._task.get_loop().call_soon_threadsafe(self.cancel)
 

@@ -51,6 +51,8 @@ def planned(
         "uses_all": not plan.has_fewest_gpus,
         "scale": plan.scale,
         "trials": plan.trials,
+        "is_decided": plan.is_decided,
+        "is_checked": plan.is_checked,
         "stopped": plan.stopped or None,
         "seconds": 0.0,
     }

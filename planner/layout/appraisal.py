@@ -36,13 +36,14 @@ class Figure:
     seeds: int
 
     @classmethod
-    def of(cls, values: Sequence[float], most: float | None = None) -> Figure:
-        """Of one value per seed. The interval stays between 0 and `most`."""
+    def of(cls, values: Sequence[float], most: float | None = None, least: float | None = 0.0) -> Figure:
+        """Of one value per seed. The interval stays between `least` and `most`; None: no bound."""
         mean, half, seeds = mean_interval(values)
         if not isfinite(half):
             return cls(mean, None, None, seeds)
         high = mean + half if most is None else min(mean + half, most)
-        return cls(mean, max(mean - half, min(0.0, mean)), high, seeds)
+        low = mean - half if least is None else max(mean - half, min(least, mean))
+        return cls(mean, low, high, seeds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class _Planner:
     def _plan(self) -> GoodputPlan:
         appraiser = self._appraiser
         shown = self._shown or self._search.best[: self._wishes.top]
-        appraiser.rate = appraiser.rate or _rounded_down(self._search.rate)
+        appraiser.rate = appraiser.rate or _rounded_down(self._search.carried_rate or self._search.rate)
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
         layouts = sorted((appraiser.appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
@@ -259,7 +259,7 @@ class _Planner:
         next_step = None
         if self._next is not None:
             pairs = zip(appraiser.goodputs(self._next), appraiser.goodputs(layouts[0].layout), strict=False)
-            gain = Figure.of([after - before for after, before in pairs])
+            gain = Figure.of([after - before for after, before in pairs], least=None)
             next_step = NextStep(min(case.degrees), appraiser.appraised(self._next), gain)
         return GoodputPlan(
             layouts,

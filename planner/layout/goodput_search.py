@@ -35,6 +35,7 @@ class Search:
 
     Attributes:
         rate: sessions per second at which the layouts were compared last.
+        carried_rate: the last rate that a layout carried in a short trial while the most goodput was searched; 0: none.
         best: the layouts so far, best first.
         carrying: layouts that carry the case's rate in short trials, few GPUs first.
     """
@@ -43,6 +44,7 @@ class Search:
         self.case = case
         self.costs: Costs = costs_of(case)
         self.rate = case.rate
+        self.carried_rate = 0.0
         self.best: list[Layout] = []
         self.carrying: list[Layout] = []
         self._trials = trials
@@ -138,6 +140,7 @@ class Search:
             self._rank(layouts)
             self._show()
             if carrying:
+                self.carried_rate = self.rate
                 return carrying
             # Only the better half is worth the trials.
             layouts = self.best[: max(ceil(len(self.best) / 2), _CENTRES)]
@@ -152,6 +155,8 @@ class Search:
             standing = carrying
             self.rate *= factor
             carrying = [layout for layout, trial in self._tried(standing) if trial.carries(self.case.attainment)]
+            if carrying:
+                self.carried_rate = self.rate
             self._rank(standing)
             self._show()
         return self.best

@@ -1,7 +1,7 @@
 """Processes that work on tasks, and that can be ended at any time.
 
 An executor of Python 3.11 cannot: if its processes end while cancelled tasks wait, its thread fails. These processes
-need no thread. Each one has a pipe, gets one task at a time, and is terminated when nothing waits for it any more.
+need no thread. Each one has a pipe, gets one task at a time, and is killed when nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Processes:
         free = list(self._workers)
         busy: dict[Any, tuple[_Worker, Any]] = {}
         while waiting or busy:
-            while waiting and free:
+            while waiting and free and time.monotonic() < end_s:
                 worker, item = free.pop(), waiting.pop()
                 _send(worker, item)
                 busy[worker.pipe] = worker, item
@@ -66,7 +66,7 @@ class Processes:
     def close(self) -> None:
         """End the processes, also those that work."""
         for worker in self._workers:
-            worker.process.terminate()
+            worker.process.kill()
         for worker in self._workers:
             worker.process.join()
             worker.pipe.close()
@@ -76,14 +76,18 @@ class Processes:
         context = get_context("fork")
         for _ in range(self._count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
+            # A forked process has copies of our ends. While it has one, it does not see that this process has gone.
+            inherited = [*(worker.pipe for worker in self._workers), ours]
+            process = context.Process(target=_serve, args=(self._work, theirs, inherited), daemon=True)
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
 
 
-def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
-    """In a process: work until it is terminated, or the other end of the pipe is gone."""
+def _serve(work: Callable[[Any], Any], pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """In a process: work until it is killed, or the other end of the pipe is gone."""
+    for end in inherited:
+        end.close()
     # Ctrl-C is for the process that waits. It may have its own way of ending, which this one must not inherit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -96,7 +100,10 @@ def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
             outcome = True, work(item)
         except Exception as error:
             outcome = False, error
-        pipe.send(outcome)
+        try:
+            pipe.send(outcome)
+        except BrokenPipeError:
+            return
 
 
 def _send(worker: _Worker, item: Any) -> None:

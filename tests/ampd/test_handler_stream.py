@@ -177,6 +177,18 @@ async def test_it_is_cancelled_when_it_is_dropped() -> None:
     assert handler.was_cancelled
 
 
+async def test_it_does_not_begin_when_it_was_dropped_before() -> None:
+    handler = Endless()
+    stream = HandlerStream(handler.serve)
+    item = anext(stream)
+    del stream
+    gc.collect()
+    with pytest.raises(StopAsyncIteration):
+        async with asyncio.timeout(60):
+            await item
+    assert not handler.is_over
+
+
 async def test_the_arguments_of_a_handler_are_released_when_it_drops_them() -> None:
     class Large:
         pass
@@ -216,6 +228,16 @@ async def test_a_slow_reader_gets_the_tokens_of_several_chunks_at_once() -> None
     assert first["token_ids"] == list(range(10))
     assert [part["token_ids"] for part in rest] == [[10]]
     assert rest[0]["finish_reason"] == "stop"
+
+
+async def test_many_chunks_are_joined_by_the_dozen() -> None:
+    async def serve(send: Send[Chunk]) -> None:
+        for number in range(200):
+            send(chunk(number))
+
+    parts = [part["token_ids"] async for part in HandlerStream(serve, join_chunks)]
+    assert [len(part) for part in parts] == [64, 64, 64, 8]
+    assert [token for part in parts for token in part] == list(range(200))
 
 
 async def test_a_reader_that_waits_gets_each_chunk_at_once() -> None:

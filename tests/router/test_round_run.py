@@ -93,14 +93,17 @@ async def test_a_client_that_leaves_while_its_round_is_placed_leaves_no_entry(se
         replica.store.route = slow  # type: ignore[method-assign]
         run = replica.run(session)
 
+        stream = HandlerStream(run.serve)
+
         async def read() -> None:
-            async for _ in HandlerStream(run.serve):
+            async for _ in stream:
                 pass
 
         reading = asyncio.create_task(read())
         await written.wait()
         reading.cancel()
         await asyncio.wait({reading})
+        await stream.aclose()
         while replica.tasks:
             await replica.tasks.pop()
         assert not replica.workers.asked("generate")

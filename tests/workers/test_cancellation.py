@@ -57,7 +57,7 @@ class Work:
 async def test_a_wait_is_cancelled_when_the_caller_goes() -> None:
     signal, work = Signal(), Work(count=2)
     seen = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async for item in until_stopped(work.run(), signal):
             seen.append(item)
             if item == 1:
@@ -173,7 +173,7 @@ async def test_a_lost_cancellation_does_not_leave_the_work_going_on() -> None:
 
     items = until_stopped(forgetful(), Signal())
     await anext(items)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await items.aclose()
     assert closed.is_set()
 

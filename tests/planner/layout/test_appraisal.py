@@ -15,6 +15,9 @@ def test_an_interval_needs_two_seeds_and_stays_within_what_is_possible() -> None
     assert figure.low is not None
     assert 0.9 < figure.low < 0.99
     assert Figure.of([0.0, 0.1, 0.2]).low == 0.0
+    gain = Figure.of([0.0, 0.1, 0.2], least=None)
+    assert gain.low is not None
+    assert gain.low < 0.0
 
 
 def test_a_gain_may_be_negative() -> None:

@@ -132,5 +132,6 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan.stopped == "it was interrupted"
     assert not plan.is_decided
     assert plan.trials > 5
+    assert plan.carries, "the rate is one that was carried, not the one at which the search had arrived"
     assert all(each.simulated["rounds"] > 0 for each in plan.layouts)
     assert plan.next_step is None

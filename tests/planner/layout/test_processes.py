@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -61,14 +63,45 @@ def test_a_process_that_ends_is_an_error_in_one_line() -> None:
         pool.close()
 
 
+def test_nothing_begins_after_the_time() -> None:
+    pool = Processes(work, 1)
+    try:
+        with pytest.raises(TimeoutError):
+            list(pool.results(["die"], 0.0))
+        assert [item for item, _ in pool.results([1], 60)] == [1]
+    finally:
+        pool.close()
+
+
+_KILLED = """
+import os, signal
+from planner.layout.processes import Processes
+pool = Processes(os.path.abspath, 3)
+assert len(list(pool.results(["a", "b", "c"], 60))) == 3
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_with_a_command_that_is_killed() -> None:
+    command = subprocess.Popen([sys.executable, "-c", _KILLED], stdout=subprocess.PIPE)
+    with command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        command.kill()
+        # Its processes have the other copies of the pipe, which ends with the last of them.
+        assert command.stdout.read() == b""
+
+
 def test_processes_end_while_they_work_and_many_tasks_wait() -> None:
     pool = Processes(work, 2)
     with pytest.raises(TimeoutError):
-        list(pool.results(["sleep"] * 50, 0.0))
+        list(pool.results(["sleep"] * 50, 0.3))
     ended = processes_of(pool)
     pool.close()
     assert len(ended) == 2
-    assert [process.exitcode for process in ended] == [-signal.SIGTERM] * 2
+    assert [process.exitcode for process in ended] == [-signal.SIGKILL] * 2
     try:
         # They can begin again.
         assert [item for item, _ in pool.results([1], 60)] == [1]
