@@ -134,22 +134,25 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 await empty(prefill, decode)
 
 
+@pytest.mark.usefixtures("delayed")
 async def test_eight_ranks_exchange_kv_with_one(tmp_path: Path) -> None:
     sizes = TinyModel(layers=2, hidden_size=128, heads=8, kv_heads=2, max_context_tokens=2048)
     folder = make_tiny_model(tmp_path / "eight-heads", sizes)
-    prefill, decode = (SglangEngine(pair_settings(folder, tp), SwitchedTransport) for tp in (1, 8))
+    one, eight = (SglangEngine(pair_settings(folder, tp), SwitchedTransport) for tp in (1, 8))
     try:
-        await prefill.start()
-        await decode.start()
-        conversation = await alone(prefill)
-        await empty(prefill)
-        pair = Pair(prefill, decode, LocalPeers())
-        pair.connect()
-        await check_rounds(pair, "1 x 8", conversation, ROUTES["alternating"])
-        await check_zeroed_context_matters(pair, conversation, "1 x 8")
+        await one.start()
+        await eight.start()
+        conversation = await alone(one)
+        await empty(one)
+        for name, prefill, decode in (("1 x 8", one, eight), ("8 x 1", eight, one)):
+            pair = Pair(prefill, decode, LocalPeers())
+            pair.connect()
+            await check_rounds(pair, name, conversation, ROUTES["alternating"])
+            await check_zeroed_context_matters(pair, conversation, name)
+            await empty(one, eight)
     finally:
-        await decode.stop()
-        await prefill.stop()
+        await eight.stop()
+        await one.stop()
 
 
 @pytest.mark.usefixtures("delayed")
