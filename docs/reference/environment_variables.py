@@ -106,6 +106,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_METADATA_HEADER",),
+        "Dynamo",
+        "Prefix of the headers that Dynamo passes on. `ampd serve` and the manifests set `x-session-`, so that "
+        "`X-Session-Affinity` names a session.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_DISABLE_FRONTEND_ADMIN_API",),
         "Dynamo",
         "`1`, set by `ampd serve` and in the manifests: the frontend has no `/busy_threshold`.",
