@@ -137,9 +137,7 @@ class _Items(Generic[ItemT]):
 
     def abandon(self) -> None:
         """End the handler, because nothing will read on. Other threads may call this."""
-        if self._task is None:
-            self._work, self._is_over = None, True
-        elif not self._task.done():
+        if self._task is not None and not self._task.done():
             with suppress(RuntimeError):  # the loop is closed
                 self._task.get_loop().call_soon_threadsafe(self.cancel)
 

@@ -177,18 +177,6 @@ async def test_it_is_cancelled_when_it_is_dropped() -> None:
     assert handler.was_cancelled
 
 
-async def test_it_does_not_begin_when_it_was_dropped_before() -> None:
-    handler = Endless()
-    stream = HandlerStream(handler.serve)
-    item = anext(stream)
-    del stream
-    gc.collect()
-    with pytest.raises(StopAsyncIteration):
-        async with asyncio.timeout(60):
-            await item
-    assert not handler.is_over
-
-
 async def test_the_arguments_of_a_handler_are_released_when_it_drops_them() -> None:
     class Large:
         pass

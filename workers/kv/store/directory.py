@@ -115,7 +115,7 @@ class _Writer(Claimant):
     """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset).
 
     Attributes:
-        is_behind_hole: the session cannot use its pages yet.
+        is_behind_hole: its pages that the session does not need yet may lie behind a hole.
     """
 
     runs: list[PageRun] = field(default_factory=list)

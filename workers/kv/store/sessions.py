@@ -118,24 +118,24 @@ class SessionTable:
         context leaves the store while the device keeps it, or when a page finds no room.
 
         Returns:
-            False: they lie behind a hole.
+            False: pages of the context are still missing, so these may lie behind a hole.
         """
         session = self._use(session_id)
         found = list(self._runs.spans(session.missing, written_only=False))
         self._runs.claim_spans(session, found)
         del session.missing[: sum(span.pages for span in found)]
-        if session.missing:
-            _append_new(session.missing, keys)
-            return False
-        self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
+        has_hole = bool(session.missing)
+        if not has_hole:
+            self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
         session.context_pages = max(session.context_pages, sum(session.path.values()))
-        return True
+        return not has_hole
 
     def lack(self, session_id: str, keys: Sequence[bytes]) -> None:
         """These pages of the session's context found no room."""
         if (session := self._sessions.get(session_id)) is not None:
             stored_pages = sum(span.pages for span in self._runs.spans(keys, written_only=False))
-            _append_new(session.missing, keys[stored_pages:])
+            known = set(session.missing)
+            session.missing += [key for key in keys[stored_pages:] if key not in known]
 
     def release_session(self, session_id: str) -> None:
         """Forget a session. Its records stay until memory is needed.
@@ -183,18 +183,15 @@ class SessionTable:
     def evict_idle(self, pages: int) -> int:
         """Drop up to `pages` pages from the end of the least recently used idle session; returns how many.
 
-        A session that lost all its pages is released. A session whose pages others need too is forgotten: it is first
-        in line, and has nothing of its own to give.
+        A session whose pages others need too is released: it is first in line, and has nothing of its own to give.
         """
         for session in list(self._sessions.values()):
             if session.protects:
                 continue
             dropped = self._trim(session, 0, pages)
             last = next(reversed(session.path), None)
-            if last is None and dropped:
+            if last is None or (not dropped and last.is_shared(session.path[last])):
                 self.release_session(session.id)
-            elif last is None or (not dropped and last.is_shared(session.path[last])):
-                self._forget(session.id)
             if dropped:
                 return dropped
         return 0
@@ -249,9 +246,3 @@ class SessionTable:
             self._changed[session_id] = None
             self._with_surplus.pop(session_id, None)
             self._runs.release(session)
-
-
-def _append_new(keys: list[bytes], more: Sequence[bytes]) -> None:
-    """Append the keys that are not in the list yet."""
-    known = set(keys)
-    keys += [key for key in more if key not in known]

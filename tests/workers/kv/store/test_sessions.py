@@ -29,28 +29,6 @@ def test_pages_that_a_running_session_stores_behind_a_hole_go_first() -> None:
     assert directory.used_tokens == 6 * PAGE
 
 
-def test_a_page_behind_a_hole_may_go_before_the_hole_is_filled() -> None:
-    directory = store_of(5)
-    put(directory, "s", "ab")
-    directory.sessions.begin_request("s", keys("abc"))
-    put(directory, "s", "abcd", 3)
-    put(directory, "", "xyz")
-    put(directory, "s", "abc", 2)
-    put(directory, "s", "abcde", 4)
-    assert directory.sessions.held_tokens("s") == directory.match(keys("abcde")) * PAGE == 3 * PAGE
-
-
-def test_an_idle_session_whose_pages_are_still_to_come_is_not_refused() -> None:
-    directory = store_of(2)
-    put(directory, "", "xy")
-    directory.hold("r", keys("xy"), 0.0)
-    directory.sessions.begin_request("s", keys("ab"))
-    directory.sessions.end_request("s", keys("ab"))
-    assert directory.reserve("t", {"kv": keys("1")}, 0.0) is None
-    directory.let_go("r")
-    assert directory.reserve("s", {"kv": keys("ab")}, 0.0) is not None
-
-
 def test_pages_behind_a_hole_are_not_held_until_it_is_filled() -> None:
     directory = store_of(6)
     put(directory, "s", "abcd")
