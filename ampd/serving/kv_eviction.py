@@ -105,10 +105,7 @@ class NextRounds:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     def begun(self, session_id: str, prompt_tokens: int, target_s: float | None) -> None:
-        """A round of the session has begun. Nothing is learnt from a round without a session or a target.
-
-        A request without output (a slice of a prefill, an announcement) is no round.
-        """
+        """A round of the session has begun. Nothing is learnt from a round without a session or a target."""
         if not session_id or target_s is None:
             return
         session = self._sessions.setdefault(session_id, _Session(target_s))

@@ -224,7 +224,6 @@ async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
             async with decode.sessions.round(name):
                 pass
             decode.changes.held(name, 64)
-            decode.sessions.held(name, 64)
         assert decode.total("ampd_sessions_held") == 4
         decode.sessions.held("evicted", 0)
         await decode.sessions.release("ended")

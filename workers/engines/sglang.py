@@ -442,7 +442,7 @@ class _RequestAccount:
         request, engine = self._request, self._engine
         self._keys = self._keys_of(request.token_ids, request.known_keys)
         engine._running[request.rid] = _Running(len(request.token_ids))
-        if engine._next_rounds and request.max_new_tokens != 0:
+        if engine._next_rounds:
             engine._next_rounds.begun(request.session_id, len(request.token_ids), request.ttft_slo_s)
         try:
             await engine.kv.store.begin_request(

@@ -112,15 +112,10 @@ class _Lease(Claimant):
 
 @dataclass(slots=True, eq=False)
 class _Writer(Claimant):
-    """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset).
-
-    Attributes:
-        is_behind_hole: its pages that the session does not need yet may lie behind a hole.
-    """
+    """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset)."""
 
     runs: list[PageRun] = field(default_factory=list)
     trailing: dict[str, list[tuple[bytes, PageRun, int, int]]] = field(default_factory=dict)
-    is_behind_hole: bool = False
 
 
 class StoreDirectory:
@@ -225,7 +220,7 @@ class StoreDirectory:
             if pool != self._main:
                 self._add_trailing(writer, pool, [keys[pool][at] for at in indices], offsets[pool])
         if session_id and not self.sessions.is_released(session_id):  # It may have been evicted to make room.
-            writer.is_behind_hole = not self.sessions.add(session_id, pages)
+            self.sessions.add(session_id, pages)
         reservation_id = next(self._ids)
         self._writers[reservation_id] = writer
         return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
@@ -256,9 +251,6 @@ class StoreDirectory:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
         self._runs.release(writer)
-        if writer.is_behind_hole:
-            for run in writer.runs:
-                self._runs.evict_first(run)
 
     def give_up(self, reservation_id: int) -> None:
         """The writer of a reservation has stopped for certain and has not finished: its memory is free again.

@@ -111,31 +111,26 @@ class SessionTable:
                 if run.keys and run.keys[0] in behind:
                     self._runs.evict_first(run)
 
-    def add(self, session_id: str, keys: Sequence[bytes]) -> bool:
+    def add(self, session_id: str, keys: Sequence[bytes]) -> None:
         """The session also needs these pages, which are in the store or being written.
 
         It does not need pages behind a hole in its context until the hole is filled. A hole appears when the end of a
         context leaves the store while the device keeps it, or when a page finds no room.
-
-        Returns:
-            False: pages of the context are still missing, so these may lie behind a hole.
         """
         session = self._use(session_id)
         found = list(self._runs.spans(session.missing, written_only=False))
         self._runs.claim_spans(session, found)
         del session.missing[: sum(span.pages for span in found)]
-        has_hole = bool(session.missing)
-        if not has_hole:
+        if not session.missing:
             self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
         session.context_pages = max(session.context_pages, sum(session.path.values()))
-        return not has_hole
 
     def lack(self, session_id: str, keys: Sequence[bytes]) -> None:
         """These pages of the session's context found no room."""
         if (session := self._sessions.get(session_id)) is not None:
-            stored_pages = sum(span.pages for span in self._runs.spans(keys, written_only=False))
+            stored = sum(span.pages for span in self._runs.spans(keys, written_only=False))
             known = set(session.missing)
-            session.missing += [key for key in keys[stored_pages:] if key not in known]
+            session.missing += [key for key in keys[stored:] if key not in known]
 
     def release_session(self, session_id: str) -> None:
         """Forget a session. Its records stay until memory is needed.

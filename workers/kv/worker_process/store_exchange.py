@@ -179,8 +179,7 @@ class StoreExchange:
             error = f"no KV from {source_worker_id} within {timeout_s:g} s"
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.
             error = f"{type(failure).__name__}: {failure}"
-        # Records that another read brought are here too, although this one has read no byte.
-        tokens = self.store.hold(rid, keys).tokens - held_tokens if missing and error is None else 0
+        tokens = self.store.hold(rid, keys).tokens - held_tokens if size else 0
         self._report()
         return KvFetch(tokens, size, self._clock() - started_s, error)
 

@@ -313,7 +313,7 @@ def test_no_fault_makes_a_wrong_record_readable_or_loses_memory(seed: int) -> No
     world = World(seed)
     world.run(FAULTS_PER_WORLD)
     assert set(world.faults) == FAULTS
-    assert min(world.done[what] for what in ("written", "loaded", "read")) > 50
+    assert min(world.done[what] for what in ("written", "loaded", "read")) > 100
 
 
 class PublishesBeforeWritten(StoreDirectory):

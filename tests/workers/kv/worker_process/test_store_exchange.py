@@ -75,31 +75,6 @@ async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
         assert b.stored(keys) == [record_of(key) for key in keys]
 
 
-async def test_a_read_holds_what_another_read_has_brought() -> None:
-    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
-        prompt = text(1, 4)
-        await a.compute("s", prompt)
-        may_end, ending = asyncio.Event(), asyncio.Event()
-
-        async def hold_up(request: KvRequest) -> None:
-            if request["op"] == "unlease":
-                ending.set()
-                await may_end.wait()
-
-        peers.before = hold_up  # type: ignore[assignment]
-        first = asyncio.create_task(b.read("r", prompt, "a", 60.0))
-        await ending.wait()
-        second = asyncio.create_task(b.read("r2", prompt, "a", 60.0))
-        may_end.set()
-        fetched = [await read for read in (first, second)]
-        assert [(each.tokens, each.bytes) for each in fetched] == [(4 * PAGE, 4 * RECORD), (4 * PAGE, 0)]
-        await b.exchange.discard("r")
-        directory = b.exchange.store.directory
-        assert directory.evicted_tokens.total() == 0
-        assert directory.used_tokens == 4 * PAGE
-        assert "r2" in directory._holds
-
-
 async def test_another_kind_of_kv_is_refused() -> None:
     async with workers(a=(a := Worker()), b=(b := Worker(fingerprint="other"))):
         tokens = text(1, 4)
