@@ -314,6 +314,8 @@ async def test_a_session_comes_back_from_the_store(pair: Pair) -> None:
     alone = await one_engine(pair, script)
 
     async def after_a_flush(prompt: list[int], new: int) -> Round:
+        # A flush gives up what is still being stored.
+        await pair.decode.kv.store.settle(TIMEOUT_S)
         await until(lambda: idle(pair.decode))
         return await local_round(pair, "s", prompt, new)
 
