@@ -6,8 +6,10 @@
 #   make test-fast             without engines and graphs
 #   make test-all              all tests, also those that take minutes
 #   make audit                 known advisories about the pinned packages
+#   make clients               the packages of the extra `clients`, for the test of docs/clients.md
 #   make sbom                  what is installed, as CycloneDX
 #   make docs                  the generated pages of docs/, from the code
+#   make compiled              the simulator and the policies as extension modules: `ampd simulate`, `ampd plan`
 #   make fresh                 RUN in a new Debian SUITE with nothing but Python and make (needs root and debootstrap)
 
 PYTHON ?= python3
@@ -15,7 +17,9 @@ VENV   ?= .venv
 ENGINE ?= sglang
 OUT    ?= out
 SUITE  ?= trixie
-RUN    ?= make demo ENGINE=modelled
+# Tests run in so many processes. Those that share a graph or engines stay in one of them.
+TEST_PROCESSES ?= 2
+RUN    ?= make demo ENGINE=modelled && make demo
 
 # Many images switch bytecode off. Then each process would compile all of SGLang again: a minute instead of seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,19 +29,19 @@ UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.
 DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 
-.PHONY: demo test test-fast test-all lint types format docs constraints audit sbom fresh clean
+.PHONY: demo test test-fast test-all lint types format docs compiled constraints audit sbom clients fresh clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
 	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not long"
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not slow and not long"
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -56,6 +60,10 @@ docs: $(VENV)/.installed-dev
 	for page in configuration metrics policies; do \
 		$(BIN)/python -m docs.reference.$$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; \
 	done
+
+# Needs a C compiler and Python's headers. It takes a minute or two on a quiet machine.
+compiled: $(VENV)/.installed-compiled
+	$(BIN)/python -m tools.compile
 
 # UPGRADE= keeps the present versions, for a package that is new in pyproject.toml.
 UPGRADE ?= --upgrade
@@ -78,6 +86,17 @@ sbom: $(SUPPLY_CHAIN)/.installed $(VENV)/.installed-base
 	@mkdir -p $(OUT)
 	$(SUPPLY_CHAIN)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file $(OUT)/sbom.cdx.json $(BIN)/python
+
+# In an environment of their own, because some need other versions than SGLang does. So constraints.txt does not apply:
+# these are the newest versions, as in an agent's own environment. Only the packages, not AMPD itself.
+CLIENTS := $(VENV)/clients
+
+clients: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: pyproject.toml | $(UV)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(CLIENTS)
+	$(BIN)/python -I tools/extra.py clients | $(UV) pip install --quiet --python $(CLIENTS)/bin/python --requirements -
+	@touch $@
 
 # uv verifies the hashes in constraints.txt. pip does not take them from a constraint, only from a requirement:
 # pip install --require-hashes --no-deps -r constraints.txt && pip install --no-deps .
@@ -102,6 +121,11 @@ $(UV):
 $(VENV)/.installed-base: pyproject.toml constraints.txt
 	$(install)
 
+$(VENV)/.installed-compiled: EXTRAS = [compiled]
+$(VENV)/.installed-compiled: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.installed-base
+
 $(VENV)/.installed-sglang: EXTRAS = [sglang]
 $(VENV)/.installed-sglang: pyproject.toml constraints.txt
 	$(install)
@@ -110,7 +134,7 @@ $(VENV)/.installed-sglang: pyproject.toml constraints.txt
 $(VENV)/.installed-dev: EXTRAS = [sglang,dev,aiconfigurator]
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(install)
-	@touch $(VENV)/.installed-sglang $(VENV)/.installed-base
+	@touch $(VENV)/.installed-sglang $(VENV)/.installed-base $(VENV)/.installed-compiled
 
 # The folder of the machine is removed at the end, whatever happens.
 fresh:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
 
 # Runs in the child: ask the kernel for SIGTERM at the end of the parent, see that the parent still runs, then exec.
 _TIED = """
@@ -22,3 +26,8 @@ def tied_to_parent(argv: Sequence[str]) -> list[str]:
     The process id is that of the program. `argv[0]` is a path.
     """
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """In a child: ask the kernel for a signal to this process at the end of the thread that forked it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

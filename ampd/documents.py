@@ -55,15 +55,24 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def check_writable(*paths: Path | None) -> None:
+def check_writable(*paths: Path | None, replaces: bool = False) -> None:
     """Refuse files that cannot be written before any work is done.
 
+    Args:
+        replaces: the files are written with `replacing`, which needs the folder's permission in any case. By itself an
+            existing file needs only its own.
+
     Raises:
-        UserError: the folder of a file is missing, or the file is a folder.
+        UserError: the folder of a file is missing, the file is a folder, or a permission is missing.
     """
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+    for path in filter(None, paths):
+        if path.is_dir() or not path.parent.is_dir():
             raise UserError(f"{path}: cannot be written; its folder must exist and it must not be a folder itself")
+        if path.exists() and not replaces:
+            if not os.access(path, os.W_OK):
+                raise UserError(f"{path}: cannot be written; you have no permission to write this file")
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UserError(f"{path}: cannot be written; you have no permission to write in its folder")
 
 
 def first_problem(error: ValidationError, *, quotes_rules: bool = True, as_flag: bool = False) -> str:

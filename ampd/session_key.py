@@ -6,9 +6,11 @@ name has always the same length, and a client cannot put anything of its own int
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 
 KEY_BYTES = 16
+_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 def session_key(tenant: str, session_id: str) -> str:
@@ -23,6 +25,11 @@ def session_key(tenant: str, session_id: str) -> str:
     for part in parts:
         digest.update(part)
     return digest.digest()[:KEY_BYTES].hex()
+
+
+def is_session_key(text: str) -> bool:
+    """Whether a text has the form of a session's name. A client's own id may have it too, such as a UUID as hex."""
+    return _KEY.fullmatch(text) is not None
 
 
 def tenant_key(tenant: str) -> str:

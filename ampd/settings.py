@@ -146,6 +146,14 @@ class _Flags(CliSettingsSource[Any]):
             return self._metavar_format_choices([str(member.value) for member in obj])
         return super()._metavar_format_recurse(obj)
 
+    def _get_arg_names(self, arg: Any, *args: Any, **options: Any) -> list[str]:
+        """The flags of a field. A field with an alias of ours is not also a flag by its Python name."""
+        alias, name = arg.field_info.validation_alias, arg.field_name
+        names: list[str] = super()._get_arg_names(arg, *args, **options)
+        if isinstance(alias, str) and not alias.startswith(DYNAMO_PREFIX.lower()) and alias != name:
+            return [each for each in names if each != name.replace("_", "-")]
+        return names
+
     def _help_format(self, field_name: str, field_info: FieldInfo, *args: Any, **options: Any) -> str:
         text = super()._help_format(field_name, field_info, *args, **options)
         default = field_info.default

@@ -53,6 +53,14 @@ class Slo:
     ttft_s: float
     itl_s: float
 
+    def ttft_met(self, ttft_s: float | None) -> bool:
+        """Whether a first token came in time. None: there was none."""
+        return ttft_s is not None and ttft_s <= self.ttft_s
+
+    def itl_met(self, itl_s: float | None) -> bool:
+        """Whether the mean gap between tokens was within its target. None: a single token has no gap."""
+        return itl_s is None or itl_s <= self.itl_s
+
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:

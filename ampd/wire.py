@@ -182,7 +182,7 @@ class KvReply(TypedDict):
     Attributes:
         matched: for `match` and `lease`, the length in pages of the longest prefix of `keys` that the worker holds.
         records: for `lease`, by pool, the records that the lease protects.
-        checksums: of each of `records`, if their owner makes checksums; an empty list: none of this one.
+        checksums: of each of `records`, if their owner makes checksums; None: none of this one.
         descriptor: data with which a transport can read the leased pages; left out if there are none.
         released_tokens: for `release_session`, the tokens whose KV was released.
         error: why the operation failed.
@@ -190,7 +190,7 @@ class KvReply(TypedDict):
 
     matched: NotRequired[int]
     records: NotRequired[dict[str, LeasedRecords]]
-    checksums: NotRequired[dict[str, list[list[int]]]]
+    checksums: NotRequired[dict[str, list[int | None]]]
     lease_id: NotRequired[str]
     descriptor: NotRequired[bytes]
     released_tokens: NotRequired[int]

@@ -1,12 +1,13 @@
 """KV read rate of the exchange's fetch, against raw NIXL with 1 MB blocks on as many bytes in the same run.
 
     python benchmarks/kv_read.py [--json] [--pages 200] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
+        [--kv-checksums reads]
 
 Two workers in processes of their own, each with a store and its exchange, and with ranks that write nothing: the
 source's store is full of random bytes. A fetch is everything that a round waits for: page keys, look-up here, lease
-there, memory here, NIXL READ, end of the lease, and the records held for the request. Raw NIXL is the READ alone:
-prepared descriptors, posted and polled without a pause. Both take turns on the same agent. The records of a context lie
-in one piece in the source's store (`contiguous`), or in runs of 8 pages between those of another session
+there, memory here, NIXL READ, end of the lease, checksums, and the records held for the request. Raw NIXL is the READ
+alone: prepared descriptors, posted and polled without a pause. Both take turns on the same agent. The records of a
+context lie in one piece in the source's store (`contiguous`), or in runs of 8 pages between those of another session
 (`scattered`). `ratio` is the median, over the repeats, of fetch rate over the raw rate right after it; `lowest` is the
 smallest. Records hold all heads, so equal and unequal TP move the same blocks; the degrees are there to show it.
 """
@@ -74,11 +75,12 @@ class NoWriter:
 class Worker:
     """A store, its exchange, and ranks without an engine."""
 
-    def __init__(self, geometry: KvGeometry, pages: int, tp: int) -> None:
+    def __init__(self, geometry: KvGeometry, pages: int, tp: int, has_checksums: bool) -> None:
         self.transports: list[RawTransport] = []
         record_bytes = geometry.pools[0].record_bytes
         # The allocator hands out whole chunks.
-        self.exchange = StoreExchange(StoreMemory.create((pages + 2 * RUN_PAGES) * record_bytes), tp, self._transport)
+        memory = StoreMemory.create((pages + 2 * RUN_PAGES) * record_bytes)
+        self.exchange = StoreExchange(memory, tp, self._transport, has_checksums=has_checksums)
         addresses = self.exchange.store.addresses
         form = geometry.to_json()
         self.ranks = [RankLink(address, rank, form, NoWriter()) for rank, address in enumerate(addresses)]
@@ -122,7 +124,7 @@ class Wire:
 async def serve(arguments: argparse.Namespace, tp: int, end: socket) -> None:
     """The source: fill the store, then answer the reader until it sends None."""
     requests = await Wire.over(end)
-    worker = Worker(geometry_of(arguments), 3 * arguments.pages, tp)
+    worker = Worker(geometry_of(arguments), 3 * arguments.pages, tp, arguments.kv_checksums == "reads")
     await worker.exchange.open(TIMEOUT_S)
     values = np.frombuffer(worker.exchange.store.memory.map, dtype=np.uint64)
     values[:] = np.arange(len(values), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -212,7 +214,7 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         process.start()
         theirs.close()
         requests = await Wire.over(ours)
-        worker = Worker(geometry_of(arguments), arguments.pages, reader_tp)
+        worker = Worker(geometry_of(arguments), arguments.pages, reader_tp, arguments.kv_checksums == "reads")
         try:
             assert await requests.receive() == "ready"
             results += await measure(arguments, worker, Peer(requests), f"{source_tp} -> {reader_tp}")
@@ -232,6 +234,9 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--kv-checksums", choices=("off", "reads"), default="reads", help="as of the workers: what was read is verified"
+    )
     arguments = parser.parse_args()
     results = asyncio.run(run(arguments))
     if arguments.json:

@@ -1,6 +1,6 @@
 """A live graph of modelled engines at one, two and ten times the load that it can serve.
 
-    python -m benchmarks.overload [--minutes 10] [--loads 1,2,10] [--rate SESSIONS_PER_S] [--json]
+    python -m benchmarks.overload [--minutes 10] [--loads 1,2,10] [--rate SESSIONS_PER_S] [--simulated] [--json]
 
 Sessions arrive at random (Poisson). Half of the clients wait as long as a refusal asks them to, the others come back
 after 2 s whatever it says. One in ten closes its connection when a round takes too long. Rounds are chat
@@ -12,6 +12,9 @@ were refused and how many of them named a time to come back, bytes that the grap
 P99 answer time of `/metrics` (it is answered on the event loop of the process), the longest queue of a worker, its
 largest published view, the most memory of each kind of process with the limit of its manifest, and lost leases. The
 JSON has the CPU time of each kind of process, too.
+
+With `--simulated` the same sessions are served in virtual time, by the same decisions. Nothing there needs a core, so
+that the difference to the live graph is what the machine costs. All refused clients come back when they are asked to.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,8 @@ from ampd.telemetry.metrics import names
 from ampd.types import Parallelism, Slo
 from ampd.wire import OVERLOADED, retry_after_s
 from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies
+from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session
 
@@ -57,6 +61,7 @@ SLO = Slo(ttft_s=8.0, itl_s=1.0)
 ROUNDS = 4
 FIRST_TOKENS, NEXT_TOKENS, OUTPUT_TOKENS, TOOL_S = 200, 100, 8, 2.0
 ATTEMPTS = 10
+MAX_WAIT = 4.0
 IMPATIENT_S = 2.0
 LEAVES_S = 2.0 * SLO.ttft_s
 _PROCESSES = {"prefill": "prefill", "decode": "decode", "coordinator": "router", "frontend": "dynamo.frontend"}
@@ -73,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--loads", default="1,2,10", help="multiples of the rate, comma-separated")
     parser.add_argument("--rate", type=float, help="sessions per second at 1x; default: as the simulator predicts")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--simulated", action="store_true", help="print the goodput of a simulation, without a graph")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="ampd-overload-") as name, EmbeddedRedis() as redis:
@@ -80,6 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile.write_text(json.dumps(performance_model()), encoding="utf-8")
         rate = options.rate or predicted_capacity(str(profile))
         _say(f"1x is {rate:.2f} sessions of {ROUNDS} rounds per second")
+        if options.simulated:
+            for load in map(float, options.loads.split(",")):
+                print(f"{load:g}x: {simulated_goodput(str(profile), load * rate, options):.2f} rounds/s in time")
+            return 0
         flags = ["--engine", "modelled", "--port", "0", "--perf", str(profile), "--prefill", "1", "--decode", "1"]
         flags += ["--ttft", str(SLO.ttft_s), "--itl", str(SLO.itl_s), "--log-dir", name, "--state-url", redis.url]
         with running_graph(flags, _say) as url:
@@ -124,6 +134,38 @@ def performance_model() -> dict[str, Any]:
 
 def predicted_capacity(profile: str) -> float:
     """Sessions per second of which 90 % of the rounds meet their targets, by simulation."""
+
+    def attains(rate: float) -> bool:
+        sessions = list(islice(_arrivals(rate, 0), 300))
+        return _simulated(profile, sessions, SimulationOptions()).attainment(SLO).rounds >= 0.9
+
+    low, high = 0.05, 2.0
+    while high - low > 0.02 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if attains(middle) else (low, middle)
+    return low
+
+
+def simulated_goodput(profile: str, rate: float, options: argparse.Namespace) -> float:
+    """Rounds per second that meet both targets and end while sessions arrive."""
+    seconds = 60.0 * options.minutes
+    sessions = list(takewhile(lambda session: session.arrival_s < seconds, _arrivals(rate, options.seed)))
+    run = _simulated(profile, sessions, SimulationOptions(max_wait=MAX_WAIT))
+    ended = [each for each in run.rounds if each.error is None and each.sent_s + each.e2e_s < seconds]
+    return sum(each.ttft_s <= SLO.ttft_s and (each.itl_s or 0.0) <= SLO.itl_s for each in ended) / seconds
+
+
+def _arrivals(rate: float, seed: int) -> Iterator[Session]:
+    """Sessions as the clients send them, without an end."""
+    first = Round(incr_tokens=FIRST_TOKENS, output_tokens=OUTPUT_TOKENS)
+    later = Round(incr_tokens=NEXT_TOKENS, output_tokens=OUTPUT_TOKENS, tool_s=TOOL_S)
+    rng, at_s = random.Random(seed), 0.0
+    for number in count():
+        at_s += rng.expovariate(rate)
+        yield Session(session_id=str(number), arrival_s=at_s, rounds=(first, *[later] * (ROUNDS - 1)))
+
+
+def _simulated(profile: str, sessions: list[Session], options: SimulationOptions) -> SimulationRun:
     model, group = load_performance_model(profile), ReplicaGroup(1, Parallelism(1), 0)
     policies = Policies(
         create_named("binding", defaults.BINDING),
@@ -131,22 +173,7 @@ def predicted_capacity(profile: str) -> float:
         create_named("ordering", defaults.ORDERING),
         create_named("slicing", defaults.SLICING),
     )
-    first = Round(incr_tokens=FIRST_TOKENS, output_tokens=OUTPUT_TOKENS)
-    later = Round(incr_tokens=NEXT_TOKENS, output_tokens=OUTPUT_TOKENS, tool_s=TOOL_S)
-
-    def attains(rate: float) -> bool:
-        rng, at_s, sessions = random.Random(0), 0.0, []
-        for number in range(300):
-            at_s += rng.expovariate(rate)
-            rounds = (first, *[later] * (ROUNDS - 1))
-            sessions.append(Session(session_id=str(number), arrival_s=at_s, rounds=rounds))
-        return simulate(sessions, Cluster((group,), (group,)), model, policies, SLO).attainment(SLO).rounds >= 0.9
-
-    low, high = 0.05, 2.0
-    while high - low > 0.02 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if attains(middle) else (low, middle)
-    return low
+    return simulate(sessions, Cluster((group,), (group,)), model, policies, SLO, options)
 
 
 @dataclass

@@ -5,11 +5,13 @@
 Workloads: the shipped real traces `tau-bench-airline` and `coding-agents`, repeated, and generated `toolbench`, `gaia`.
 
 The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
-kind. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours around
-`simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+kind. After `make compiled`, ours runs compiled and in pure Python. Runs alternate; medians of the wall time that each
+spends on simulating (theirs as it reports it, ours around `simulate`), and of whole processes. Both finish every round;
+what they model differs (see benchmarks/README.md).
 
 `--overload` runs ours alone, with the default policies: the CPU time per round at the load that the workers can just
-carry, and at three times that load, where queues are long. Runs alternate in one process.
+carry, and at three times that load, where queues are long. Runs alternate in one process. It is compiled with
+`AMPD_COMPILED=1` in the environment.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ampd import compiled
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create
@@ -44,6 +47,7 @@ _RATES = {"tau-bench-airline": 4.0, "coding-agents": 0.15, "toolbench": 8.0, "ga
 """Sessions per second at which the queues stay short."""
 _CAPACITY_TOKENS = 2_000_000
 _ROUTERS = ("round_robin", "kv_router")
+_PURE = "ampd, pure Python"
 
 
 def main() -> int:
@@ -61,9 +65,12 @@ def main() -> int:
         folder = Path(name)
         write_trace(sessions, folder / "ours.jsonl")
         _write_mooncake(sessions, folder / "theirs.jsonl")
-        runs: dict[str, list[dict[str, float]]] = {"ampd": [], **{router: [] for router in _ROUTERS}}
+        runs: dict[str, list[dict[str, float]]] = {"ampd": [], _PURE: [], **{router: [] for router in _ROUTERS}}
+        argv = [sys.executable, __file__, "--ours", str(folder / "ours.jsonl")]
         for _ in range(options.repeats):
-            runs["ampd"].append(_timed([sys.executable, __file__, "--ours", str(folder / "ours.jsonl")], None))
+            runs["ampd"].append(_timed(argv, None))
+            if runs["ampd"][-1]["is_compiled"]:
+                runs[_PURE].append(_timed(argv, None, "0"))
             for router in _ROUTERS:
                 runs[router].append(_theirs(folder, router))
     result = {"workload": options.workload, "rounds": rounds, "repeats": options.repeats} | _summary(runs, rounds)
@@ -102,6 +109,7 @@ def _ours(sessions: Sequence[Session], policies: Policies | None = None) -> dict
         "cpu_s": time.process_time() - start_cpu_s,
         "rounds": len(run.rounds),
         "virtual_s": run.duration_s,
+        "is_compiled": compiled.state() == "compiled",
     }
 
 
@@ -176,10 +184,11 @@ def _theirs(folder: Path, router: str) -> dict[str, float]:
     return _timed(argv, report)
 
 
-def _timed(argv: Sequence[str], report: Path | None) -> dict[str, float]:
+def _timed(argv: Sequence[str], report: Path | None, uses_compiled: str = "1") -> dict[str, float]:
     """Seconds of the whole process and of the simulation in it, and the rounds that it finished."""
+    environment = os.environ | {"DYN_LOG": "off", compiled.VARIABLE: uses_compiled}
     start_s = time.perf_counter()
-    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"DYN_LOG": "off"}, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
     process_s = time.perf_counter() - start_s
     if done.returncode:
         raise SystemExit(f"{argv[2]} failed: {done.stderr[-500:]}")
@@ -219,6 +228,7 @@ def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, 
             "virtual_s": done[0]["virtual_s"],
         }
         for name, done in runs.items()
+        if done
     }
     fastest = max(rows[router]["rounds_per_s"] for router in _ROUTERS)
     return {"systems": rows, "ratio_to_fastest_rival": rows["ampd"]["rounds_per_s"] / fastest}
@@ -227,7 +237,7 @@ def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, 
 def _table(result: dict[str, Any]) -> str:
     lines = [f"{result['workload']}, {result['rounds']} rounds, medians of {result['repeats']}"]
     for name, row in result["systems"].items():
-        label = name if name == "ampd" else f"dynamo.replay {name}"
+        label = f"dynamo.replay {name}" if name in _ROUTERS else name
         lines.append(
             f"{label:<28}{row['rounds_per_s']:>9.0f} rounds/s {row['rounds_per_s_process']:>9.0f} as a whole process, "
             f"{row['rounds_finished']:.0f} rounds in {row['virtual_s']:.0f} virtual s"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ampd.policies import defaults
+from ampd.policies.naming import parse_named
 from ampd.policies.ordering.fcfs import Fcfs
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.rivals.continuum import ContinuumOrdering
@@ -85,3 +87,11 @@ class Combination:
         }
         given = {"slicing": self.slicing, "pools": self.pools}
         return {kind: name for kind, name in given.items() if name != own[kind]}
+
+
+def papers_note(combinations: Sequence[Combination]) -> str:
+    """A sentence that tells the policy `ampd` from this system; empty if no combination has that policy."""
+    named = {parse_named(text)[0] for each in combinations for text in (each.routing, each.ordering)}
+    if "ampd" not in named:
+        return ""
+    return "The policy `ampd` is Algorithm 1 of the AMPD paper, and not this system with its default policies."

@@ -53,6 +53,7 @@ def planned(
         "trials": plan.trials,
         "is_decided": plan.is_decided,
         "is_checked": plan.is_checked,
+        "is_estimated": plan.is_estimated,
         "stopped": plan.stopped or None,
         "seconds": 0.0,
     }

@@ -25,7 +25,7 @@ from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag, parse_settings
 from ampd.types import WINDOW_S, Slo
 from planner.case_settings import CaseSettings, provenance_of
-from planner.combination import Combination, Mode
+from planner.combination import Combination, Mode, papers_note
 from planner.parallel import in_parallel
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
@@ -62,7 +62,9 @@ class SimulateSettings(CaseSettings):
         "are named), continuum (co-located, running sessions first).",
     )
     routing: str = Field(
-        defaults.ROUTING, description="Routing policies, comma-separated; ampd(alpha=0.8) sets parameters."
+        defaults.ROUTING,
+        description="Routing policies, comma-separated; threshold(tokens=4096) sets a parameter. "
+        "docs/policies.md lists the policies of all kinds.",
     )
     ordering: str = Field(defaults.ORDERING, description="Ordering policies, comma-separated.")
     binding: str = Field(defaults.BINDING, description="Binding policy.")
@@ -142,7 +144,10 @@ def run(argv: Sequence[str]) -> int:
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
     # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
-    print(json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene), flush=True)
+    print(
+        json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
+        flush=True,
+    )
     if settings.timeline:
         from planner.timeline import write_timeline
 
@@ -258,7 +263,7 @@ def _result(scene: Scene, combination: Combination, simulated: SimulationRun) ->
     }
 
 
-def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene) -> str:
+def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene, note: str) -> str:
     """One row per combination, times in milliseconds."""
     width, slo = max(map(len, names)), scene.slo
     lines = [
@@ -281,7 +286,8 @@ def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene
             f"{result['errors']:>6}",
         ]
         lines.append("  ".join([f"{name:{width}}", *cells]))
-    return "\n".join([*lines, "", "attained: share of rounds / of sessions that met both targets"])
+    lines += ["", "attained: share of rounds / of sessions that met both targets"]
+    return "\n".join([*lines, note] if note else lines)
 
 
 def _pair(values: dict[str, float | None], digits: int = 0) -> str:

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ampd.policies.naming import parse_named
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, legend_above, svg
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, legend_above, mark_missed, svg
 from ampd.types import Slo
-from planner.combination import Combination
+from planner.combination import Combination, papers_note
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from workloads.missed_rounds import MissedRound, missed_rounds
 from workloads.results import RoundRecord, local_share
@@ -58,28 +57,25 @@ def write_report(
     rows = [row for label, run in shown.items() for row in _reasons(label, run)]
     sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
     first = next(iter(shown))
-    if missed := missed_rounds([_as_recorded(round_) for round_ in shown[first].rounds], slo):
+    if missed := _missed(shown[first], slo):
         sections.append(_missed_section(f"Rounds that missed a target{suffix}: {first}", missed))
     for label, run in list(shown.items())[:2]:
         if run.timeline:
             height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
-            picture = svg(partial(_workers, run=run), (FULL_CARD_WIDTH, max(height, 1.8)))
+            picture = svg(partial(_workers, run=run, missed=_missed(run, slo)), (FULL_CARD_WIDTH, max(height, 1.8)))
             sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
     model = whole["performance_model"]
     lead = (
         f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
         f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured: "
         "a round is attained if the performance model predicts its first token and the mean gap of the others within "
-        f"the targets.{_NOTE if any(_is_papers(combination) for combination in combinations) else ''}"
+        f"the targets.{' ' + papers_note(combinations) if papers_note(combinations) else ''}"
     )
     write_page(path, "Simulation", lead, sections)
 
 
-_NOTE = " The policy `ampd` is Algorithm 1 of the AMPD paper, and not this system with its default policies."
-
-
-def _is_papers(combination: Combination) -> bool:
-    return "ampd" in (parse_named(combination.routing)[0], parse_named(combination.ordering)[0])
+def _missed(run: SimulationRun, slo: Slo) -> list[MissedRound]:
+    return missed_rounds([_as_recorded(round_) for round_ in run.rounds], slo)
 
 
 _MISSED_HEAD = ("sent at", "session", "round", "missed", "why")
@@ -177,8 +173,12 @@ def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
     ]
 
 
-def _workers(axes: Any, run: SimulationRun) -> None:
-    """A part from the middle of the run: one line per worker, with incoming KV as thin bars above it."""
+def _workers(axes: Any, run: SimulationRun, missed: Sequence[MissedRound]) -> None:
+    """A part from the middle of the run: one line per worker, with incoming KV as thin bars above it.
+
+    A triangle marks when a round missed a target: a late first token at the worker of the prefill, else at the
+    session's decode worker.
+    """
     start_s = run.duration_s * (0.5 - _TIMELINE_SHARE / 2)
     end_s = start_s + run.duration_s * _TIMELINE_SHARE
     lanes = {worker_id: lane for lane, worker_id in enumerate(list(run.worker_roles)[:_MOST_LANES])}
@@ -201,6 +201,14 @@ def _workers(axes: Any, run: SimulationRun) -> None:
             linewidth=0,
             label=kind,
         )
+    workers = {(each.session_id, each.index): (each.worker_id, each.decode_worker_id) for each in run.rounds}
+    marks = [
+        (late.at_s, lanes[worker_id])
+        for late in missed
+        if start_s <= late.at_s <= end_s
+        and (worker_id := workers[late.session_id, late.index][not late.targets.startswith("TTFT")]) in lanes
+    ]
+    mark_missed(axes, [at_s for at_s, _ in marks], [lane for _, lane in marks])
     axes.set_yticks(list(lanes.values()), list(lanes), fontsize=8)
     axes.set_xlim(start_s, end_s)
     axes.set_xlabel("virtual seconds")

@@ -68,6 +68,6 @@ class AdmissionGate:
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
     def _is_running(self, ask: Ask) -> bool:
-        """Whether the session is in progress, be it at another replica: then a worker holds some of it."""
+        """Whether the session is in progress, possibly at another replica: then a worker holds some of it."""
         session_id = ask.session_id
         return ask.binding is not None or any(session_id in worker.held_tokens for worker in self._view.decode())

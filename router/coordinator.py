@@ -36,7 +36,7 @@ from router.round_log import end_logger
 from router.round_run import RoundRun
 from router.rounds_in_progress import RoundsInProgress
 from router.served import Observer
-from router.services import RoundOptions, Services
+from router.services import RoundOptions, Services, ignore_placed
 from router.session_control import SessionControl
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
@@ -122,6 +122,7 @@ class Coordinator:
             spawn=self._background.spawn,
             deaths=deaths,
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
+            placed=recorder.placed if recorder else ignore_placed,
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
 

@@ -24,15 +24,22 @@ class CoordinatorViewReader:
     Args:
         coordinator_id: its Dynamo instance id, in hexadecimal.
         window: observes its rounds.
+        context_tokens: with which it has registered the model now.
     """
 
     def __init__(
-        self, coordinator_id: str, coordinator: Coordinator, settings: CoordinatorSettings, window: RoundWindow
+        self,
+        coordinator_id: str,
+        coordinator: Coordinator,
+        settings: CoordinatorSettings,
+        window: RoundWindow,
+        context_tokens: Callable[[], int],
     ) -> None:
         self._coordinator_id = coordinator_id
         self._coordinator = coordinator
         self._settings = settings
         self._window = window
+        self._context_tokens = context_tokens
 
     def __call__(self) -> CoordinatorView:
         """The coordinator now."""
@@ -49,6 +56,7 @@ class CoordinatorViewReader:
             is_state_heard=coordinator.view.connected,
             state_losses=coordinator.view.counters.losses,
             considered="" if pools is None else pools.looks.last,
+            context_tokens=self._context_tokens(),
             window=self._window.read(),
         )
 
@@ -93,12 +101,16 @@ class CoordinatorViewPublisher:
         except StateUnavailableError as error:
             log.debug("this coordinator's view stays published for %g s: %s", self._lease_s, error)
 
+    async def publish(self) -> None:
+        """Publish now, because somebody waits for what has changed."""
+        try:
+            await self._store.publish_coordinator(self._read_view(), self._lease_s)
+        except StateUnavailableError as error:
+            log.debug("this coordinator's view was not published: %s", error)  # the cluster view logs the loss
+        else:
+            self._on_answer()
+
     async def _run(self) -> None:
         while True:
-            try:
-                await self._store.publish_coordinator(self._read_view(), self._lease_s)
-            except StateUnavailableError as error:
-                log.debug("this coordinator's view was not published: %s", error)  # the cluster view logs the loss
-            else:
-                self._on_answer()
+            await self.publish()
             await asyncio.sleep(self._interval_s)

@@ -57,7 +57,7 @@ class StreamGuard(InBackground):
     """
 
     def __init__(
-        self, view: ClusterView, silent_s: float, interval_s: float = 0.5, clock: Callable[[], float] = time.monotonic
+        self, view: ClusterView, silent_s: float, interval_s: float = 0.1, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._view = view
         self._silent_s = silent_s

@@ -23,7 +23,7 @@ class LeaseProbe(InBackground):
         timeout_s: longest wait for an answer.
     """
 
-    def __init__(self, view: ClusterView, calls: WorkerCalls, timeout_s: float, interval_s: float = 0.5) -> None:
+    def __init__(self, view: ClusterView, calls: WorkerCalls, timeout_s: float, interval_s: float = 0.1) -> None:
         self._view = view
         self._calls = calls
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""Rounds that ended here, written to the shared state: the recent load, which the leading coordinator may replay."""
+"""Rounds of this coordinator: those that ended go to the shared state, for the leading coordinator to replay."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ampd.recent_load import RecentRound
 from ampd.state.store import LoadedRound, StateStore, StateUnavailableError
 from ampd.supervised_task import InBackground, SupervisedTask
 from ampd.telemetry.metrics import names
+from router.decision_record import DecisionRecord
 from router.served import ServedRound
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _MOST_ROUNDS = 500
 
 
 class LoadRecorder(InBackground):
-    """An observer of rounds that writes them in the background. Rounds never wait for it.
+    """An observer of rounds that writes them in the background. Rounds never wait for it. Those in progress stay here.
 
     The rounds of the last second before it is stopped are lost.
 
@@ -34,20 +35,28 @@ class LoadRecorder(InBackground):
         self._store = store
         self._keep_s = keep_s
         self._clock = clock
+        self._running: dict[int, LoadedRound] = {}
         self._ended: deque[LoadedRound] = deque(maxlen=_MOST_ROUNDS)
         self._task = SupervisedTask("load-recorder", self._run)
 
+    def placed(self, record: DecisionRecord, arrival_s: float) -> None:
+        """Take a round that is in progress from now on. It may be placed more than once."""
+        kept_tokens, prompt_tokens = _prompt(record)
+        self._running[id(record)] = _session(record), RecentRound(arrival_s, kept_tokens, prompt_tokens)
+
+    def running(self) -> Sequence[LoadedRound]:
+        """The rounds that are in progress here."""
+        return list(self._running.values())
+
     def __call__(self, served: ServedRound) -> None:
         """Take a round that ended by itself. Others say nothing about the load that the workers could carry."""
+        self._running.pop(id(served.record), None)
         if not served.is_complete:
             return
         record, now_s = served.record, self._clock()
-        # History whose KV was lost is recomputed here, but would not have to be with other roles.
-        kept_tokens = record.hist_tokens + record.hit_tokens.get("recomputed", 0)
-        prompt_tokens = record.hist_tokens + record.incr_tokens
-        ended = RecentRound(now_s - served.lasted_s, min(kept_tokens, prompt_tokens), prompt_tokens)
+        ended = RecentRound(now_s - served.lasted_s, *_prompt(record))
         ended.end(now_s, served.output_tokens, served.outcome == names.MET)
-        self._ended.append((record.session_key or record.session_id, ended))
+        self._ended.append((_session(record), ended))
 
     async def _run(self) -> None:
         while True:
@@ -64,3 +73,15 @@ class LoadRecorder(InBackground):
             await self._store.record_load(ended, self._keep_s)
         except StateUnavailableError as error:
             log.debug("%d rounds are missing in the recent load: %s", len(ended), error)
+
+
+def _session(record: DecisionRecord) -> str:
+    return record.session_key or record.session_id
+
+
+def _prompt(record: DecisionRecord) -> tuple[int, int]:
+    """(the part of the prompt that was in its session's context before, all of it)."""
+    # History whose KV was lost is recomputed here, but would not have to be with other roles.
+    kept_tokens = record.hist_tokens + record.hit_tokens.get("recomputed", 0)
+    prompt_tokens = record.hist_tokens + record.incr_tokens
+    return min(kept_tokens, prompt_tokens), prompt_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from ampd.policies.base import Considered
+from ampd.policies.considered import Considered
 from ampd.telemetry.metrics import names
 
 log = logging.getLogger(__name__)

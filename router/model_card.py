@@ -11,12 +11,13 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.types import WorkerView
+from router.other_cards import OtherCards
 from router.settings import PROG, CoordinatorSettings, context_length, vocabulary_size
 
 log = logging.getLogger(__name__)
 
 _GONE_S = 1.0
-"""Time in which the frontends notice that a model is gone."""
+"""Time in which the frontends notice that the last card of a model is gone."""
 
 
 class ModelCard:
@@ -41,14 +42,20 @@ class ModelCard:
         self.kv_block_size = settings.kv_block_size
         self._registered: tuple[int | None] | None = None
 
-    async def register(self, endpoint: Any, worker_context_tokens: int | None) -> None:
-        """Make the model known to the frontends, or known anew if the workers accept less than was thought.
+    @property
+    def registered_tokens(self) -> int:
+        """The context with which the model is registered, or will be in a moment; 0: it is not, or without a limit."""
+        return (self._registered[0] or 0) if self._registered else 0
+
+    async def register(self, endpoint: Any, worker_context_tokens: int | None, others: OtherCards) -> None:
+        """Register the model with the frontends, and again if the workers accept less than was thought.
 
         The frontends refuse prompts that are longer than the registered context, with a reason that reaches the client
         also in streams and with tools.
 
         Args:
             worker_context_tokens: the longest context that the workers accept; None: not known yet.
+            others: the cards of the other coordinators, which must not differ.
         """
         known = [tokens for tokens in (self.context_length, worker_context_tokens) if tokens is not None]
         context_tokens = min(known, default=None)
@@ -56,16 +63,19 @@ class ModelCard:
             if self._registered == (context_tokens,):
                 return
             await self._unregister(endpoint)
+            self._registered = None
+            await others.until_none_differs(context_tokens or 0)
+            # A frontend that finds the card changed, and not gone, keeps the old one.
+            await asyncio.sleep(_GONE_S)
             log.info("the workers accept %s tokens: the model is registered with this context", context_tokens)
-        await self._register(endpoint, context_tokens)
         self._registered = (context_tokens,)
+        await others.tell()
+        await self._register(endpoint, context_tokens)
 
     async def _unregister(self, endpoint: Any) -> None:
         from dynamo.llm import unregister_model
 
         await unregister_model(endpoint)
-        # A frontend that finds the card changed, and not gone, keeps the old one.
-        await asyncio.sleep(_GONE_S)
 
     async def _register(self, endpoint: Any, context_tokens: int | None) -> None:
         from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model

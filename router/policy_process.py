@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from math import inf
 from multiprocessing import get_context
 
+from ampd.child_process import end_with_parent
 from ampd.errors import UserError
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.serving.roles import next_question_s
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 _NICE = 19
 """Any other process goes first."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class PolicyProcess:
@@ -111,7 +109,7 @@ def _prepare(parent: int) -> None:
     os.nice(_NICE)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ampd.errors import UserError
-from ampd.policies.base import Considered, PoolsSituation, RoleChange
+from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.policies.considered import Considered
 from ampd.recent_load import RecentLoad
 from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, next_question_s
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
@@ -170,11 +171,17 @@ class PoolsKeeper:
         return self._review.policy.change(await self._situation(now_s, changed_s))
 
     async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:
-        """The question, with the recent load of all coordinators for a policy that reads it."""
+        """The question, for a policy that reads it with the recent load of all coordinators.
+
+        Of the rounds in progress only those of this coordinator are known.
+        """
         load = NO_LOAD
         if load_s := self._review.policy.load_s:
             recent = RecentLoad(load_s)
-            for session_id, item in sorted(await self._store.recent_load(), key=lambda loaded: loaded[1].sent_s):
+            running = () if self.recorder is None else self.recorder.running()
+            for session_id, item in sorted(
+                [*await self._store.recent_load(), *running], key=lambda loaded: loaded[1].sent_s
+            ):
                 recent.add(session_id, item)
             load = recent.until(now_s)
         return self._review.situation(self._as_assigned(now_s), now_s, changed_s, load)

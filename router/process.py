@@ -21,6 +21,7 @@ from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
 from router.model_card import ModelCard, smallest_context_tokens
+from router.other_cards import OtherCards
 from router.policies import CoordinatorPolicies
 from router.presence import Presence
 from router.round_window import RoundWindow
@@ -78,10 +79,13 @@ class CoordinatorProcess:
         self._coordinator = coordinator
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
         coordinator_id = f"{self._endpoint.connection_id():x}"
-        view_reader = CoordinatorViewReader(coordinator_id, coordinator, settings, window)
+        view_reader = CoordinatorViewReader(
+            coordinator_id, coordinator, settings, window, lambda: card.registered_tokens
+        )
         self._publisher = CoordinatorViewPublisher(
             store, coordinator_id, view_reader, settings.lease_s, on_answer=coordinator.store_answered
         )
+        self._others = OtherCards(store, coordinator_id, self._publisher.publish)
         self._expose(recorder, CoordinatorReader(coordinator, settings, store))
 
     async def run(self) -> None:
@@ -130,7 +134,8 @@ class CoordinatorProcess:
         )
 
     async def _register(self) -> None:
-        await self._card.register(self._endpoint, smallest_context_tokens(self._coordinator.view.decode()))
+        tokens = smallest_context_tokens(self._coordinator.view.decode())
+        await self._card.register(self._endpoint, tokens, self._others)
 
     async def _drain(self) -> None:
         try:

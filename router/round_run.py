@@ -104,6 +104,8 @@ class RoundRun:
         self._recovery.history = placement.history.worker_id if placement.history else self._recovery.history
         self._record.shared_tokens = placement.shared_tokens
         log_placed(self._services.options.round_log, self._record)
+        if not self._request.is_announcement:
+            self._services.placed(self._record, self._stream.arrival_s)
         return placement
 
     def _ask(self) -> Ask:

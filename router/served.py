@@ -46,12 +46,12 @@ class ServedRound:
     @property
     def ttft_met(self) -> bool:
         """Whether the first token came in time."""
-        return self.ttft_s is not None and self.ttft_s <= self.slo.ttft_s
+        return self.slo.ttft_met(self.ttft_s)
 
     @property
     def itl_met(self) -> bool:
         """Whether the mean gap was within its target; a single token has none."""
-        return self.itl_s is None or self.itl_s <= self.slo.itl_s
+        return self.slo.itl_met(self.itl_s)
 
     def _outcome(self) -> str:
         if not self.is_complete and not self.was_left:

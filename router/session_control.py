@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampd.session_key import session_key
-from ampd.state.store import StateUnavailableError
+from ampd.session_key import is_session_key, session_key
+from ampd.state.store import Binding, StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
 from router.services import Services
 
@@ -17,7 +17,8 @@ class SessionControl:
     """The sessions of a graph as one coordinator sees them: what workers publish, and what it served itself.
 
     A request names a session by the client's id and its tenant (`session_id`, `tenant`), or by its name inside of the
-    graph (`session_key`). An answer with the key `error` says why a request was not served.
+    graph (`session_key`). A `session_id` that no client uses now may be such a name too. Many clients' ids look like
+    one (32 hexadecimal digits). An answer with the key `error` says why a request was not served.
     """
 
     def __init__(self, services: Services) -> None:
@@ -42,13 +43,13 @@ class SessionControl:
     async def show(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One session, with its binding."""
         try:
-            key, _ = self._named(request)
-            binding = await self._store.binding(key)
+            key, _, binding = await self._named(request)
         except (ValueError, StateUnavailableError) as error:
             return {"error": str(error)}
         held = self._held().get(key, {})
-        if binding is None and not held and self._services.sessions.owner(key) is None:
-            return {"error": f"no session {key} is known; it has ended, or another tenant has it"}
+        if not self._is_known(key, binding):
+            name = request.get("session_id") or key
+            return {"error": f"no session {name} is known; it has ended, or has a tenant, who must be named"}
         bound = {"worker_id": binding.worker_id, "epoch": binding.epoch} if binding else None
         return {**self._described(key, held), "binding": bound}
 
@@ -59,23 +60,35 @@ class SessionControl:
         later.
         """
         try:
-            key, tenant = self._named(request)
-            binding = await self._store.binding(key)
+            key, tenant, binding = await self._named(request)
         except (ValueError, StateUnavailableError) as error:
             return {"error": str(error)}
         held = self._held().get(key, {})
         await self._services.end_session(key, tenant, set())
         return {"session_key": key, "was_bound": binding is not None, "released_tokens": sum(held.values())}
 
-    def _named(self, request: Mapping[str, Any]) -> tuple[str, str]:
-        """The session's name inside of the graph, and its tenant ("" if that is not known here)."""
+    async def _named(self, request: Mapping[str, Any]) -> tuple[str, str, Binding | None]:
+        """The session's name inside of the graph, its tenant ("" if that is not known here), and its binding."""
         key, client_id, tenant = (request.get(name) for name in ("session_key", "session_id", "tenant"))
         if not all(isinstance(part, str | None) for part in (key, client_id, tenant)) or bool(key) == bool(client_id):
             raise ValueError("name the session by session_id (and tenant), or by session_key; all are text")
         if client_id:
-            return session_key(tenant or "", client_id), tenant or ""
+            hashed = session_key(tenant or "", client_id)
+            binding = await self._store.binding(hashed)
+            if self._is_known(hashed, binding) or not is_session_key(client_id):
+                return hashed, tenant or "", binding
+            own = await self._store.binding(client_id)
+            if not self._is_known(client_id, own):
+                return hashed, tenant or "", binding
+            key, binding = client_id, own
+        else:
+            binding = await self._store.binding(str(key))
         owner = self._services.sessions.owner(str(key))
-        return str(key), tenant or (owner.tenant if owner else "")
+        return str(key), tenant or (owner.tenant if owner else ""), binding
+
+    def _is_known(self, key: str, binding: Binding | None) -> bool:
+        """Whether the session is alive: it is bound, a worker holds its KV, or this replica has served it."""
+        return binding is not None or key in self._held() or self._services.sessions.owner(key) is not None
 
     def _held(self) -> dict[str, dict[str, int]]:
         """Session -> worker -> tokens whose KV the worker holds."""

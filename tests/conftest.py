@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import Scheduling
 
-from tests.harness.fork_server import ForkServer
+from ampd.fork_server import ForkServer
 from tests.harness.graph import PRELOADED, Graph, empty_graph
+from tests.harness.schedule import ByScope, slowest_first
 from tests.harness.tcp_redis import TcpRedis
 
 # Enough examples to find the errors that were put in to try the properties. A test that needs more asks for more.
@@ -28,6 +31,18 @@ sys.dont_write_bytecode = False
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the tests of SGLang where slow tests are left out: SGLang takes ten seconds to import."""
     return (collection_path.match("test_sglang*.py") and "not slow" in config.option.markexpr) or None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Keep together what shares a graph or engines, where a run has several processes."""
+    config.option.loadscopereorder = False
+    return ByScope(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the slow ones, where a run has several processes."""
+    if hasattr(config, "workerinput"):
+        slowest_first(items)
 
 
 def pytest_runtest_setup() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.perf.model import PerformanceModel
-from ampd.serving.kv_tiers import reading_pays
+from ampd.serving.kv_tiers import longest_read_s, reading_pays
 from ampd.types import Parallelism
 from workers.engines.base import Engine
 from workers.kv.exchange import KvFetch
@@ -15,7 +15,7 @@ class KvReads:
 
     Args:
         model: predicts the times of a read and of a computation.
-        timeout_s: longest time for one read.
+        timeout_s: longest time for one read; most are given up sooner, see `longest_read_s`.
     """
 
     def __init__(self, engine: Engine, model: PerformanceModel, timeout_s: float) -> None:
@@ -40,4 +40,5 @@ class KvReads:
         prompt_tokens = progress.prompt_tokens
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
             return None
-        return await kv.fetch(progress.rid, keys, held_tokens, source, self._timeout_s, expected_tokens)
+        timeout_s = longest_read_s(self._timeout_s, held_tokens, expected_tokens, self._model, info.parallelism, peer)
+        return await kv.fetch(progress.rid, keys, held_tokens, source, timeout_s, expected_tokens)

@@ -18,13 +18,19 @@ _MAX_SWEEP_S = 15.0
 
 @dataclass(slots=True)
 class _Use:
-    """A session here. `is_copy`: another worker owns it, as far as its rounds here show."""
+    """A session here.
+
+    Attributes:
+        is_copy: another worker owns it, as far as its rounds here show.
+        is_held: some of its KV is here.
+    """
 
     running: int = 0
     rounds: int = 0
     last_s: float = 0.0
     release: bool = False
     is_copy: bool = False
+    is_held: bool = False
 
 
 class SessionKeeper:
@@ -85,8 +91,10 @@ class SessionKeeper:
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""
         use = self._uses.get(session_id)
-        if not tokens and use is not None and not use.running and not use.is_copy:
-            self.evicted += 1
+        if use is not None:
+            was_held, use.is_held = use.is_held, tokens > 0
+            if was_held and not tokens and not use.running and not use.is_copy:
+                self.evicted += 1
         if tokens and use is None:
             # Pages that the engine offered long after the session's release. No round would end their time.
             self._uses[session_id] = _Use(last_s=self._clock())

@@ -44,7 +44,10 @@ class WorkerSettings(GraphSettings):
         defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
     )
     kv_timeout_s: float = Field(
-        5.0, gt=0, description="Longest time for one read of KV from another worker; what is missing is recomputed."
+        5.0,
+        gt=0,
+        description="Longest time for one read of KV from another worker; what is missing is recomputed. A read is "
+        "given up sooner if it has taken 1 s, twice its predicted time, and as long as the computation.",
     )
     grace_s: float = Field(
         0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ampd.policies.expectations import ORDERED_PREFILLS
 from ampd.telemetry.sliding_window import SlidingWindow
 from ampd.types import PrefillTask, QueueRest, WorkerView
 from workers.engines.base import Engine
 from workers.kv_counts import KvCounts
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.role import WorkerRole
-
-LISTED_PREFILLS = 128
-"""Prefills that a published view lists, which bounds its size to about 30 kB. The others are sums. It is the window of
-the ordering `on-time`, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +25,9 @@ class WorkerWindows:
 
 def listed(tasks: tuple[PrefillTask, ...]) -> tuple[tuple[PrefillTask, ...], QueueRest]:
     """The prefills of a queue that a view lists, and the sums of the others."""
-    rest = tasks[LISTED_PREFILLS:]
+    rest = tasks[ORDERED_PREFILLS:]
     sums = QueueRest(len(rest), sum([task.hist_tokens for task in rest]), sum([task.incr_tokens for task in rest]))
-    return tasks[:LISTED_PREFILLS], sums
+    return tasks[:ORDERED_PREFILLS], sums
 
 
 class WorkerViewReader:

@@ -43,10 +43,10 @@ def _missed(record: RoundRecord, slo: Slo) -> MissedRound:
     if record.error is not None or record.ttft_s is None:
         failure = f"failed: {record.error or 'no token'}"
         return MissedRound(record.session_id, record.index, at_s, at_s, failure, causes)
-    if record.itl_s is not None and record.itl_s > slo.itl_s:
+    if record.itl_s is not None and not slo.itl_met(record.itl_s):
         targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
         at_s = record.sent_s + (record.e2e_s or record.ttft_s)
-    if record.ttft_s > slo.ttft_s:
+    if not slo.ttft_met(record.ttft_s):
         targets.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
         at_s = record.sent_s + record.ttft_s
     return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(targets), causes)

@@ -10,14 +10,13 @@ from typing import Any
 
 from ampd.reports.figures import format_bytes, format_ms, format_share
 from ampd.reports.page import template_environment, write_html
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, svg
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, mark_missed, svg
 from ampd.types import Slo
 from workloads.missed_rounds import MissedRound, missed_rounds
 from workloads.result_table import prompt_tokens_note
 from workloads.results import RoundRecord
 
 _COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
-_MISSED = "#c62f3c"
 _MOST_MISSED = 200
 """Missed rounds that the report lists; the result's JSON file has the others."""
 _LATENCIES = {
@@ -106,13 +105,10 @@ def _timeline(axes: Any, records: Sequence[RoundRecord], missed: Sequence[Missed
             color=colour,
             label=label,
         )
-    if missed:
-        at_s, rows = [late.at_s for late in missed], [lanes[late.session_id] for late in missed]
-        axes.plot(at_s, rows, "v", color=_MISSED, markersize=6, label="missed a target", linestyle="none")
-        shown.add("missed")
+    mark_missed(axes, [late.at_s for late in missed], [lanes[late.session_id] for late in missed])
     axes.set_xlabel("seconds since the start of the run")
     axes.set_ylabel("session")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    if shown:
+    if shown or missed:
         legend_above(axes, columns=5)

@@ -81,9 +81,7 @@ class RoundOutcome(Protocol):
 
 def meets(outcome: RoundOutcome, slo: Slo) -> bool:
     """Whether a round succeeded with its TTFT and its mean ITL within the targets."""
-    if outcome.error is not None or outcome.ttft_s is None:
-        return False
-    return outcome.ttft_s <= slo.ttft_s and (outcome.itl_s or 0.0) <= slo.itl_s
+    return outcome.error is None and slo.ttft_met(outcome.ttft_s) and slo.itl_met(outcome.itl_s)
 
 
 class Attainment(NamedTuple):

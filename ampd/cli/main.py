@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from ampd import compiled
 from ampd.errors import UserError, guarded
 
 COMMANDS = {
@@ -21,6 +22,9 @@ COMMANDS = {
     "session": ("ampd.cli.session.command", "list, show and end the sessions of a running graph"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
+
+SIMULATING = ("plan", "simulate")
+"""The commands that use compiled modules, if there are any."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,10 +43,12 @@ def _dispatch(arguments: list[str]) -> int:
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
     if name in ("-V", "--version"):
-        print(f"ampd {version('ampd')}")
+        print(f"ampd {version('ampd')}, simulator: {compiled.state()}")
         return 0
     if name not in COMMANDS:
         raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
+    if name in SIMULATING:
+        compiled.install()
     command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
     return command(rest)
 

@@ -102,7 +102,9 @@ def _engine_handle() -> Any:
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle
     except ImportError:
-        raise UserError("AIConfigurator is not installed: pip install 'ampd[aiconfigurator]'") from None
+        raise UserError(
+            "AIConfigurator is not installed: uv pip install --editable '.[aiconfigurator]' in AMPD's repository"
+        ) from None
     return EngineHandle
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload
+from typing import Protocol
 
 from ampd.perf.model import PerformanceModel
 from ampd.recent_load import Load
@@ -199,50 +199,6 @@ class OtherPolicies:
     ordering: OrderingPolicy | None = None
     slicing: SlicingPolicy | None = None
     moves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TriedRoles:
-    """A set of roles that a pools policy has considered.
-
-    Attributes:
-        roles: in words, as `2 prefill, 2 decode`.
-        attained: the predicted share of rounds that meet their targets.
-        is_now: these are the present roles.
-    """
-
-    roles: str
-    attained: float
-    is_now: bool = False
-
-
-class Considered(Sequence[RoleChange]):
-    """The changes that are due, and the sets of roles that were considered.
-
-    Attributes:
-        rounds: that were served again.
-        is_chance: no role changes although some roles gained enough, because their gain may be chance.
-    """
-
-    def __init__(
-        self, changes: Sequence[RoleChange], tried: Sequence[TriedRoles], rounds: int, *, is_chance: bool = False
-    ) -> None:
-        self.changes = tuple(changes)
-        self.is_chance = is_chance
-        self.tried = tuple(tried)
-        self.rounds = rounds
-
-    @overload
-    def __getitem__(self, index: int) -> RoleChange: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RoleChange]: ...
-
-    def __getitem__(self, index: int | slice) -> RoleChange | Sequence[RoleChange]:
-        return self.changes[index]
-
-    def __len__(self) -> int:
-        return len(self.changes)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from ampd.types import PrefillTask, WorkerView
+
+
+class HasContextLimit(Protocol):
+    """A worker, or a view of one. `max_context_tokens` is its longest context, prompt and output together; 0: any."""
+
+    @property
+    def max_context_tokens(self) -> int: ...
+
+
+def has_room(context_tokens: int, worker: HasContextLimit) -> bool:
+    """Whether a worker's longest context takes this many tokens, prompt and output together."""
+    return not 0 < worker.max_context_tokens < context_tokens
 
 
 def session_memory(worker: WorkerView) -> tuple[int, int]:
@@ -19,23 +32,22 @@ def session_memory(worker: WorkerView) -> tuple[int, int]:
 
 
 def fits(worker: WorkerView, task: PrefillTask, shared_tokens: int = 0) -> bool:
-    """Whether the worker's free memory for sessions, its device and its longest context take the whole prompt.
+    """Whether the worker's free memory for sessions and its device take the prompt, and its context a token more.
 
     Args:
         shared_tokens: of the prompt's beginning that the worker holds for other sessions. They need no more memory.
     """
     needed = task.context_tokens
-    fits_context = worker.max_context_tokens == 0 or needed <= worker.max_context_tokens
     fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens
     used_tokens, capacity_tokens = session_memory(worker)
     fits_memory = capacity_tokens == 0 or needed - shared_tokens <= capacity_tokens - used_tokens
-    return fits_context and fits_device and fits_memory
+    return has_room(needed + 1, worker) and fits_device and fits_memory
 
 
 def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """The workers whose longest context takes the prompt."""
-    needed = task.context_tokens
-    return [view for view in prefill if view.max_context_tokens >= needed or not view.max_context_tokens]
+    """The workers whose longest context takes the prompt and its first token."""
+    needed = task.context_tokens + 1
+    return [view for view in prefill if has_room(needed, view)]
 
 
 def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoutingSituation
+from ampd.policies.expectations import ITL_SHARE
 from ampd.policies.queue_work import work_of
-from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
+from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
 
 NO_PREFILL_WORKER = "no-prefill-worker"
 """Reason of a local route where no live prefill worker can take the prompt."""
@@ -47,6 +48,24 @@ def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
     return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
 
 
+def step_with_s(model: PerformanceModel, worker: WorkerView, context_tokens: int, rounds: int = 1) -> float:
+    """A decode step of a worker's batch with more rounds in it, which have so many context tokens together."""
+    return model.decode_step_s(
+        worker.decode_batch + rounds, worker.decode_context_tokens + context_tokens, worker.parallelism
+    )
+
+
+def prefill_share(step_s: float, itl_slo_s: float) -> float:
+    """Part of a worker's time that its decode steps leave to slices of prefills; below 0: they are too slow already."""
+    return 1.0 - step_s / (ITL_SHARE * itl_slo_s)
+
+
+def held_at(worker: WorkerView, task: PrefillTask, shared_tokens: Mapping[str, int]) -> int:
+    """Tokens of the prompt's beginning that a worker holds, for the task's session or for others."""
+    held_tokens = worker.held_tokens.get(task.session_id, 0)
+    return max(held_tokens, shared_tokens.get(worker.worker_id, 0)) if shared_tokens else held_tokens
+
+
 def history_at(situation: RoutingSituation, worker: WorkerView) -> int:
     """Tokens of the prompt that a worker need not compute: the history, or what it holds for other sessions."""
     task = situation.task
@@ -61,10 +80,7 @@ def history_read_s(situation: RoutingSituation, worker: WorkerView) -> float:
     holder, task = situation.history or situation.decode, situation.task
     if worker.worker_id == holder.worker_id:
         return 0.0
-    held_tokens = worker.held_tokens.get(task.session_id, 0)
-    if situation.shared_tokens:
-        held_tokens = max(held_tokens, situation.shared_tokens.get(worker.worker_id, 0))
-    missing_tokens = max(task.hist_tokens - held_tokens, 0)
+    missing_tokens = max(task.hist_tokens - held_at(worker, task, situation.shared_tokens), 0)
     if not missing_tokens:
         return 0.0
     return situation.model.kv_transfer_s(missing_tokens, holder.parallelism, worker.parallelism)

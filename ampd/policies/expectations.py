@@ -19,6 +19,10 @@ _new = tuple.__new__
 ITL_SHARE = 0.92
 """Share of the ITL target that slices of prefills may use up."""
 
+ORDERED_PREFILLS = 128
+"""Waiting prefills that the ordering looks at. Workers publish as many, and sums of the others, so that a view has at
+most about 30 kB."""
+
 
 class Expectations(Policy):
     """Base of the policies that weigh prefills by their TTFT targets."""

@@ -53,7 +53,8 @@ class Policy(BaseModel):
         is_whole: a slicing policy that computes every prefill in one slice.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # A compiled method is a callable object, and no function that pydantic would know as a method.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ignored_types=(Callable,))  # type: ignore[typeddict-item]
 
     policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False

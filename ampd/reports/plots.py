@@ -34,6 +34,7 @@ _STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "axes.axisbelow": True,
 }
+_MISSED = "#c62f3c"
 _MS = 1e3
 
 
@@ -55,6 +56,12 @@ def svg(draw: Callable[[Any], None], size_inches: tuple[float, float]) -> str:
     for colour, themed in _THEMED.items():
         text = text.replace(colour, themed)
     return text
+
+
+def mark_missed(axes: Any, at_s: Sequence[float], lanes: Sequence[float]) -> None:
+    """A triangle wherever a round missed a target, with an entry in the legend. Without such rounds: nothing."""
+    if at_s:
+        axes.plot(at_s, lanes, "v", color=_MISSED, markersize=6, label="missed a target", linestyle="none")
 
 
 def legend_above(axes: Any, columns: int = 4) -> None:

@@ -1,6 +1,6 @@
 """Whether a round is taken at all: by its predicted wait, before it is entered in any queue.
 
-Under a lasting overload a queue without a bound fills with rounds that miss their targets whatever is done. A refusal
+Under a lasting overload a queue without a bound fills with rounds that can no longer meet their targets. A refusal
 with a time to come back costs next to nothing, and the rounds that are taken meet their targets. Rounds of sessions
 that are in progress come first, because the work that was spent on such a session is lost if it ends.
 """
@@ -14,8 +14,7 @@ from enum import StrEnum
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import queued_in_passes_s
-from ampd.policies.expectations import ITL_SHARE
+from ampd.policies.estimates import prefill_share, queued_in_passes_s, step_with_s
 from ampd.types import Slo, WorkerView
 
 MAX_ROUNDS = 1024
@@ -35,7 +34,8 @@ _LONGEST_RETRY_S = 60.0
 _JITTER = 1.0
 """Largest extra wait of a refused client, as a share, so that refused clients do not come back at the same moment."""
 _LEAST_TIME_SHARE = 0.1
-"""Least share of a decode worker's time that its batch is expected to leave to prefills."""
+"""Least share of a decode worker's time that its batch is expected to leave to prefills. Routing avoids a worker below
+a quarter, but a round that is there already does advance, so its wait is not counted as endless."""
 _SLOW_STEPS = 2.0
 """Decode steps of a round alone that a batch's step may always take, because an ITL target may be out of reach."""
 
@@ -156,16 +156,16 @@ class Admission:
         queued_s = queued_in_passes_s(worker, model)
         if not queued_s or not worker.decode_batch:
             return queued_s
-        step_s = model.decode_step_s(worker.decode_batch, worker.decode_context_tokens, worker.parallelism)
-        return queued_s / max(1.0 - step_s / (ITL_SHARE * self._itl_s(situation)), _LEAST_TIME_SHARE)
+        step_s = step_with_s(model, worker, 0, 0)
+        return queued_s / max(prefill_share(step_s, self._itl_s(situation)), _LEAST_TIME_SHARE)
 
     def _step_excess(self, situation: AdmissionSituation) -> float:
         """The step of the decode batch with the round in it, as a multiple of the longest one that is taken."""
-        worker, step_s, prompt_tokens = situation.decode, self._model.decode_step_s, situation.prompt_tokens
+        worker, model, prompt_tokens = situation.decode, self._model, situation.prompt_tokens
         if not worker.decode_batch:
             return 0.0
-        with_it_s = step_s(worker.decode_batch + 1, worker.decode_context_tokens + prompt_tokens, worker.parallelism)
-        return with_it_s / max(self._itl_s(situation), _SLOW_STEPS * step_s(1, prompt_tokens, worker.parallelism))
+        alone_s = model.decode_step_s(1, prompt_tokens, worker.parallelism)
+        return step_with_s(model, worker, prompt_tokens) / max(self._itl_s(situation), _SLOW_STEPS * alone_s)
 
     def _refused(self, reason: RefusalReason, message: str, retry_after_s: float) -> Refusal:
         spread_s = retry_after_s * (1.0 + _JITTER * self._rng.random())

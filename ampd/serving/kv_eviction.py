@@ -104,9 +104,15 @@ class NextRounds:
         self._parallelism = parallelism
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
-    def begun(self, session_id: str, prompt_tokens: int, target_s: float | None) -> None:
-        """A round of the session has begun. Nothing is learnt from a round without a session or a target."""
-        if not session_id or target_s is None:
+    def begun(
+        self, session_id: str, prompt_tokens: int, target_s: float | None, most_output_tokens: int | None
+    ) -> None:
+        """A request of the session has begun. Nothing is learnt from one without a session or a target.
+
+        Args:
+            most_output_tokens: 0: the request is no round, but a slice of a prefill or an announcement; None: any.
+        """
+        if not session_id or target_s is None or most_output_tokens == 0:
             return
         session = self._sessions.setdefault(session_id, _Session(target_s))
         self._sessions.move_to_end(session_id)

@@ -12,6 +12,13 @@ TIERS = ("device", "store", "peer", "recomputed")
 """The names of the tiers in metrics and results, the nearest first."""
 
 
+READ_FLOOR_S = 1.0
+"""No read is given up before that, because connections to a new peer, and busy machines, take longer than predicted."""
+
+_READ_FACTOR = 2.0
+"""Reads share links, so that one may take a multiple of its predicted time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """How far the KV of a context reaches in each place, in tokens from the start of the context."""
@@ -126,3 +133,32 @@ def reading_pays(
         return all(read_s <= tiers.predicted_s(model, parallelism, peer) for tiers in without_read)
     except UserError:
         return True
+
+
+def longest_read_s(
+    limit_s: float,
+    store_tokens: int,
+    peer_tokens: int,
+    model: PerformanceModel,
+    parallelism: Parallelism,
+    peer: Parallelism,
+) -> float:
+    """How long a read of a peer's KV may take before it is given up, and the KV is computed.
+
+    A read that has taken as long as the computation would have, and twice as long as predicted, has most likely
+    stalled. If it is given up then, both ways together take at most about twice as long as the better one.
+
+    Args:
+        limit_s: the longest time in any case, also where the model lacks one of the two times.
+        store_tokens: of the prompt, from its start, in the worker's own store.
+        peer_tokens: of the prompt, from its start, in the peer's store.
+        parallelism: of the worker that needs the KV.
+        peer: of the peer.
+    """
+    missing = max(peer_tokens - store_tokens, 0)
+    try:
+        read_s = model.kv_transfer_s(missing, peer, parallelism)
+        computed_s = model.prefill_s(store_tokens, missing, parallelism)
+    except UserError:
+        return limit_s
+    return min(limit_s, max(READ_FLOOR_S, _READ_FACTOR * read_s, computed_s))

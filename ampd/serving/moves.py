@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.capacity import session_memory
-from ampd.policies.estimates import queued_in_passes_s
+from ampd.policies.estimates import held_at, prefill_share, queued_in_passes_s, step_with_s
 from ampd.policies.expectations import ITL_SHARE
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 
@@ -45,6 +45,7 @@ class MoveSituation:
         others: the workers that own sessions, take the round, and can read the owner's KV.
         moved_s: when the session moved last; minus infinity if it has not, as far as is known.
         route: the route of the round if the named worker becomes the owner.
+        shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions.
     """
 
     model: PerformanceModel
@@ -55,6 +56,7 @@ class MoveSituation:
     others: Sequence[WorkerView]
     moved_s: float
     route: Callable[[WorkerView], RouteDecision]
+    shared_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +133,15 @@ def _load(situation: MoveSituation, worker: WorkerView) -> float:
     if step_share > _ROOM * ITL_SHARE:
         return math.inf
     used_tokens, capacity_tokens = session_memory(worker)
-    memory = (used_tokens + situation.task.context_tokens) / capacity_tokens if capacity_tokens else 0.0
+    new_tokens = situation.task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
+    memory = (used_tokens + new_tokens) / capacity_tokens if capacity_tokens else 0.0
     return step_share + memory + queued_in_passes_s(worker, situation.model) / situation.task.slo.ttft_s
 
 
 def _has_memory(situation: MoveSituation, worker: WorkerView) -> bool:
     """Whether the session fits with room to grow, so that no other session is evicted for it."""
     used_tokens, capacity_tokens = session_memory(worker)
-    new_tokens = situation.task.context_tokens - worker.held_tokens.get(situation.task.session_id, 0)
+    new_tokens = situation.task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
     return not capacity_tokens or used_tokens + new_tokens <= _ROOM * capacity_tokens
 
 
@@ -147,7 +150,7 @@ def _serves(situation: MoveSituation, worker: WorkerView, decision: RouteDecisio
     task, model = situation.task, situation.model
     if decision.route is Route.REMOTE:
         # It reads the whole context behind the first token. That time is between the round's tokens.
-        context_tokens = task.context_tokens - worker.held_tokens.get(task.session_id, 0)
+        context_tokens = task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
         read_s = model.kv_transfer_s(context_tokens, situation.owner.parallelism, worker.parallelism)
         if _step_share(situation, worker) + read_s / _OUTPUT_TOKENS / task.slo.itl_s > ITL_SHARE:
             return False
@@ -159,10 +162,7 @@ def _serves(situation: MoveSituation, worker: WorkerView, decision: RouteDecisio
 
 def _step_share(situation: MoveSituation, worker: WorkerView) -> float:
     """A decode step with the round in the batch, as a share of the ITL target."""
-    task = situation.task
-    context_tokens = worker.decode_context_tokens + task.context_tokens
-    step_s = situation.model.decode_step_s(worker.decode_batch + 1, context_tokens, worker.parallelism)
-    return step_s / task.slo.itl_s
+    return step_with_s(situation.model, worker, situation.task.context_tokens) / situation.task.slo.itl_s
 
 
 def _left_s(situation: MoveSituation) -> float:
@@ -183,8 +183,9 @@ def _local_s(situation: MoveSituation, worker: WorkerView) -> float:
     task, model, old = situation.task, situation.model, situation.owner
     missing_tokens = 0
     if worker.worker_id != old.worker_id:
-        missing_tokens = max(task.hist_tokens - worker.held_tokens.get(task.session_id, 0), 0)
+        missing_tokens = max(task.hist_tokens - held_at(worker, situation.task, situation.shared_tokens), 0)
     read_s = model.kv_transfer_s(missing_tokens, old.parallelism, worker.parallelism) if missing_tokens else 0.0
     busy_s = queued_in_passes_s(worker, model) + model.prefill_s(task.hist_tokens, task.incr_tokens, worker.parallelism)
-    free = 1.0 - _step_share(situation, worker) / ITL_SHARE if worker.decode_batch else 1.0
+    step_s = step_with_s(model, worker, task.context_tokens)
+    free = prefill_share(step_s, task.slo.itl_s) if worker.decode_batch else 1.0
     return read_s + busy_s / max(free, _LEAST_FREE)

@@ -81,5 +81,5 @@ class Picker:
             self._cancel_wait = None
 
     def no_slot_unused(self) -> None:
-        """No slot is free, or no prefill waits: the time that a slot was left unused starts anew."""
+        """No slot is free, or no prefill waits: restart the count of unused time."""
         self._unused_since_s = None

@@ -6,11 +6,12 @@ import hashlib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
+from ampd.policies.capacity import HasContextLimit, has_room
 from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move
@@ -18,13 +19,6 @@ from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 T = TypeVar("T")
 _NONE: Mapping[str, int] = {}
-
-
-class HasContextLimit(Protocol):
-    """A worker, or a view of one. `max_context_tokens` is its longest context, prompt and output together; 0: any."""
-
-    @property
-    def max_context_tokens(self) -> int: ...
 
 
 WorkerT = TypeVar("WorkerT", bound=HasContextLimit)
@@ -178,6 +172,7 @@ class PlacementPolicies:
             others=others,
             moved_s=moved_s,
             route=route,
+            shared_tokens=shared_tokens,
         )
         try:
             return due_move(situation)
@@ -242,11 +237,6 @@ def prefill_task(
     hist_tokens = min(held_tokens, prompt_tokens - 1)
     incr_tokens = prompt_tokens - hist_tokens
     return PrefillTask(task_id, session_id, hist_tokens, incr_tokens, arrival_s, slo, session_missed=session_missed)
-
-
-def has_room(context_tokens: int, worker: HasContextLimit) -> bool:
-    """Whether a worker's longest context takes this many tokens, prompt and output together."""
-    return not 0 < worker.max_context_tokens < context_tokens
 
 
 def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:

@@ -146,7 +146,10 @@ class ClusterView:
         return worker.view()
 
     def knows(self, worker_id: str) -> bool:
-        """Whether a worker is in the shared state, be it suspect. A worker that shuts down leaves before it ends."""
+        """Whether a worker is in the shared state, even if it is suspect.
+
+        A worker that shuts down leaves before it ends.
+        """
         self._current()
         return worker_id in self._workers
 

@@ -12,6 +12,8 @@ from ampd.types import Slo
 class CoordinatorView:
     """The state that a coordinator publishes for viewers such as `ampd top`. No decision reads it.
 
+    Other coordinators read `context_tokens` (`router.other_cards`).
+
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.
         slo: the targets of rounds without their own.
@@ -21,6 +23,7 @@ class CoordinatorView:
         is_state_heard: it is connected to the shared state; otherwise it decides by its last view.
         state_losses: times that it lost the shared state since it started.
         considered: the roles that its pools policy considered last, in words; "": none.
+        context_tokens: with which it has registered the model at the frontends; 0: it has not, or without a limit.
         window: the rounds that ended there in the last minute.
     """
 
@@ -34,4 +37,5 @@ class CoordinatorView:
     is_state_heard: bool = True
     state_losses: int = 0
     considered: str = ""
+    context_tokens: int = 0
     window: ServedWindow = field(default_factory=ServedWindow)

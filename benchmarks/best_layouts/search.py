@@ -77,17 +77,18 @@ class Searcher:
 
     def _beats(self, entry: Entry, seed: int, search: RateSearch[Point], criterion: str, rate: float) -> bool:
         short = replace(entry.setting, duration_s=entry.setting.duration_s * _FIRST_SHARE)
-        begin = self._point(Entry(entry.contestant, short), seed, rate)
+        begin = self.point(Entry(entry.contestant, short), seed, rate)
         if getattr(begin, CRITERIA[criterion]) < _FAR:
             return False
         if rate not in search.tried:
-            search.tried[rate] = self._point(entry, seed, rate)
+            search.tried[rate] = self.point(entry, seed, rate)
         return bool(getattr(search.tried[rate], criterion) >= TARGET)
 
     def _search(self, entry: Entry, seed: int) -> RateSearch[Point]:
-        return RateSearch(lambda rate: self._point(entry, seed, rate), self.precision, first_step=1.25)
+        return RateSearch(lambda rate: self.point(entry, seed, rate), self.precision, first_step=1.25)
 
-    def _point(self, entry: Entry, seed: int, rate: float) -> Point:
+    def point(self, entry: Entry, seed: int, rate: float) -> Point:
+        """The figures of one simulation: made now, unless the file has them."""
         task = Task(entry.setting, entry.contestant, seed, rates=(rate,))
         found = self.ledger.found(task)
         if found is None:

@@ -1,10 +1,10 @@
 """Tries every feature of every client against a graph, and prints the table of docs/clients.md.
 
-    CLIENTS_PYTHON=/path/to/python python -m benchmarks.clients [--engine sglang] [--json]
+    make clients && python -m benchmarks.clients [--engine sglang] [--json]
 
-The packages of the extra `clients` do not fit beside SGLang, so CLIENTS_PYTHON names another interpreter that has them
-(`uv venv clients && uv pip install --python clients/bin/python 'ampd[clients]' langchain`). The modelled engine plays
-scripted replies, so that the loops of agents with their tools run. On SGLang the rows without a script are tried.
+The packages of the extra `clients` do not fit beside SGLang, so `make clients` gives them an environment of their own.
+CLIENTS_PYTHON names another interpreter that has them. The modelled engine plays scripted replies, so that the loops of
+agents with their tools run. On SGLang the rows without a script are tried.
 Every row is a session of its own. Column `session`: the graph knew that session afterwards.
 """
 
@@ -26,9 +26,11 @@ from ampd.cli.serve.local_graphs import local_graphs
 from ampd.cli.serve.running import running_graph
 from ampd.errors import guarded
 from ampd.wire import SESSIONS_ROUTE
-from benchmarks.clients.cases import CLIENTS, CONTEXT_TOKENS, Client, Feature, replies, session_of
+from benchmarks.clients.cases import CLIENTS, replies
+from benchmarks.clients.environment import clients_python
+from benchmarks.clients.feature import CONTEXT_TOKENS, Client, Feature, session_of
 
-PYTHON = os.environ.get("CLIENTS_PYTHON", sys.executable)
+PYTHON = clients_python()
 _TIMEOUT_S = 600.0
 _RUN = """
 import json, linecache, sys, warnings

@@ -22,13 +22,13 @@ from ampd.cli.serve.checks import check_watches
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.metrics import free_ports
 from ampd.errors import UserError
+from ampd.fork_server import ForkedProcess, ForkServer
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from benchmarks.faults.inside import SOCKET_VARIABLE
 from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
-from tests.harness.fork_server import ForkedProcess, ForkServer
 from tests.harness.graph import MODEL, PRELOADED
 from tests.waiting import until
 

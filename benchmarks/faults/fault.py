@@ -15,7 +15,7 @@ DEATH_AIM_S = 1.0
 """Aim for the time to recover after a process has died, which broken connections show at once."""
 
 SILENCE_AIM_S = LEASE_S + 0.5
-"""Aim for the time to recover after any other fault. The guard of streams looks at the leases every 0.5 s."""
+"""Aim for the time to recover after any other fault. The guard of streams looks at the leases every 0.1 s."""
 
 OUTAGE_S = 3 * LEASE_S
 """How long the shared state stays away or refuses."""

@@ -6,12 +6,20 @@ import asyncio
 import signal
 from collections.abc import Iterable
 
-from benchmarks.faults.cluster import KINDS, LEASE_S, Member
+from benchmarks.faults.cluster import KINDS, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
 from benchmarks.faults.weights import mixed_rounds, other_weights
 
 _GROUP = "Processes"
 STOPPED_S = 2.5 * LEASE_S
+
+_LOST_AIM_S = round(4 / 3 * LEASE_S + 0.1 + PREFILL_S + PREFILL_S_PER_TOKEN * (HISTORY_TOKENS + INCREMENT_TOKENS), 1)
+"""A worker that hangs: the end of its lease, the next sign of life of another worker (each publishes three times per
+lease), the next look of the guard, and the computation of the victim's whole context."""
+
+_WOKEN_AIM_S = STOPPED_S + 1.0
+"""A coordinator or frontend that hangs is noticed by the liveness probe only, which the harness does not make."""
 
 
 def _signals(kind: str, number: signal.Signals) -> Action:
@@ -91,6 +99,7 @@ PROCESS_FAULTS = [
             _signals(kind, signal.SIGSTOP),
             _signals(kind, signal.SIGCONT),
             holds_s=STOPPED_S,
+            aim_s=_LOST_AIM_S if kind in ("prefill", "decode") else _WOKEN_AIM_S,
         )
         for kind in KINDS
     ),

@@ -54,7 +54,7 @@ def sglang_graph() -> GraphKind:
     flags = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384", "--max-context-tokens", "8192")
     return GraphKind(
         engine="sglang",
-        worker_flags=(*flags, "--kv-store-gib", "0.25", "--kv-checksums"),
+        worker_flags=(*flags, "--kv-store-gib", "0.25", "--kv-checksums", "all"),
         sizes={"prefill": 1, "decode": 2, "coordinator": 2, "frontend": 2},
         preloaded=(*PRELOADED, "benchmarks.faults.sglang_server"),
         environment={"OMP_NUM_THREADS": "1"},

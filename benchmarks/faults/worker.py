@@ -31,9 +31,13 @@ DEADLY_PROMPT = [299] * 8
 WATCHDOG_S = 2.0
 """How long an engine may stand still here. Real workers wait a minute."""
 
+READ_FLOOR_S = 0.2
+"""The shortest time after which a read of KV is given up here. It is a fifth of the longest, as in real workers."""
+
 
 def install() -> None:
     """Put the faults into the modules of the worker, before its process starts."""
+    from ampd.serving import kv_tiers
     from workers.engines import supervised
 
     install_tasks()
@@ -48,6 +52,7 @@ def install() -> None:
         _install_control(sglang_worker.figures)
     else:
         supervised.STALL_FLOOR_S = WATCHDOG_S
+        kv_tiers.READ_FLOOR_S = READ_FLOOR_S
         _install_kv()
         _install_engine()
         _install_control(figures)

@@ -149,7 +149,7 @@ def _are_whole(reply: Any) -> bool:
     """Whether the answer has a checksum for every record. Without it the reader must believe the offsets."""
     try:
         return all(
-            len(reply["checksums"][pool]) == len(offsets) and all(reply["checksums"][pool])
+            len(reply["checksums"][pool]) == len(offsets) and None not in reply["checksums"][pool]
             for pool, (_, offsets) in reply["records"].items()
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):

@@ -110,7 +110,7 @@ def _receive_in_worker(data: bytes) -> None:
     message = decode_to_worker(data)
     assert encode(decode_to_worker(encode(message))) == encode(message)
     directory, sent = store_of(_PAGES), list[Write]()
-    offers = Offers(directory, 1, sent.append, lambda: None, lambda _: None, lambda: 0.0)
+    offers = Offers(directory, 1, sent.append, lambda: None, lambda _, done: done(None), lambda: 0.0)
     offers.receive(0, Offer(0, "s", {"kv": _KEYS}))
     try:
         offers.receive(0, message)

@@ -67,8 +67,8 @@ class Prometheus:
         if document["status"] != "success":
             raise SystemExit(f"dashboard: Prometheus refuses {expression}: {document['error']}")
         return [
-            Series(one["metric"], [(float(at) - start_s, float(value)) for at, value in one["values"]])
-            for one in document["data"]["result"]
+            Series(result["metric"], [(float(at) - start_s, float(value)) for at, value in result["values"]])
+            for result in document["data"]["result"]
         ]
 
     def is_ready(self) -> bool:

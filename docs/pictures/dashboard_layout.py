@@ -64,7 +64,7 @@ class Panel:
         lines = [
             (series.named(target["legendFormat"]), series)
             for target, answer in zip(targets, answers, strict=True)
-            for series in sorted(answer, key=lambda one: one.named(target["legendFormat"]))
+            for series in sorted(answer, key=lambda drawn: drawn.named(target["legendFormat"]))
         ]
         return cls(source, lines)
 
@@ -76,10 +76,10 @@ class Panel:
     def style(self, name: str) -> dict[str, Any]:
         """The properties that are overridden for one series."""
         return {
-            one["id"]: one["value"]
+            setting["id"]: setting["value"]
             for override in self.source["fieldConfig"]["overrides"]
             if override["matcher"]["options"] == name
-            for one in override["properties"]
+            for setting in override["properties"]
         }
 
 
@@ -193,7 +193,7 @@ def _scale(axes: Any, panel: Panel) -> None:
     if top is not None:
         axes.set_ylim(top=top * 1.02)
     elif axes.get_ylim()[1] <= 0.06 and not any(
-        value for _, one in panel.lines for _, value in one.points if value > 0
+        value for _, series in panel.lines for _, value in series.points if value > 0
     ):
         axes.set_ylim(top=1.0)
     for step in defaults.get("thresholds", {}).get("steps", []):

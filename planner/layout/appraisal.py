@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 from typing import Any
 
 from planner.intervals import mean_interval
+from planner.layout.goodput import PRECISION, goodput, next_rate
 from planner.layout.layout import Layout
 from planner.layout.search import PlanCase
-from planner.layout.trial import AS_PLANNED, LONG, Carried, GoodputTask, Trial, TrialTask, Variation
+from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask, Variation
 from planner.layout.trials import Trials
 from planner.sustained import IN_TIME
 
 SEEDS = 3
 """Seeds of the figures of the best layout."""
+_COARSE = 1.1
+"""Precision of the goodput of a single seed, from which only the interval comes."""
 
 VARIATIONS = (
     Variation("20 % less load", rate=0.8),
@@ -45,6 +48,14 @@ class Figure:
         low = mean - half if least is None else max(mean - half, min(least, mean))
         return cls(mean, low, high, seeds)
 
+    def moved(self, mean: float, least: float | None = 0.0) -> Figure:
+        """The interval, as wide as it is, around another value."""
+        if self.low is None or self.high is None:
+            return replace(self, mean=mean)
+        half = self.high - self.mean
+        low = mean - half if least is None else max(mean - half, min(least, mean))
+        return Figure(mean, low, mean + half, self.seeds)
+
 
 @dataclass(frozen=True, slots=True)
 class Appraised:
@@ -53,7 +64,8 @@ class Appraised:
     Attributes:
         attainment: share of the rounds within both targets at the plan's rate.
         carries_rate: whether it carries that rate, on average over the seeds.
-        goodput: the highest rate that it carries, sessions per second; None: the time did not suffice.
+        goodput: the highest rate that it carries, sessions per second, judged as `carries_rate`. The interval is that
+            of the single seeds. None: the time did not suffice.
         curve: trials by rate, ascending.
         simulated: the result of one trial at the plan's rate.
     """
@@ -67,59 +79,85 @@ class Appraised:
 
 
 class Appraiser:
-    """Makes trials of layouts, and reads figures from what was made."""
+    """Makes trials of layouts, and reads figures from what was made.
+
+    A rate is carried if the shares of rounds and of sessions, on average over the seeds, suffice. This holds for the
+    plan's rate and for the goodput, so they cannot contradict each other.
+    """
 
     def __init__(self, case: PlanCase, trials: Trials, rate: float) -> None:
         self._case = case
         self._trials = trials
         self.rate = rate
-        self._start = rate or 1.0
+        self._seeds: dict[Layout, int] = {}
+        self._rates: dict[Layout, dict[float, None]] = {}
+        self._searched: set[Layout] = set()
 
-    def check(self, layouts: Sequence[Layout]) -> None:
-        """Trials at the plan's rate, with all seeds."""
+    def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
+        """Trials at the plan's rate."""
+        for layout in layouts:
+            self._know(layout, self.rate, seeds)
         self._trials.trials([task for layout in layouts for task in self._checks(layout)])
 
     def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
         """The layouts that carry the rate in one longer trial, best first."""
-        tasks = [replace(self._checks(layout)[0], stops=True) for layout in layouts]
+        tasks = [replace(self._task(layout, self.rate, 0), keeps_result=True) for layout in layouts]
         trials = dict(zip(layouts, self._trials.trials(tasks), strict=True))
         passed = [layout for layout, trial in trials.items() if trial.carries(self._case.attainment)]
         return sorted(passed, key=lambda layout: -trials[layout].met)
 
-    def search_goodput(self, layouts: Sequence[Layout], seeds: Sequence[int], start: float | None = None) -> None:
-        """Search the highest rate of each layout with each seed.
+    def search_goodput(self, layouts: Sequence[Layout], seeds: int, start: float) -> None:
+        """Search the highest rate of each layout, all layouts at the same time.
 
         Args:
-            start: a rate that is about right; None: that of the call before.
+            seeds: how many, at least.
+            start: a rate that is about right.
         """
-        self._start = start or self._start
-        self._trials.carried([self._goodput_task(layout, seed) for layout in layouts for seed in seeds])
+        for layout in layouts:
+            self._know(layout, self.rate, seeds)
+        self._search({layout: [0] for layout in layouts}, dict.fromkeys(layouts, start))
+        starts = {layout: goodput(self._carried(layout, [0])) or start for layout in layouts}
+        self._search({layout: self._seeds_of(layout) for layout in layouts}, starts)
+        self._searched.update(layouts)
+        for seed in range(1, seeds):
+            self._search({layout: [seed] for layout in layouts}, starts, _COARSE)
 
-    def vary(self, layout: Layout) -> None:
+    def _search(
+        self, seeds: Mapping[Layout, Sequence[int]], starts: Mapping[Layout, float], precision: float = PRECISION
+    ) -> None:
+        """Search the rate that each layout carries with its seeds together."""
+        while tasks := [
+            task for layout in seeds for task in self._next(layout, seeds[layout], starts[layout], precision)
+        ]:
+            self._trials.trials(tasks)
+
+    def vary(self, layout: Layout, seeds: int = SEEDS) -> None:
         """Trials under other circumstances."""
-        self._trials.trials([task for each in VARIATIONS for task in self._checks(layout, each)])
+        self._trials.trials([task for each in VARIATIONS for task in self._variants(layout, each)[:seeds]])
 
     def variations(self, layout: Layout) -> list[tuple[Variation, Figure]]:
         """Attainment under the circumstances that were tried."""
         found = []
         for each in VARIATIONS:
-            known = [self._trials.known(task) for task in self._checks(layout, each)]
+            known = [self._trials.known(task) for task in self._variants(layout, each)]
             if shares := [trial.met for trial in known if trial is not None]:
                 found.append((each, Figure.of(shares, 1.0)))
         return found
 
     def appraised(self, layout: Layout) -> Appraised:
-        """The figures that are known. At least one trial at the rate is made, whatever time is left."""
-        self._trials.make(self._checks(layout)[0])
+        """The figures that are known. At least one trial at the rate is made, a short one, whatever time is left."""
         known = self._known_checks(layout)
-        carried = self.carried(layout)
+        if not known or known[0].result is None:
+            known = [self._trials.make(TrialTask(layout, self.rate, SHORT, self._case.options.seed, None, True))]
         assert known[0].result is not None
+        rates = {rate: self._trials.known(self._task(layout, rate, 0)) for rate in self._rates.get(layout, {})}
+        curve = [(rate, trial) for rate, trial in sorted(rates.items()) if trial is not None]
         return Appraised(
             layout,
             Figure.of([trial.met for trial in known], 1.0),
             _carries(known, self._case.attainment),
-            Figure.of([each.goodput for each in carried]) if carried else None,
-            sorted(carried[0].tried.items()) if carried else [(self.rate, known[0])],
+            self.goodput(layout),
+            curve or [(self.rate, known[0])],
             known[0].result,
         )
 
@@ -132,37 +170,78 @@ class Appraiser:
         known = self._known_checks(layout)
         return bool(known) and _carries(known, self._case.attainment)
 
-    def goodputs(self, layout: Layout) -> list[float]:
-        """Goodput by seed, as far as known."""
-        return [each.goodput for each in self.carried(layout)]
+    def fails(self, layout: Layout) -> bool:
+        """Whether it is known not to carry the plan's rate: by its checks, or by the one longer trial."""
+        known = self._known_checks(layout)
+        first = self._trials.known(self._task(layout, self.rate, 0))
+        if known:
+            return not _carries(known, self._case.attainment)
+        return first is not None and not first.carries(self._case.attainment)
 
-    def carried(self, layout: Layout) -> list[Carried]:
-        """The searches of goodput that were made, by seed."""
-        made = [self._trials.known(self._goodput_task(layout, seed)) for seed in range(SEEDS)]
-        return [each for each in made if each is not None]
+    def goodput(self, layout: Layout) -> Figure | None:
+        """The highest rate that it carries; None: the search has not ended."""
+        if layout not in self._searched:
+            return None
+        singles = [goodput(self._carried(layout, [seed])) for seed in self._seeds_of(layout)]
+        return Figure.of(singles).moved(goodput(self._carried(layout, self._seeds_of(layout))))
+
+    def gain(self, layout: Layout, other: Layout) -> Figure | None:
+        """How much more the layout carries than the other one. The interval is that of the differences by seed."""
+        mine, others = self.goodput(layout), self.goodput(other)
+        if mine is None or others is None:
+            return None
+        seeds = range(min(self._seeds[layout], self._seeds[other]))
+        singles = [goodput(self._carried(layout, [seed])) - goodput(self._carried(other, [seed])) for seed in seeds]
+        return Figure.of(singles, least=None).moved(mine.mean - others.mean, None)
+
+    def _know(self, layout: Layout, rate: float, seeds: int) -> None:
+        self._seeds[layout] = max(self._seeds.get(layout, 0), seeds)
+        if rate:
+            self._rates.setdefault(layout, {})[rate] = None
+
+    def _seeds_of(self, layout: Layout) -> Sequence[int]:
+        return range(self._seeds.get(layout, 1))
+
+    def _next(
+        self, layout: Layout, seeds: Sequence[int], start: float, precision: float = PRECISION
+    ) -> list[TrialTask]:
+        """The trials of the next rate, all seeds; none: the goodput is known."""
+        rate = next_rate(self._carried(layout, seeds), start, precision)
+        if rate is None:
+            return []
+        self._know(layout, rate, 1)
+        return [self._task(layout, rate, seed) for seed in seeds]
+
+    def _carried(self, layout: Layout, seeds: Sequence[int]) -> dict[float, bool]:
+        """The rates that were tried with these seeds, and whether they are carried on average."""
+        found = {}
+        for rate in self._rates.get(layout, {}):
+            known = [self._trials.known(self._task(layout, rate, seed)) for seed in seeds]
+            trials = [trial for trial in known if trial is not None]
+            if len(trials) == len(known):
+                found[rate] = _carries(trials, self._case.attainment)
+        return found
 
     def _known_checks(self, layout: Layout) -> list[Trial]:
         known = [self._trials.known(task) for task in self._checks(layout)]
         return [trial for trial in known if trial is not None]
 
-    def _checks(self, layout: Layout, variation: Variation = AS_PLANNED) -> list[TrialTask]:
-        return [
-            TrialTask(
-                layout,
-                self.rate,
-                LONG,
-                self._case.options.seed + seed,
-                stops=False,
-                keeps_result=not seed and variation is AS_PLANNED,
-                variation=variation,
-            )
-            for seed in range(SEEDS)
-        ]
+    def _checks(self, layout: Layout) -> list[TrialTask]:
+        """Whole trials, the first with its result."""
+        tasks = [self._task(layout, self.rate, seed) for seed in self._seeds_of(layout)]
+        return [replace(task, margin=None, keeps_result=not seed) for seed, task in enumerate(tasks)]
 
-    def _goodput_task(self, layout: Layout, seed: int) -> GoodputTask:
-        at_start = self._trials.known(self._checks(layout)[seed]) if self._start == self.rate else None
-        return GoodputTask(layout, self._start, self._case.options.seed + seed, at_start)
+    def _variants(self, layout: Layout, variation: Variation) -> list[TrialTask]:
+        seed = self._case.options.seed
+        return [TrialTask(layout, self.rate, SHORT, seed + each, None, False, variation) for each in range(SEEDS)]
+
+    def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
+        return TrialTask(layout, rate, LONG, self._case.options.seed + seed, DECIDES)
 
 
 def _carries(trials: Sequence[Trial], attainment: float) -> bool:
-    return fmean(trial.met for trial in trials) >= attainment and fmean(trial.in_time for trial in trials) >= IN_TIME
+    return (
+        all(trial.is_whole for trial in trials)
+        and fmean(trial.met for trial in trials) >= attainment
+        and fmean(trial.in_time for trial in trials) >= IN_TIME
+    )

@@ -110,6 +110,8 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0].layout
     if plan.scale > 1:
         return _found_in_part(plan, case)
+    if plan.is_estimated:
+        return _estimated(plan)
     wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if plan.carries and plan.has_fewest_gpus:
         return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
@@ -123,15 +125,28 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     )
 
 
+def _estimated(plan: GoodputPlan) -> str:
+    best = plan.layouts[0]
+    check = "carries" if best.carries_rate else "does not carry"
+    return (
+        f"The search ended before it found a layout for {plan.rate:g} sessions/s. {best.layout} is a guess with a "
+        f"reserve, and {check} the rate in a short simulation. More time may find fewer GPUs."
+    )
+
+
 def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0]
     check = "carries" if best.carries_rate else "does not carry"
     goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
+    if plan.is_estimated:
+        goal = "the fewest that carry it, and ended with a guess that has a reserve,"
     part = f"1/{plan.scale}"
     searched = (
         f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
         f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}."
     )
+    if plan.enlarged:
+        searched += f" As a whole this did not carry the rate, so each kind of replica got more, {plan.enlarged} times."
     if not plan.is_checked:
         return (
             f"{searched} The whole cluster was not simulated, because {plan.stopped}: the figures of {best.layout} are "

@@ -9,13 +9,15 @@ layout is co-located. For x(n), y(n) replicas and session rates of remote prefil
 
 The rate is maximised. A degree whose idle replica misses a target in
 too many rounds gets none of that phase. Queues are left out, so the rate is an upper bound, and only a simulation can
-tell how much of it a layout carries.
+tell how much of it a layout carries. `Costs.with_queues` is a better guess of that: it takes the share of a replica's
+time that prefills can use before too many of them wait too long, by the formula of a single queue in heavy traffic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import exp
 from typing import Any
 
 from pyscipopt import Model, quicksum
@@ -29,6 +31,9 @@ from workloads.trace import Session
 
 _SESSIONS = 100
 """Most sessions of the trace from which costs are computed."""
+_DECODE_SHARE = 0.9
+"""The share of a full decode batch that replicas can keep up, because load is uneven over time and replicas."""
+_LEAST_SHARE = 0.1
 _WORTH_A_TRIAL = 0.45
 """A proposal whose bound is below this share of the best one is left out."""
 
@@ -40,12 +45,21 @@ class Costs:
     Attributes:
         prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target lack.
         memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that is limited.
+        usable: degree -> the share of a replica's time that prefills can use.
     """
 
     degrees: tuple[int, ...]
     prefill_s: Mapping[int, float]
     decode_s: Mapping[int, float]
     memories: Sequence[tuple[Mapping[int, float], float]]
+    usable: Mapping[int, float] = field(default_factory=dict)
+
+    def with_queues(self) -> Costs:
+        """The costs with the time that must stay idle, so that rates are about those that simulations find."""
+        prefill_s = {n: seconds / self.usable.get(n, 1.0) for n, seconds in self.prefill_s.items()}
+        return replace(
+            self, prefill_s=prefill_s, decode_s={n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
+        )
 
     def bound(self, layout: Layout) -> float:
         """About the fluid rate of a layout, without memory: all replicas share the work as their speeds allow."""
@@ -93,7 +107,28 @@ def costs_of(case: PlanCase) -> Costs:
     prefill, decode = (
         {degree: table[degree] for degree in _able(case, sessions, phase)} for phase, table in seconds.items()
     )
-    return Costs(case.degrees, prefill, decode, [memory for memory in memories if memory[1] > 0])
+    usable = {degree: _usable_share(case, sessions, degree) for degree in prefill}
+    return Costs(case.degrees, prefill, decode, [memory for memory in memories if memory[1] > 0], usable)
+
+
+def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> float:
+    """The utilisation at which the wait of a prefill leaves as many rounds in time as wanted.
+
+    In a single queue, about `u exp(-2 (1 - u) t E[S] / E[S^2])` of the prefills wait longer than t at utilisation u.
+    """
+    prompts = [pair for session in sessions for pair in session.computed_tokens()]
+    seconds = [case.model.prefill_s(hist, incr, Parallelism(degree)) for hist, incr in prompts]
+    mean_s = sum(seconds) / len(seconds)
+    waits = max(case.slo.ttft_s - mean_s, 0.0) * sum(seconds) / sum(each * each for each in seconds)
+    allowed = max(1 - case.attainment, 0.01)
+    low, high = _LEAST_SHARE, 1.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if middle * exp(-2 * (1 - middle) * waits) <= allowed:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _able(case: PlanCase, sessions: Sequence[Session], phase: Phase) -> list[int]:

@@ -13,26 +13,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, floor, log10
-from statistics import fmean
 
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser, Figure
 from planner.layout.fluid import costs_of, fewest_gpus, proposals
 from planner.layout.formulation import Demand
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
-from planner.layout.neighbours import neighbours, scaled
+from planner.layout.neighbours import grown, neighbours, scaled
 from planner.layout.search import PlanCase, demand_of
 from planner.layout.trial import ONCE, SHORT, TimeOverError, TrialTask, Variation
 from planner.layout.trials import BUDGET_S, Trials
 
-MOST_GPUS = 32
+MOST_GPUS = 24
 """Layouts are tried for a part of a cluster that needs more GPUs than these."""
 _SEARCH_SHARE = 0.8
 """The search for a part of a cluster has this share of the time. The rest is for the check of the whole cluster."""
 _CHECKED = 4
 """Most layouts of as many GPUs that are tried for longer, where the fewest GPUs are wanted."""
-_SEEDS_OF_ALL = (0, 1)
-"""The seeds by which the layouts are compared."""
+_FINALISTS = 6
+"""Layouts that are compared by their goodput in long trials, where the most goodput is wanted."""
+_WHOLE_STEP, _WHOLE_TRIES = 1.06, 3
+"""A large cluster that does not carry the rate as a whole grows by this factor, so many times."""
+_ENLARGEMENTS = 4
+"""Most trials of a layout with a reserve, after the time."""
+_ROUNDINGS = 3
+"""Most tries to find a round rate below the goodput that is carried too."""
 _NEXT = 6
 """Most layouts that are tried with more GPUs."""
 _BETTER = 1.02
@@ -66,6 +71,9 @@ class GoodputPlan:
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
             too large. The figures of `variations` are for this part.
         is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
+        is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
+            reserve.
+        enlarged: how often the whole layout was enlarged, because it did not carry the rate as its part did.
     """
 
     layouts: list[Appraised]
@@ -80,6 +88,8 @@ class GoodputPlan:
     is_decided: bool = True
     scale: int = 1
     is_checked: bool = True
+    is_estimated: bool = False
+    enlarged: int = 0
 
     @property
     def carries(self) -> bool:
@@ -114,7 +124,7 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
         search_s *= _SEARCH_SHARE
         print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
     with Trials(part, wishes.jobs, search_s) as trials:
-        plan = _Planner(part, wishes, trials).plan()
+        plan = _Planner(part, wishes, trials, is_part=scale > 1).plan()
     return plan if scale == 1 else whole_plan(case, plan, scale, wishes, end_s)
 
 
@@ -122,7 +132,7 @@ def scale_of(case: PlanCase, *, uses_all: bool) -> int:
     """The part of a cluster that layouts are tried for, as its denominator."""
     gpus = case.gpus
     if not uses_all:
-        gpus = fewest_gpus(costs_of(case), case.gpus, case.rate) or case.gpus
+        gpus = fewest_gpus(costs_of(case).with_queues(), case.gpus, case.rate) or case.gpus
     return max(ceil(gpus / MOST_GPUS), 1)
 
 
@@ -135,26 +145,37 @@ def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, en
     rate = plan.rate * scale
     demand = demand_of(replace(case, rate=rate))
     best = plan.layouts[0]
-    layout = scaled(best.layout, scale)
+    layouts = _enlarged(scaled(best.layout, scale), case.gpus) if best.carries_rate else [scaled(best.layout, scale)]
     whole = replace(plan, rate=rate, demand=demand, next_step=None, scale=scale)
     try:
-        trial = TrialTask(layout, rate, ONCE, case.options.seed, stops=False, keeps_result=True).run(case, end_s)
+        for tried, layout in enumerate(layouts):  # noqa: B007
+            trial = TrialTask(layout, rate, ONCE, case.options.seed, margin=None, keeps_result=True).run(case, end_s)
+            if trial.carries(case.attainment):
+                break
     except (TimeOverError, KeyboardInterrupt) as end:
         curve = [(rate * scale, trial) for rate, trial in best.curve]
         unchecked = replace(best, layout=layout, goodput=None, curve=curve)
         stopped = plan.stopped or (_INTERRUPTED if isinstance(end, KeyboardInterrupt) else _time_over(wishes.budget_s))
-        return replace(whole, layouts=[unchecked], stopped=stopped, is_checked=False)
+        return replace(whole, layouts=[unchecked], stopped=stopped, is_checked=False, enlarged=tried)
     assert trial.result is not None
     attained = Figure.of([trial.met], 1.0)
     checked = Appraised(layout, attained, trial.carries(case.attainment), None, [(rate, trial)], trial.result)
-    return replace(whole, layouts=[checked])
+    return replace(whole, layouts=[checked], enlarged=tried)
+
+
+def _enlarged(layout: Layout, gpus: int) -> list[Layout]:
+    """The layout and larger ones within the GPUs, for the case that it does not carry as much as its part."""
+    layouts = [layout]
+    while len(layouts) < _WHOLE_TRIES and (larger := grown(layouts[-1], _WHOLE_STEP)).gpus <= gpus:
+        layouts.append(larger)
+    return layouts
 
 
 class _Planner:
     """One plan in the making."""
 
-    def __init__(self, case: PlanCase, wishes: Wishes, trials: Trials) -> None:
-        self._case, self._wishes, self._trials = case, wishes, trials
+    def __init__(self, case: PlanCase, wishes: Wishes, trials: Trials, *, is_part: bool) -> None:
+        self._case, self._wishes, self._trials, self._is_part = case, wishes, trials, is_part
         self._search = Search(case, trials)
         self._appraiser = Appraiser(case, trials, case.rate)
         self._shown: list[Layout] = []
@@ -162,6 +183,7 @@ class _Planner:
         self._is_decided = False
         self._next: Layout | None = None
         self._stopped = ""
+        self._is_estimated = False
 
     def plan(self) -> GoodputPlan:
         with self._until_stopped():
@@ -169,8 +191,9 @@ class _Planner:
                 self._search.most()
                 self._compare()
             self._is_decided = True
-            self._appraiser.vary(self._shown[0])
-            self._look_ahead()
+            self._appraiser.vary(self._shown[0], 1 if self._is_part else SEEDS)
+            if not self._is_part:
+                self._look_ahead()
         return self._plan()
 
     def _find_fewest(self) -> bool:
@@ -197,12 +220,15 @@ class _Planner:
 
     def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
         """Figures of the best layout, then of alternatives: two of as many GPUs, then larger ones."""
-        appraiser = self._appraiser
+        appraiser, rate = self._appraiser, self._case.rate
         self._shown, self._has_fewest, self._is_decided = [best], True, True
-        appraiser.search_goodput([best], range(SEEDS), self._case.rate)
-        self._shown += [layout for layout in others if layout != best][: self._wishes.top - 1]
-        appraiser.check(self._shown)
-        appraiser.search_goodput(self._shown, [0])
+        if self._is_part:
+            return
+        appraiser.search_goodput([best], SEEDS, rate)
+        alternatives = [layout for layout in others if layout != best][: self._wishes.top - 1]
+        appraiser.check(alternatives, 1)
+        self._shown += alternatives
+        appraiser.search_goodput(alternatives, 1, rate)
         self._shown.sort(key=lambda each: (each != best, not appraiser.carries(each), each.gpus))
 
     @contextmanager
@@ -217,50 +243,63 @@ class _Planner:
             self._stopped = _INTERRUPTED
 
     def _compare(self) -> None:
-        """Rank the best layouts of the search by longer trials, and the best one with more seeds."""
+        """Rank the best layouts of the search by longer trials, all with the same seeds."""
         appraiser, search = self._appraiser, self._search
-        finalists = search.best[: self._wishes.top]
-        appraiser.search_goodput(finalists, _SEEDS_OF_ALL, search.rate)
-        seeds = len(_SEEDS_OF_ALL)
-        self._shown = sorted(finalists, key=lambda layout: -fmean(appraiser.goodputs(layout)[:seeds]))
-        appraiser.search_goodput(self._shown[:1], range(SEEDS))
-        appraiser.rate = appraiser.rate or _rounded_down(fmean(appraiser.goodputs(self._shown[0])))
-        appraiser.check(self._shown)
+        start = search.carried_rate or search.rate
+        several = search.best[: max(self._wishes.top, _FINALISTS)]
+        appraiser.search_goodput(several, 1, start)
+        finalists = sorted(several, key=lambda layout: -self._carried(layout))[: self._wishes.top]
+        if appraiser.rate:
+            appraiser.check(finalists, SEEDS)
+        appraiser.search_goodput(finalists, SEEDS, start)
+        self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))
+        best = self._shown[0]
+        for _ in range(_ROUNDINGS):
+            if self._case.rate or (appraiser.rate and appraiser.carries(best)):
+                break
+            appraiser.rate = _rounded_down(self._carried(best))
+            appraiser.check([best])
+            # The rate may fail, although a higher one was carried. Then the goodput is lower.
+            appraiser.search_goodput([best], SEEDS, appraiser.rate)
+        appraiser.check(self._shown[1:], SEEDS)
+
+    def _carried(self, layout: Layout) -> float:
+        found = self._appraiser.goodput(layout)
+        return 0.0 if found is None else found.mean
 
     def _look_ahead(self) -> None:
         """The best layout with the smallest number of GPUs more that makes another replica."""
         best, step = self._shown[0], min(self._case.degrees)
-        goodputs = self._appraiser.goodputs(best)
-        if not goodputs or not fmean(goodputs):
+        carried = self._carried(best)
+        if not carried:
             return
         gpus = step + (best.gpus if self._has_fewest else self._case.gpus)
-        near = neighbours(best, self._case.degrees, gpus)
-        larger = [
-            layout for layout in dict.fromkeys([*proposals(self._search.costs, gpus), *near]) if layout.gpus > best.gpus
-        ]
-        larger = sorted(larger, key=lambda layout: -self._search.costs.bound(layout))[:_NEXT]
-        rate = _BETTER * fmean(goodputs)
+        found = [*proposals(self._search.expected, gpus), *neighbours(best, self._case.degrees, gpus)]
+        larger = [layout for layout in dict.fromkeys(found) if layout.gpus > best.gpus]
+        larger = sorted(larger, key=lambda layout: -self._search.expected.bound(layout))[:_NEXT]
+        rate = _BETTER * carried
         tasks = [TrialTask(layout, rate, SHORT, self._case.options.seed) for layout in larger]
         trials = self._trials.trials(tasks)
         if larger:
             best_met = max(range(len(larger)), key=lambda index: trials[index].met)
-            self._appraiser.search_goodput([larger[best_met]], range(SEEDS))
+            self._appraiser.search_goodput([larger[best_met]], SEEDS, rate)
             self._next = larger[best_met]
 
     def _plan(self) -> GoodputPlan:
-        appraiser = self._appraiser
-        shown = self._shown or self._search.best[: self._wishes.top]
-        appraiser.rate = appraiser.rate or _rounded_down(self._search.carried_rate or self._search.rate)
+        appraiser, search = self._appraiser, self._search
+        appraiser.rate = appraiser.rate or _rounded_down(search.carried_rate or search.rate)
+        shown = self._shown or self._undecided()
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
         layouts = sorted((appraiser.appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
-        self._has_fewest |= bool(self._stopped) and not self._wishes.uses_all and layouts[0].carries_rate
+        is_small = bool(self._stopped) and not self._wishes.uses_all and not self._is_estimated
+        self._has_fewest |= is_small and layouts[0].carries_rate
         case = replace(self._case, rate=appraiser.rate)
         next_step = None
         if self._next is not None:
-            pairs = zip(appraiser.goodputs(self._next), appraiser.goodputs(layouts[0].layout), strict=False)
-            gain = Figure.of([after - before for after, before in pairs], least=None)
-            next_step = NextStep(min(case.degrees), appraiser.appraised(self._next), gain)
+            gain = appraiser.gain(self._next, layouts[0].layout)
+            if gain is not None:
+                next_step = NextStep(min(case.degrees), appraiser.appraised(self._next), gain)
         return GoodputPlan(
             layouts,
             appraiser.rate,
@@ -272,7 +311,30 @@ class _Planner:
             self._trials.made,
             self._has_fewest,
             self._is_decided,
+            is_estimated=self._is_estimated,
         )
+
+    def _undecided(self) -> list[Layout]:
+        """The best layouts of a search that was stopped.
+
+        Where a rate is wanted, a layout that misses it is no answer. If none was found to carry it, one with a reserve
+        is tried, and enlarged as long as it fails.
+        """
+        search, case = self._search, self._case
+        if self._wishes.uses_all:
+            return search.best[: self._wishes.top]
+        carrying = [layout for layout in search.carrying if not self._appraiser.fails(layout)]
+        if carrying:
+            return carrying[: self._wishes.top]
+        self._is_estimated = True
+        layout = search.estimated()
+        for _ in range(_ENLARGEMENTS):
+            trial = self._trials.make(TrialTask(layout, case.rate, SHORT, case.options.seed))
+            larger = search.enlarged(layout)
+            if larger is None or (trial.carries(case.attainment) and not self._appraiser.fails(layout)):
+                break
+            layout = larger
+        return [layout]
 
 
 _INTERRUPTED = "it was interrupted"

@@ -1,31 +1,48 @@
 """The search for layouts: an integer programme proposes them, simulations of the whole cluster decide.
 
 Every layout is judged by the same load, so that differences are differences of the layouts (common random numbers).
-Trials are short at first. Layouts that fail end early, and layouts next to good ones join.
+Trials are short at first. Layouts that fail end early, and layouts next to good ones join. A part of a layout that
+failed is not tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
+from typing import Any
 
-from planner.layout.fluid import Costs, costs_of, fewest_gpus, proposals
+from planner.layout.fluid import Costs, costs_of, fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
-from planner.layout.neighbours import neighbours
+from planner.layout.neighbours import grown, is_part, neighbours, scaled
 from planner.layout.search import PlanCase
-from planner.layout.trial import SHORT, Trial, TrialTask
+from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask
 from planner.layout.trials import Trials
 
-_USED = 0.75
-"""The share of its fluid rate that a layout is expected to carry, to begin with."""
+_CONFIRMS: dict[str, Any] = {"horizon": LONG, "margin": DECIDES, "keeps_result": True}
+"""Of the long trial of a layout that carried the rate in a short one. A plan's figures begin with the same trial."""
+_LONG_BATCH = 2
+_ABOVE_BOUND = 1.25
+"""A layout may carry this much more than its fluid rate, because passes and larger batches save time."""
+_RESERVE = 1.25
+"""Of a layout that no trial has confirmed: what it is expected to carry, over the rate."""
+_UNIT_GPUS = 8
+_UNIT_RESERVE = 1.1
+_UNITS = 2
+"""Clusters of at least so many units begin with a trial of one unit, which takes little time."""
+_LEAST_SHARE = 0.2
+"""A unit is tried at this share of the expected rate at least."""
+_BATCH = 4
+"""Layouts that are tried at a time, before the next number of GPUs if one of them carries the rate."""
 _WIDE, _NARROW = 1.25, 1.08
 """Factors by which the rate grows while several layouts carry it, and next to the best ones."""
 _CENTRES = 2
 """The neighbours of this many of the best layouts are tried."""
-_ROUNDS = 4
+_ROUNDS = 3
 """Most rounds of the local search."""
-_NEAR = 8
-"""Most neighbours of one layout that are tried."""
+_NEAR = 6
+_MOST_NEAR = 10
+"""Most neighbours of one layout that are tried, for the fewest GPUs and for the most goodput."""
 _GROWTH = 1.15
 """Factor of the GPUs while none carry the rate, but at least one replica more."""
 
@@ -37,34 +54,76 @@ class Search:
         rate: sessions per second at which the layouts were compared last.
         carried_rate: the last rate that a layout carried in a short trial while the most goodput was searched; 0: none.
         best: the layouts so far, best first.
-        carrying: layouts that carry the case's rate in short trials, few GPUs first.
+        carrying: layouts that carry the case's rate in a long trial, few GPUs first.
     """
 
     def __init__(self, case: PlanCase, trials: Trials) -> None:
         self.case = case
         self.costs: Costs = costs_of(case)
+        self.expected: Costs = self.costs.with_queues()
         self.rate = case.rate
         self.carried_rate = 0.0
         self.best: list[Layout] = []
         self.carrying: list[Layout] = []
         self._trials = trials
+        self._failed: list[Layout] = []
+        self._scaled_up: Layout | None = None
 
     def fewest(self) -> None:
         """Layouts of few GPUs that carry the case's rate, as `carrying`; empty: none was found."""
-        least = self._least_gpus(self.case.rate)
-        enough = self._enough(self._least_gpus(self.rate / _USED))
+        self.best = [self.estimated()]
+        self._show()
+        self._scale_up()
+        least = fewest_gpus(self.costs, self.case.gpus, self.case.rate) or self.case.gpus
+        first = fewest_gpus(self.expected, self.case.gpus, self.case.rate) or self.case.gpus
+        enough = self._enough(min([first, *(layout.gpus for layout in self.carrying)]))
         # `enough` carries it, and fewer than `least` cannot.
         while self.carrying and least < enough:
             gpus = (least + enough) // 2
-            if self._carry(proposals(self.costs, gpus), gpus):
+            if self._carry(self._proposed(gpus), gpus):
                 enough = min(layout.gpus for layout in self.carrying)
             else:
                 least = gpus + 1
-        centres: set[Layout] = set()
-        while fresh := [layout for layout in self.carrying[:_CENTRES] if layout not in centres]:
-            centres.update(fresh)
-            gpus = self.carrying[0].gpus
-            self._carry([each for layout in fresh for each in self._near(layout, gpus)], gpus)
+        # Layouts next to the smallest ones may do with even fewer.
+        for _ in range(_ROUNDS):
+            if not self.carrying:
+                return
+            gpus = self.carrying[0].gpus - 1
+            near = [each for layout in self.carrying[:_CENTRES] for each in self._near(layout, gpus)]
+            if not self._carry([layout for layout in near if self._may_carry(layout)], gpus):
+                return
+
+    def estimated(self) -> Layout:
+        """A layout with a reserve, of which no trial has shown yet that it carries the rate."""
+        if self._scaled_up is not None:
+            return self._scaled_up
+        gpus = fewest_gpus(self.expected, self.case.gpus, _RESERVE * self.case.rate) or self.case.gpus
+        found = most_rate(self.expected, gpus)
+        return found[0] if found else Layout((), ((min(self.case.degrees), 1),))
+
+    def enlarged(self, layout: Layout) -> Layout | None:
+        """A layout with as much more of everything as the reserve; None: there are too few GPUs for it."""
+        larger = grown(layout, _RESERVE)
+        return larger if larger.gpus <= self.case.gpus else None
+
+    def _scale_up(self) -> None:
+        """A layout that is a small one several times over, which trials of the small one found to carry its share."""
+        unit_gpus = max(_UNIT_GPUS, *self.case.degrees)
+        if self.best[0].gpus < _UNITS * unit_gpus:
+            return
+        found = most_rate(self.expected, unit_gpus)
+        if found is None:
+            return
+        unit, self.rate = found
+        carries = False
+        while not carries and self.rate > _LEAST_SHARE * found[1]:
+            carries = self._tried([unit])[0][1].carries(self.case.attainment)
+            self.rate /= 1.0 if carries else _WIDE
+        larger = scaled(unit, ceil(_UNIT_RESERVE * self.case.rate / self.rate))
+        self.rate = self.case.rate
+        if carries and larger.gpus <= self.case.gpus:
+            self._scaled_up = larger
+            self._carry([larger], larger.gpus)
 
     def more(self) -> bool:
         """Look for layouts that carry the case's rate with more GPUs than those of `carrying`; False: none is left."""
@@ -75,14 +134,10 @@ class Search:
             gpus = self._enough(self._grown(gpus))
         return len(self.carrying) > known
 
-    def _least_gpus(self, rate: float) -> int:
-        """The fewest GPUs with enough computing time and memory for a rate, by the integer programme; else all."""
-        return fewest_gpus(self.costs, self.case.gpus, rate) or self.case.gpus
-
     def _enough(self, gpus: int) -> int:
         """The first number of GPUs, from this one on, of which a layout carries the rate; the last one, if none."""
         while True:
-            found = proposals(self.costs, gpus)
+            found = self._proposed(gpus)
             carry = self._carry(found, gpus)
             if not carry and found:
                 carry = self._carry(
@@ -95,29 +150,54 @@ class Search:
     def _grown(self, gpus: int) -> int:
         return min(max(gpus + min(self.case.degrees), ceil(_GROWTH * gpus)), self.case.gpus)
 
+    def _proposed(self, gpus: int) -> list[Layout]:
+        """The proposals whose replicas could compute the rate, those that are expected to carry most first."""
+        able = [layout for layout in proposals(self.expected, gpus) if self._may_carry(layout)]
+        return sorted(able, key=lambda layout: -self.expected.bound(layout))
+
     def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
         """Whether one of the layouts, or a known one within the GPUs, carries the case's rate."""
-        fresh = [layout for layout in dict.fromkeys(layouts) if layout not in self.carrying]
-        if not self.best:
-            self.best = fresh
-            self._show()
-        carrying = [layout for layout, trial in self._tried(fresh) if trial.carries(self.case.attainment)]
-        self._rank(list(dict.fromkeys([*fresh, *self.best])))
-        self.carrying += carrying
+        fresh = [
+            layout
+            for layout in dict.fromkeys(layouts)
+            if layout not in self.carrying and not any(is_part(layout, failed) for failed in self._failed)
+        ]
+        for start in range(0, len(fresh), _BATCH):
+            self._try(fresh[start : start + _BATCH])
+            if any(layout.gpus <= gpus for layout in self.carrying):
+                break
+        return any(layout.gpus <= gpus for layout in self.carrying)
+
+    def _try(self, layouts: Sequence[Layout]) -> None:
+        """Add layouts that carry the case's rate to `carrying`: short trials of all, then long ones of the best."""
+        passed: list[Layout] = []
+        for layout, trial in self._tried(layouts):
+            (passed if trial.carries(self.case.attainment) else self._failed).append(layout)
+        self._rank(list(dict.fromkeys([*layouts, *self.best])))
+        passed.sort(key=self.best.index)
+        for start in range(0, len(passed), _LONG_BATCH):
+            pair = passed[start : start + _LONG_BATCH]
+            trials = self._trials.trials([replace(self._task(layout), **_CONFIRMS) for layout in pair])
+            carrying = [
+                layout for layout, trial in zip(pair, trials, strict=True) if trial.carries(self.case.attainment)
+            ]
+            self._failed += [layout for layout in pair if layout not in carrying]
+            self.carrying += carrying
+            if carrying:
+                break
         # Among equal GPUs the order stays that of the ranking.
         self.carrying.sort(key=lambda layout: (layout.gpus, self.best.index(layout)))
         if self.carrying:
             self.best = [*self.carrying, *(layout for layout in self.best if layout not in self.carrying)]
         self._show()
-        return any(layout.gpus <= gpus for layout in self.carrying)
 
     def most(self) -> None:
         """The most goodput of all GPUs."""
-        standing = proposals(self.costs, self.case.gpus)
+        found = [*proposals(self.expected, self.case.gpus), *proposals(self.costs, self.case.gpus)]
+        standing = list(dict.fromkeys(found))
         self.best = standing
         self._show()
-        bounds = [self._bound(layout) for layout in standing[:1]]
-        self.rate = _USED * bounds[0] if bounds else 1.0
+        self.rate = max((self.expected.bound(layout) for layout in standing), default=1.0)
         standing = self._raised(self._lowered(standing), _WIDE)
         centres: set[Layout] = set()
         for _ in range(_ROUNDS):
@@ -125,7 +205,7 @@ class Search:
             if not fresh:
                 return
             centres.update(fresh)
-            near = [each for layout in fresh for each in self._near(layout, self.case.gpus)]
+            near = [each for layout in fresh for each in self._near(layout, self.case.gpus, _MOST_NEAR)]
             self._tried([layout for layout in dict.fromkeys(near) if self._known(layout) is None])
             self._rank(list(dict.fromkeys([*self.best, *near])))
             self._show()
@@ -161,13 +241,16 @@ class Search:
             self._show()
         return self.best
 
-    def _near(self, layout: Layout, gpus: int) -> list[Layout]:
-        """Neighbours within the GPUs, those with the highest fluid rates first."""
+    def _near(self, layout: Layout, gpus: int, most: int = _NEAR) -> list[Layout]:
+        """Neighbours within the GPUs, those that are expected to carry most first."""
         found = neighbours(layout, self.case.degrees, gpus)
-        return sorted(found, key=lambda each: -self._bound(each))[:_NEAR]
+        return sorted(found, key=lambda each: -self.expected.bound(each))[:most]
 
     def _bound(self, layout: Layout) -> float:
         return self.costs.bound(layout)
+
+    def _may_carry(self, layout: Layout) -> bool:
+        return _ABOVE_BOUND * self._bound(layout) >= self.case.rate
 
     def _tried(self, layouts: Sequence[Layout]) -> list[tuple[Layout, Trial]]:
         tasks = [self._task(layout) for layout in layouts]
@@ -204,6 +287,8 @@ class Search:
         trial = self._known(best)
         if trial is None:
             known = "proposed by the integer programme"
+        elif best in self.carrying and self.rate == self.case.rate:
+            known = f"carries {self.rate:.3g} sessions/s in a long trial"
         elif trial.carries(self.case.attainment):
             known = f"carries {self.rate:.3g} sessions/s in a short trial"
         else:

@@ -37,6 +37,16 @@ def scaled(layout: Layout, factor: int) -> Layout:
     return layout_of(Counter({key: factor * count for key, count in counts_of(layout).items()}))
 
 
+def grown(layout: Layout, factor: float) -> Layout:
+    """A layout of about `factor` times as many replicas, of each kind at least one more."""
+    return layout_of(Counter({key: max(round(factor * count), count + 1) for key, count in counts_of(layout).items()}))
+
+
+def is_part(layout: Layout, whole: Layout) -> bool:
+    """Whether the other layout has all of these replicas in the same roles."""
+    return counts_of(layout) <= counts_of(whole)
+
+
 def counts_of(layout: Layout) -> Counts:
     return Counter({(role, degree): count for role, group in layout.groups.items() for degree, count in group})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from typing import Any
@@ -14,7 +14,6 @@ from ampd.policies.registry import create_named
 from ampd.types import Slo
 from planner.layout.layout import Layout
 from planner.layout.search import BINDING, PlanCase
-from planner.rate_search import RateSearch
 from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
@@ -32,8 +31,8 @@ class Horizon:
     Attributes:
         arrivals_s, lifetimes: arrivals last this many seconds, and this many times a session at its targets.
         least_sessions: at least this many sessions arrive.
-        most_rounds: at most about this many rounds, unless `least_sessions` have more. The arrivals of one lifetime may
-            have `_LIFETIME` times as many, because a shorter trial would not fill the cluster.
+        most_rounds: at most about this many rounds, unless `least_sessions` have more. The arrivals of `_FILLS`
+            lifetimes may have `_LIFETIME` times as many, because a shorter trial would not fill the cluster.
     """
 
     arrivals_s: float
@@ -46,16 +45,22 @@ class Horizon:
         rounds, lifetime_s = _means(case.sessions, case.slo)
         wanted = rate * max(self.arrivals_s, self.lifetimes * lifetime_s)
         most = self.most_rounds / rounds
-        lifetime = min(rate * lifetime_s, wanted, _LIFETIME * most)
+        lifetime = min(_FILLS * rate * lifetime_s, wanted, _LIFETIME * most)
         return int(max(min(wanted, most), lifetime, self.least_sessions))
 
 
-SHORT = Horizon(30.0, 1.0, 40, 600)
+SHORT = Horizon(30.0, 2.0, 40, 600)
 """Of the search, which tries many layouts."""
-LONG = Horizon(60.0, 3.0, 100, 6000)
+LONG = Horizon(60.0, 3.0, 100, 3000)
 """Of the figures that a plan shows. Work that piles up shows after several lifetimes of a session only."""
 ONCE = Horizon(30.0, 1.0, 300, 1500)
 """Of the single check of a cluster that is too large for longer trials."""
+
+
+RANKS = 0.15
+"""Of layouts that are compared: until it stops, a trial that fails still tells which layout is better."""
+DECIDES = 0.05
+"""Where only the answer counts, and by how much it is missed near the highest rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class TrialTask:
     """One trial to make.
 
     Attributes:
-        stops: end early when the rate is clearly not carried.
+        margin: end early when this much more than the allowed share of the rounds has missed; None: never.
         keeps_result: with the keys of a simulation's result.
     """
 
@@ -119,7 +124,7 @@ class TrialTask:
     rate: float
     horizon: Horizon
     seed: int
-    stops: bool = True
+    margin: float | None = RANKS
     keeps_result: bool = False
     variation: Variation = AS_PLANNED
 
@@ -132,7 +137,8 @@ class TrialTask:
         rate = self.rate * self.variation.rate
         count = self.horizon.sessions(case, rate)
         sessions = retime(_longer(case.sessions[:count], self.variation.tokens), rate, self.seed, count)
-        watch = _Watch(sessions, case.slo, _MARGIN + 1 - case.attainment if self.stops else None, end_s)
+        allowed = None if self.margin is None else self.margin + 1 - case.attainment
+        watch = _Watch(sessions, case.slo, allowed, end_s)
         try:
             run = simulate(
                 sessions,
@@ -157,59 +163,10 @@ class TrialTask:
         return watch.trial(in_time_share(run.rounds, sessions, case.slo), result=result)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The highest rate that a layout carries.
-
-    Attributes:
-        goodput: sessions per second; 0: not even the lowest rate.
-        tried: the trials on the way, by rate.
-    """
-
-    goodput: float
-    tried: dict[float, Trial]
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputTask:
-    """Look for the highest rate that a layout carries, with one seed.
-
-    Attributes:
-        at_start: the trial at the start, if it was made.
-    """
-
-    layout: Layout
-    start: float
-    seed: int
-    at_start: Trial | None = field(default=None, compare=False)
-
-    def run(self, case: PlanCase) -> Carried:
-        """Search by trials."""
-
-        def attained(rate: float) -> Trial:
-            return TrialTask(self.layout, rate, LONG, self.seed).run(case)
-
-        search = RateSearch(
-            attained,
-            precision=_PRECISION,
-            lowest_rate=self.start / 50,
-            highest_rate=self.start * MOST_HEADROOM,
-            first_step=_FIRST_STEP,
-        )
-        if self.at_start is not None:
-            search.tried[self.start] = self.at_start
-        return Carried(search.highest(case.attainment, "sustained", self.start), search.tried)
-
-
+_FILLS = 2
 _LIFETIME = 4
-_MARGIN = 0.15
-"""A trial stops when this much more than the allowed share of the rounds has missed. Until then it still ranks."""
 _OVERDUE = 0.1
 """A trial also stops when more than this share of its sessions is overdue. A rate is carried with 1 %."""
-_PRECISION = 1.05
-_FIRST_STEP = 1.12
-MOST_HEADROOM = 3.0
-"""A search of goodput ends here, in units of its start: more reserve than that need not be known."""
 
 
 class TimeOverError(Exception):
@@ -251,8 +208,8 @@ class _Watch:
             self._met += 1
             return
         self._missed += 1
-        self._late += record.ttft_s is None or record.ttft_s > self._slo.ttft_s
-        self._slow += (record.itl_s or 0.0) > self._slo.itl_s
+        self._late += not self._slo.ttft_met(record.ttft_s)
+        self._slow += not self._slo.itl_met(record.itl_s)
         if self._missed > self._allowed:
             raise _TooManyMissedError
 

@@ -14,9 +14,7 @@ from tqdm import tqdm
 
 from planner.layout.processes import Processes
 from planner.layout.search import PlanCase
-from planner.layout.trial import Carried, GoodputTask, TimeOverError, Trial, TrialTask
-
-Task = TrialTask | GoodputTask
+from planner.layout.trial import TimeOverError, Trial, TrialTask
 
 BUDGET_S = 60.0
 """Longest time of the trials of a plan, unless named."""
@@ -38,7 +36,8 @@ class Trials:
         self.made = 0
         self._started_s = time.monotonic()
         self._budget_s = budget_s
-        self._known: dict[Task, Any] = {}
+        self._whole: dict[TrialTask, Trial] = {}
+        self._stopped: dict[TrialTask, Trial] = {}
         count = jobs or os.cpu_count() or 1
         self._processes = Processes(self._outcome, count) if count > 1 else None
         self._bar: Any = None
@@ -61,23 +60,24 @@ class Trials:
     def trials(self, tasks: Sequence[TrialTask]) -> list[Trial]:
         """The outcomes, in the order of the tasks. Raises `TimeOverError`; what was made until then stays known."""
         self._run(tasks)
-        return [self._known[task] for task in tasks]
+        known = [self.known(task) for task in tasks]
+        return [trial for trial in known if trial is not None]
 
-    def carried(self, tasks: Sequence[GoodputTask]) -> list[Carried]:
-        """As `trials`, for searches of goodput."""
-        self._run(tasks)
-        return [self._known[task] for task in tasks]
-
-    def known(self, task: Task) -> Any:
+    def known(self, task: TrialTask) -> Trial | None:
         """The outcome of a task that was made; None: it was not."""
-        return self._known.get(task)
+        # A trial that ran to its end is the same one, whenever it would have stopped.
+        whole = self._whole.get(_endless(task))
+        if whole is not None and (whole.result is not None or not task.keeps_result):
+            return whole
+        return self._stopped.get(task)
 
     def make(self, task: TrialTask) -> Trial:
         """The outcome of one trial, here and now, even if the time is over."""
-        if task not in self._known:
-            self._keep(task, task.run(self.case))
-        trial: Trial = self._known[task]
-        return trial
+        known = self.known(task)
+        if known is None:
+            known = task.run(self.case)
+            self._keep(task, known)
+        return known
 
     def show(self, best: str) -> None:
         """Print the best layout so far, if the text is another one than before."""
@@ -85,8 +85,8 @@ class Trials:
             self._best = best
             tqdm.write(f"best after {self.elapsed_s:.1f} s: {best}", file=sys.stderr)
 
-    def _run(self, tasks: Sequence[Task]) -> None:
-        missing = [task for task in dict.fromkeys(tasks) if task not in self._known]
+    def _run(self, tasks: Sequence[TrialTask]) -> None:
+        missing = [task for task in dict.fromkeys(tasks) if self.known(task) is None]
         if missing and self.elapsed_s >= self._budget_s:
             raise TimeOverError
         try:
@@ -97,32 +97,34 @@ class Trials:
             self._end()
             raise
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+    def _outcomes(self, tasks: Sequence[TrialTask]) -> Iterator[tuple[TrialTask, Trial]]:
         if self._processes is None:
             for task in tasks:
-                if self.elapsed_s > self._budget_s:
-                    raise TimeOverError
-                yield task, self._outcome(task)
+                yield task, task.run(self.case, self._started_s + self._budget_s)
             return
         try:
             yield from self._processes.results(tasks, self._budget_s - self.elapsed_s)
         except TimeoutError:
             raise TimeOverError from None
 
-    def _outcome(self, task: Task) -> Any:
+    def _outcome(self, task: TrialTask) -> Trial:
         return task.run(self.case)
 
     def _end(self) -> None:
         if self._processes is not None:
             self._processes.close()
 
-    def _keep(self, task: Task, outcome: Any) -> None:
-        self._known[task] = outcome
-        if isinstance(task, TrialTask) and task.stops and outcome.is_whole:
-            # It did not stop, so it is the same trial.
-            self._known[replace(task, stops=False)] = outcome
+    def _keep(self, task: TrialTask, trial: Trial) -> None:
+        if trial.is_whole:
+            self._whole[_endless(task)] = trial
+        else:
+            self._stopped[task] = trial
         self.made += 1
         if self._bar is None:
             # After the processes have been forked, because the bar may start a thread.
             self._bar = tqdm(desc="simulating layouts", file=sys.stderr, disable=None, leave=False)
         self._bar.update()
+
+
+def _endless(task: TrialTask) -> TrialTask:
+    return replace(task, margin=None, keeps_result=False)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from ampd.recent_load import Load, RecentRound, all_rounds
+from planner.look_ahead.lengths import OutputLengths
+from planner.look_ahead.present import NOTHING_PRESENT, Present
+from planner.simulator.options import UnderWay
 from workloads.trace import Round, Session
 
 
@@ -14,30 +18,37 @@ class RecordedLoad:
     """Sessions of a recorded time, in the order of their arrival.
 
     Attributes:
-        contexts: session id -> tokens of its context before its first recorded round.
-        rounds: of all sessions.
+        under_way: session id -> how far it is when the replay begins, with the ids of the real workers.
+        counted: ids of the sessions whose rounds count. The others are load only.
         span_s: from the first arrival of a round to the last one.
         mean_output_tokens: of a round.
     """
 
     sessions: Sequence[Session]
-    contexts: Mapping[str, int]
-    rounds: int
+    under_way: Mapping[str, UnderWay]
+    counted: AbstractSet[str]
     span_s: float
     mean_output_tokens: int
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds count."""
+        return sum(len(session.rounds) for session in self.sessions if session.session_id in self.counted)
 
-def recorded_load(load: Load, stress: float) -> RecordedLoad:
-    """The load with the recorded prompts and outputs.
 
-    A round in progress gets the mean output. A session's later rounds come after the pauses that its client made.
+def recorded_load(load: Load, stress: float, present: Present = NOTHING_PRESENT) -> RecordedLoad:
+    """The load with the recorded prompts and outputs, behind the rounds that are in progress now.
+
+    Rounds in progress that wait do not count, because they are late or not whatever the roles. A round in progress gets
+    the output that it can be expected to have. A session's later rounds come after the pauses that its client made.
 
     Args:
         stress: arrivals and pauses are this many times as short. Above 1, a short record shows a lack of capacity that
-            would otherwise need a long one, because a replay begins with empty queues.
+            would otherwise need a long one.
+        present: what the replay begins with.
     """
-    outputs = [item.output_tokens for item in all_rounds(load) if item.output_tokens is not None]
-    mean_tokens = max(round(sum(outputs) / len(outputs)), 1) if outputs else 1
+    lengths = _lengths(load, present)
+    so_far = {each.session_id: each.tokens for each in present.decoding}
     arrivals = [item.sent_s for item in all_rounds(load)]
     first_s, last_s = min(arrivals, default=0.0), max(arrivals, default=0.0)
     sessions = [
@@ -45,20 +56,67 @@ def recorded_load(load: Load, stress: float) -> RecordedLoad:
         Session.model_construct(
             session_id=session_id,
             arrival_s=(rounds[0].sent_s - first_s) / stress,
-            rounds=_chain(rounds, mean_tokens, stress),
+            rounds=_chain(rounds, lengths.expected(so_far.get(session_id, 0)), stress),
         )
         for session_id, rounds in load.items()
     ]
+    begun, under_way = _in_progress(present, lengths)
+    under_way |= {
+        session_id: UnderWay(rounds[0].kept_tokens, present.owners.get(session_id, ""))
+        for session_id, rounds in load.items()
+        if rounds[0].kept_tokens
+    }
+    outputs = [item.output_tokens for session in sessions for item in session.rounds]
     return RecordedLoad(
-        sessions=sorted(sessions, key=lambda session: session.arrival_s),
-        contexts={session_id: rounds[0].kept_tokens for session_id, rounds in load.items()},
-        rounds=sum(len(session.rounds) for session in sessions),
+        sessions=begun + sorted(sessions, key=lambda session: session.arrival_s),
+        under_way=under_way,
+        counted=frozenset(load) | frozenset(_NOW + each.session_id for each in present.decoding),
         span_s=(last_s - first_s) / stress,
-        mean_output_tokens=mean_tokens,
+        mean_output_tokens=max(round(sum(outputs) / len(outputs)), 1) if outputs else 1,
     )
 
 
-def _chain(rounds: Sequence[RecentRound], mean_tokens: int, stress: float) -> tuple[Round, ...]:
+_NOW = "now/"
+"""Before the ids of sessions whose rounds are in progress. They may come again in the recorded load."""
+
+
+def _lengths(load: Load, present: Present) -> OutputLengths:
+    ended = [item.output_tokens for item in all_rounds(load) if item.output_tokens is not None]
+    arrived = {id(item) for item in all_rounds(load)}
+    growing = [each.tokens for each in present.decoding if id(each.item) in arrived]
+    return OutputLengths(ended, growing)
+
+
+def _in_progress(present: Present, lengths: OutputLengths) -> tuple[list[Session], dict[str, UnderWay]]:
+    """The rest of the rounds in progress, and where they are. Those that decode come first."""
+    sessions: list[Session] = []
+    under_way: dict[str, UnderWay] = {}
+    for each in present.decoding:
+        context_tokens = each.item.prompt_tokens + each.tokens
+        rest = lengths.expected(each.tokens) - each.tokens
+        sessions.append(_of_one_round(each.session_id, context_tokens, 1, rest))
+        under_way[_NOW + each.session_id] = UnderWay(context_tokens, each.worker_id, each.worker_id)
+    for queued in present.waiting:
+        kept_tokens = queued.item.kept_tokens
+        increment_tokens = max(queued.item.prompt_tokens - kept_tokens, 1)
+        sessions.append(_of_one_round(queued.session_id, kept_tokens, increment_tokens, lengths.expected()))
+        owner = present.owners.get(queued.session_id, "")
+        under_way[_NOW + queued.session_id] = UnderWay(kept_tokens, owner, queued.worker_id, queued.waited_s)
+    return sessions, under_way
+
+
+def _of_one_round(session_id: str, kept_tokens: int, increment_tokens: int, output_tokens: int) -> Session:
+    item = Round.model_construct(
+        incr_tokens=increment_tokens,
+        output_tokens=max(output_tokens, 1),
+        tool_s=0.0,
+        keep_tokens=kept_tokens,
+        text=None,
+    )
+    return Session.model_construct(session_id=_NOW + session_id, arrival_s=0.0, rounds=(item,))
+
+
+def _chain(rounds: Sequence[RecentRound], expected_tokens: int, stress: float) -> tuple[Round, ...]:
     """The rounds of one session, up to the first one that had not ended when the next one came."""
     chain: list[Round] = []
     context_tokens = rounds[0].kept_tokens
@@ -68,7 +126,7 @@ def _chain(rounds: Sequence[RecentRound], mean_tokens: int, stress: float) -> tu
             break
         kept_tokens = min(item.kept_tokens, context_tokens)
         increment_tokens = max(item.prompt_tokens - kept_tokens, 1)
-        output_tokens = max(item.output_tokens or mean_tokens, 1)
+        output_tokens = max(item.output_tokens or expected_tokens, 1)
         chain.append(
             Round.model_construct(
                 incr_tokens=increment_tokens,

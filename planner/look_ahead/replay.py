@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from ampd.policies import defaults
@@ -30,26 +30,29 @@ class Replay:
     met: AbstractSet[tuple[str, int]]
     share: float
 
-    def is_better_than(self, other: Replay, gain: float) -> bool:
+    def is_better_than(self, other: Replay, gain: float, deviations: float = 2.0) -> bool:
         """Whether its share is higher by `gain`, and not by chance.
 
         Both served the same rounds, so only rounds that just one of them met count. Chance would divide these evenly;
-        the difference must be two standard deviations (McNemar's test).
+        the difference must be so many standard deviations (McNemar's test).
         """
         won, lost = len(self.met - other.met), len(other.met - self.met)
-        return self.gains(other, gain) and won - lost >= 2 * sqrt(won + lost)
+        return self.gains(other, gain) and won - lost >= deviations * sqrt(won + lost)
 
     def gains(self, other: Replay, gain: float) -> bool:
-        """Whether its share is higher by `gain`, be it by chance."""
+        """Whether its share is higher by `gain`, even if by chance."""
         return self.share >= other.share + gain
 
 
 def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> Replay:
     """Serve a recorded load with the workers in these roles."""
     groups: dict[Role, list[ReplicaGroup]] = {role: [] for role in Role}
+    names: dict[str, str] = {}
     for view in situation.workers:
         group = ReplicaGroup(1, view.parallelism, view.kv_capacity_tokens, view.store_capacity_tokens)
-        groups[roles[view.worker_id]].append(group)
+        role = roles[view.worker_id]
+        names[view.worker_id] = f"{role}-{len(groups[role])}"
+        groups[role].append(group)
     slo = situation.slo
     # The last rounds have the time in which they can still meet their targets. What goes on later has missed them.
     until_s = recorded.span_s + slo.ttft_s + 2 * slo.itl_s * recorded.mean_output_tokens
@@ -61,13 +64,23 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
         situation.model,
         _policies(situation.others),
         slo,
-        SimulationOptions(moves=situation.others.moves, contexts=recorded.contexts, until_s=until_s),
+        SimulationOptions(
+            moves=situation.others.moves,
+            under_way={
+                session_id: replace(begun, owner=names.get(begun.owner, ""), prefill=names.get(begun.prefill, ""))
+                for session_id, begun in recorded.under_way.items()
+            },
+            until_s=until_s,
+        ),
     )
-    met = {(record.session_id, record.index) for record in done.rounds if meets(record, slo)}
-    whole = sum(
-        all((session.session_id, index) in met for index in range(len(session.rounds))) for session in recorded.sessions
-    )
-    return Replay(met, (len(met) / recorded.rounds + whole / len(recorded.sessions)) / 2)
+    counted = [session for session in recorded.sessions if session.session_id in recorded.counted]
+    met = {
+        (record.session_id, record.index)
+        for record in done.rounds
+        if record.session_id in recorded.counted and meets(record, slo)
+    }
+    whole = sum(all((session.session_id, index) in met for index in range(len(session.rounds))) for session in counted)
+    return Replay(met, (len(met) / recorded.rounds + whole / len(counted)) / 2)
 
 
 def _policies(others: OtherPolicies) -> Policies:

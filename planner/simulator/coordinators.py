@@ -69,8 +69,11 @@ class Coordinators:
         self._policies = PlacementPolicies(world.policies.binding, world.policies.routing, world.belief, self._rng)
 
     def send(self, session: ActiveSession) -> None:
-        """A round's request leaves its client."""
+        """A round's request leaves its client. One that was under way when the simulation began left it before."""
         sent_s = self._loop.now_s
+        if session.begun is not None:
+            self._place((session, sent_s - session.begun.waited_s))
+            return
         if self._options.dispatch_s:
             self._loop.at(sent_s + self._options.dispatch_s, self._place, (session, sent_s))
         else:
@@ -111,7 +114,9 @@ class Coordinators:
             return {}
         return shared_tokens({prefix.key: prefix.tokens}, views)
 
-    def _refusal(self, round_: ActiveRound, decode: WorkerView, prefill: WorkerView) -> Refusal | None:
+    def _refusal(
+        self, round_: ActiveRound, decode: WorkerView, prefill: SimulatedWorker, coordinator: int
+    ) -> Refusal | None:
         if self._admission is None:
             return None
         return self._admission.refusal(
@@ -120,7 +125,7 @@ class Coordinators:
                 prompt_tokens=round_.prompt_tokens,
                 is_running=round_.session.decode is not None,
                 decode=decode,
-                prefill=prefill,
+                prefill=self._views.worker(coordinator, prefill),
                 rounds=0,
             )
         )
@@ -155,13 +160,17 @@ class Coordinators:
         held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
         task = with_shared(self._task(round_.session, round_.prompt_tokens, held_tokens), shared.get(view.worker_id, 0))
         record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
+        begun = round_.session.begun
+        if begun is not None and begun.prefill:
+            self._enter(round_, task, _resumed(begun.prefill, decode), coordinator, shared.get(begun.prefill, 0))
+            return
         decision = self._policies.route(task, view, prefill, self._loop.now_s, shared_tokens=shared)
         move = self._move(round_, task, view, decision, coordinator) if self._options.moves else None
         if move is not None:
             round_.decode = self._workers[move.owner.worker_id]
             view, decision = move.owner, move.decision
             shared = self._shared(record.session_id, [view, *prefill])
-        if refusal := self._refusal(round_, view, self._views.worker(coordinator, self._workers[decision.worker_id])):
+        if refusal := self._refusal(round_, view, self._workers[decision.worker_id], coordinator):
             self.refusals += 1
             back_s = self._loop.now_s + refusal.retry_after_s
             self._loop.at(back_s, self._place, (round_.session, back_s))
@@ -195,7 +204,7 @@ class Coordinators:
             session.session_id,
             prompt_tokens,
             held_tokens,
-            arrival_s=self._loop.now_s,
+            arrival_s=self._loop.now_s if session.begun is None else self._loop.now_s - session.begun.waited_s,
             slo=self._slo,
             session_missed=session.has_missed,
         )
@@ -217,7 +226,7 @@ class Coordinators:
             round_.session.moved_s = self._loop.now_s
             round_.decode.resident.copies.discard(record.session_id)
             round_.history.resident.copies.add(record.session_id)
-        round_.session.decode = round_.decode
+        round_.session.decode, round_.session.begun = round_.decode, None
         round_.session.users |= {round_.decode, worker}
         if worker is not round_.decode:
             worker.resident.copies.add(record.session_id)
@@ -227,3 +236,8 @@ class Coordinators:
         self._views.entered(coordinator, worker, task)
         fetches = decision.route is Route.REMOTE or round_.moves
         self._prefills.enter(round_, task, fetches=fetches and reads_history(task, shared_tokens))
+
+
+def _resumed(prefill: str, decode: SimulatedWorker) -> RouteDecision:
+    """The route of a round that is in a queue already."""
+    return RouteDecision(Route.LOCAL if prefill == decode.worker_id else Route.REMOTE, prefill, "under-way")

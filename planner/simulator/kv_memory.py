@@ -124,7 +124,8 @@ class KvMemory:
                 if self.used_tokens <= room:
                     break
             if self.used_tokens > room:
-                # A session that has rewritten its context needs less of its prefix, or nothing, than is here.
+                # A session that has rewritten its context, or shares less of the prefix than others did, needs less of
+                # it, or nothing, than is here.
                 self.used_tokens -= self.prefixes.drop(session_id)
                 room = self.capacity_tokens - self.prefixes.growth(session_id, self.held.get(session_id, 0), tokens)
         if self.used_tokens > room:

@@ -30,6 +30,23 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderWay:
+    """How far a session is when its first round of the simulation arrives.
+
+    Attributes:
+        context_tokens: before that round.
+        owner: id of the worker that it belongs to, whatever its role is; "": it is placed where the least KV is.
+        prefill: id of the worker in whose queue the round is already; "": it is routed.
+        waited_s: time since the round was sent.
+    """
+
+    context_tokens: int
+    owner: str = ""
+    prefill: str = ""
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationOptions:
     """How the cluster behaves; the defaults are those of the live workers.
 
@@ -54,7 +71,7 @@ class SimulationOptions:
         moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
-        contexts: session id -> tokens of its context before its first round, of sessions that are under way.
+        under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
@@ -75,6 +92,6 @@ class SimulationOptions:
     max_wait: float = 0.0
     moves: bool = False
     knows_prefixes: bool = True
-    contexts: Mapping[str, int] = field(default_factory=dict)
+    under_way: Mapping[str, UnderWay] = field(default_factory=dict)
     until_s: float = inf
     keeps_timeline: bool = False

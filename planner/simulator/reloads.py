@@ -56,8 +56,7 @@ class Reloads:
 
         What was read from a peer is in the store by now.
         """
-        if request.output_tokens:  # a slice is no round
-            self._next_rounds.begun(request.session_id, request.prompt_tokens, self._slo.ttft_s)
+        self._next_rounds.begun(request.session_id, request.prompt_tokens, self._slo.ttft_s, request.output_tokens)
         here_tokens = request.cached_tokens + request.read_tokens
         device_tokens = min(self._memory.device_tokens(request.session_id), request.cached_tokens)
         if here_tokens > device_tokens and not reloading_pays(

@@ -7,6 +7,7 @@ from math import inf
 from ampd.recent_load import RecentRound
 from ampd.serving.prefill_queue import QueueEntry
 from ampd.types import PrefillTask
+from planner.simulator.options import UnderWay
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.worker import SimulatedWorker
 from workloads.trace import Round, Session
@@ -16,16 +17,18 @@ class ActiveSession:
     """A session and how far it has come.
 
     Attributes:
+        begun: how far it was when the simulation began, until its first round is on its way.
         decode: the worker it is bound to, from its first round on.
         moved_s: when it moved to another owner last.
         users: workers that may hold KV of it.
     """
 
-    __slots__ = ("context_tokens", "decode", "has_missed", "index", "moved_s", "rounds", "session_id", "users")
+    __slots__ = ("begun", "context_tokens", "decode", "has_missed", "index", "moved_s", "rounds", "session_id", "users")
 
     def __init__(self, session: Session) -> None:
         self.session_id = session.session_id
         self.rounds: tuple[Round, ...] = session.rounds
+        self.begun: UnderWay | None = None
         self.index = 0
         self.context_tokens = 0
         self.decode: SimulatedWorker | None = None

@@ -108,13 +108,16 @@ class ResidentPrefixes:
         return 0
 
     def drop(self, session_id: str) -> int:
-        """Drop a session's prefix if no session uses it here; returns its tokens."""
+        """Drop what no session here uses of a session's prefix; returns those tokens."""
         prefix = self._prefixes.get(session_id)
         resident = self._residents.get(prefix.key) if prefix else None
-        if prefix is None or resident is None or resident.members:
+        if prefix is None or resident is None:
             return 0
-        del self._residents[prefix.key]
-        return resident.computed_tokens
+        before = resident.tokens
+        resident.computed_tokens = min(resident.computed_tokens, max(resident.members.values(), default=0))
+        if not resident.members:
+            del self._residents[prefix.key]
+        return before - resident.tokens
 
     @property
     def unused_tokens(self) -> int:

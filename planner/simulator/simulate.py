@@ -122,7 +122,7 @@ def _connected(
 ) -> tuple[SessionRunner, Coordinators]:
     """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
     transfers = KvTransfers(world)
-    warm = WarmStart(world.options.contexts, [worker for worker in workers if worker.role.owns_sessions])
+    warm = WarmStart(world.options.under_way, workers)
     runner = SessionRunner(world, warm.place, lambda session: coordinators.send(session), on_round)
     decodes = Decodes(world, transfers, runner.finish)
     prefills = Prefills(world, transfers, decodes.hand_over, decodes.last_token)

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from planner.simulator.options import UnderWay
 from planner.simulator.rounds import ActiveSession
 from planner.simulator.worker import SimulatedWorker
 
 
 class WarmStart:
-    """Binds sessions with a context to the workers that own the least KV, in the order of their first rounds.
+    """Binds sessions that are under way to their owners.
 
-    Args:
-        contexts: session id -> tokens of its context before its first round.
-        owners: the workers that own sessions.
+    Those of no known owner go to the workers that own the least KV, in the order of their first rounds.
     """
 
-    def __init__(self, contexts: Mapping[str, int], owners: Sequence[SimulatedWorker]) -> None:
-        self._contexts = contexts
-        self._given_tokens = dict.fromkeys(owners, 0)
+    def __init__(self, under_way: Mapping[str, UnderWay], workers: Sequence[SimulatedWorker]) -> None:
+        self._under_way = under_way
+        self._workers = {worker.worker_id: worker for worker in workers}
+        self._given_tokens = {worker.worker_id: 0 for worker in workers if worker.role.owns_sessions}
+        for begun in under_way.values():
+            if begun.owner in self._given_tokens:
+                self._given_tokens[begun.owner] += begun.context_tokens
 
     def place(self, session: ActiveSession) -> None:
         """Bind a session that is under way. The worker holds its KV, as far as there is room."""
-        tokens = self._contexts.get(session.session_id, 0)
-        if not tokens:
+        begun = self._under_way.get(session.session_id)
+        if begun is None:
             return
-        worker = min(self._given_tokens, key=lambda each: self._given_tokens[each])
-        self._given_tokens[worker] += tokens
-        if worker.memory.reserve(session.session_id, tokens):
+        session.begun = begun
+        owner, tokens = begun.owner, begun.context_tokens
+        if not owner and not tokens:
+            return
+        if not owner:
+            owner = min(self._given_tokens, key=lambda each: self._given_tokens[each])
+            self._given_tokens[owner] += tokens
+        worker = self._workers[owner]
+        if tokens and worker.memory.reserve(session.session_id, tokens):
             worker.memory.settle(session.session_id, tokens)
         session.context_tokens = tokens
         session.decode = worker

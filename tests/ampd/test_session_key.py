@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.session_key import session_key, tenant_key
+from ampd.session_key import is_session_key, session_key, tenant_key
 
 TEXTS = st.text(st.characters(), max_size=8)
 
@@ -24,3 +24,8 @@ def test_no_two_sessions_of_any_tenants_have_one_name(tenant: str, name: str, ot
 @given(TEXTS, TEXTS)
 def test_the_border_between_tenant_and_id_counts(tenant: str, name: str) -> None:
     assert session_key(tenant + "a", name) != session_key(tenant, "a" + name)
+
+
+def test_the_form_of_a_name_is_recognised() -> None:
+    assert is_session_key(session_key("alice", "agent-7"))
+    assert not any(map(is_session_key, ("agent-7", "0" * 31, "0" * 33, "G" * 32, "A" * 32)))

@@ -89,6 +89,25 @@ def test_every_field_says_what_it_is_for(model: type[Settings]) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
+class _Aliased(Settings):
+    """A flag that is a word of Python."""
+
+    as_json: bool = Field(False, validation_alias="json", description="Print JSON.")
+
+
+def test_a_field_with_an_alias_has_no_flag_by_its_python_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(_Aliased, ["--help"], "tool")
+    text = capsys.readouterr().out
+    assert "--json, --no-json" in text
+    assert "as-json" not in text
+    assert parse_settings(_Aliased, ["--json"], "tool").as_json
+    assert not parse_settings(_Aliased, ["--no-json"], "tool").as_json
+    with pytest.raises(UserError, match="--as-json"):
+        parse_settings(_Aliased, ["--as-json"], "tool")
+    assert _Aliased(as_json=True).as_json
+
+
 class Colour(StrEnum):
     DARK_RED = "dark-red"
     BLUE = "blue"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.clients.__main__ import Row, table
-from benchmarks.clients.cases import CLIENTS, Client, Feature, replies, session_of
+from benchmarks.clients.cases import CLIENTS, replies
+from benchmarks.clients.feature import Client, Feature, session_of
 from workers.engines.replies import Replies
 
 ROWS = [(client, feature) for client in CLIENTS for feature in client.features]

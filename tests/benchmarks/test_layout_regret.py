@@ -9,15 +9,15 @@ import pytest
 
 from benchmarks import layout_regret
 from benchmarks.layout_regret import Instance, every_layout, main
-from planner.layout import appraisal, trial
+from planner.layout import trial
 from planner.layout.layout import Layout
 from planner.layout.trial import Horizon
 
 
 def test_every_split_and_colocated_layout_is_there_once() -> None:
     found = list(every_layout((1, 2), 2))
-    one, two, pair = ((1, 1),), ((1, 2),), ((2, 1),)
-    assert set(found) == {Layout((), one), Layout((), two), Layout((), pair), Layout(one, one)}
+    tp1, tp2, twice_tp1 = ((1, 1),), ((1, 2),), ((2, 1),)
+    assert set(found) == {Layout((), tp1), Layout((), tp2), Layout((), twice_tp1), Layout(tp1, tp1)}
     assert len(found) == 4
 
 
@@ -25,19 +25,20 @@ def test_every_split_and_colocated_layout_is_there_once() -> None:
 def test_a_second_run_makes_no_trial_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (appraisal, trial, layout_regret):
-        monkeypatch.setattr(module, "LONG", Horizon(4.0, 0.0, 30, 120))
+    for name in ("_QUICK", "_FULL"):
+        monkeypatch.setattr(layout_regret, name, Horizon(4.0, 0.0, 60, 60))
+    monkeypatch.setattr(trial, "_LIFETIME", 1)
     monkeypatch.setattr(layout_regret, "INSTANCES", [Instance("toolbench-answers", "llama-3.1-8b", "h100", 0.5, 0.05)])
-    argv = ["layout_regret", "--gpus", "1", "--budget-s", "0.000001", "--data", str(tmp_path)]
+    argv = ["layout_regret", "--gpus", "2", "--budget-s", "0.000001", "--data", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", argv)
     assert main() == 0
     table = capsys.readouterr().out.splitlines()[:3]
-    assert table[1] == "1 cases: regret 0.0% on average, 0.0% at worst"
-    assert "1 layouts: co-located 1xTP1" in table[2]
+    assert table[1].startswith("1 cases: regret ")
+    assert "2 GPUs, 4 layouts: " in table[2]
 
     def again(*_: object) -> None:
         raise AssertionError("a trial was made again")
 
-    monkeypatch.setattr(layout_regret.GoodputTask, "run", again)
+    monkeypatch.setattr(layout_regret, "TrialTask", again)
     assert main() == 0
     assert capsys.readouterr().out.splitlines()[:3] == table

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.session_key import session_key
+from benchmarks.clients.environment import clients_python
 from tests.harness.graph import Graph, profile
 from tests.waiting import until
 
@@ -24,8 +24,7 @@ MODULES = {
     "responses": "openai",
 }
 """The module that shows whether a snippet's packages are installed, where it has another name than the snippet."""
-PYTHON = os.environ.get("CLIENTS_PYTHON", sys.executable)
-"""An interpreter with the extra `clients`. It may be another one, because SGLang pins some of the same packages."""
+PYTHON = clients_python()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -56,7 +55,7 @@ async def _run(code: str) -> tuple[int | None, str]:
 async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) -> None:
     module = MODULES.get(name, name)
     if (await _run(f"import {module}"))[0] != 0:
-        pytest.skip(f"{PYTHON} cannot import {module}: pip install 'ampd[clients]'")
+        pytest.skip(f"{PYTHON} cannot import {module}: make clients")
     session_id = f"client-{name}"
     store = await served.store()
     try:

@@ -22,12 +22,12 @@ from uuid import uuid4
 import httpx
 
 from ampd.cli.serve.graph import dynamo_environment
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, _Child, python_module
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.fork_server import ForkServer
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
-from tests.harness.fork_server import ForkServer
 from tests.waiting import PATIENCE_S, until
 
 MODEL = "tiny"
@@ -109,20 +109,6 @@ def profile(folder: Path, *, prefill_s: float, long_prefill_s: float, step_s: fl
 def pids(supervisor: Supervisor) -> dict[str, int]:
     """Name -> process id of everything that was started."""
     return {child.spec.name: child.process.pid for child in supervisor._children}
-
-
-class ForkingSupervisor(Supervisor):
-    """The supervisor of `ampd serve`, with processes that the fork server starts."""
-
-    def __init__(self, log_dir: Path, server: ForkServer) -> None:
-        super().__init__(log_dir)
-        self._server = server
-
-    def start(self, spec: ProcessSpec) -> None:
-        """Start one process; its output goes to `<log_dir>/<name>.log`."""
-        log = self._log_dir / f"{spec.name}.log"
-        process: Any = self._server.start(spec.argv, {**os.environ, **spec.env}, log)
-        self._children.append(_Child(spec, process, log))
 
 
 @dataclass
@@ -255,15 +241,18 @@ class Graph:
         except TimeoutError:
             raise AssertionError(f"not {number} coordinators: {found}; ended: {self.supervisor.ended()}") from None
 
-    async def until_answers(self, coordinators: list[str], statuses: tuple[int, ...] = (200,)) -> None:
-        """Wait until the frontend serves the model, through all the coordinators."""
+    async def until_answers(
+        self, coordinators: list[str], statuses: tuple[int, ...] = (200,), body: dict[str, Any] | None = None
+    ) -> None:
+        """Wait until the frontend answers a chat with one of the statuses, through all the coordinators."""
+        body = body or chat(HELLO, max_tokens=1)
         async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(base_url=self.url, timeout=10) as client:
-            while any(coordinator in self.supervisor.ended() for coordinator in coordinators):
-                raise AssertionError(self.supervisor.ended())
             streak = 0
             while streak < 3 * len(coordinators):
+                if any(coordinator in self.supervisor.ended() for coordinator in coordinators):
+                    raise AssertionError(self.supervisor.ended())
                 try:
-                    reply = await client.post("/v1/chat/completions", json=chat(HELLO, max_tokens=1))
+                    reply = await client.post("/v1/chat/completions", json=body)
                     streak = streak + 1 if reply.status_code in statuses else 0
                 except httpx.HTTPError:
                     streak = 0
@@ -304,7 +293,7 @@ def empty_graph(folder: Path, redis_url: str, server: ForkServer) -> Iterator[Gr
     """A graph without processes; those that are started in it end with the block."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    supervisor = ForkingSupervisor(folder, server)
+    supervisor = Supervisor(folder, server.start)
     try:
         environment = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "warn"}
         yield Graph(folder, redis_url, f"t{uuid4().hex[:8]}", port, supervisor, environment)

@@ -39,7 +39,7 @@ def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
         device="cpu",
         max_total_tokens=POOL_TOKENS,
         kv_store_gib=STORE_GIB,
-        kv_checksums=True,
+        kv_checksums="all",
         tp=tp,
     )
 
@@ -247,4 +247,4 @@ async def play(
         prompt = script.extend(context, number)
         rounds.append(await round_of(number)(prompt, script.output_tokens))
         context = prompt + rounds[-1].tokens
-    return [one.tokens for one in rounds], rounds
+    return [served.tokens for served in rounds], rounds

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.fork_server import ForkServer
 from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.harness.fork_server import ForkServer
 from tests.harness.graph import Graph, completion, empty_graph, events, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -54,8 +54,8 @@ async def client(graph: Graph, slow: Path, steady: Path) -> AsyncIterator[httpx.
     for _ in range(2):
         await graph.new_worker("decode", steady)
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as one:
-        yield one
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
+        yield http
 
 
 async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:

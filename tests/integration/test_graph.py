@@ -13,10 +13,10 @@ import openai
 import pytest
 import pytest_asyncio
 
+from ampd.fork_server import ForkServer
 from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.harness.fork_server import ForkServer
 from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, empty_graph, events, profile, record, session
 from tests.waiting import until
 
@@ -84,17 +84,17 @@ async def test_a_session_stays_at_one_decode_worker_and_its_history_is_read_not_
 ) -> None:
     answers = await rounds(remote, "affinity", 4)
     records = [record(answer) for answer in answers]
-    assert {one["route"] for one in records} == {"remote"}
-    assert len({one["decode_worker"] for one in records}) == 1
+    assert {decision["route"] for decision in records} == {"remote"}
+    assert len({decision["decode_worker"] for decision in records}) == 1
     assert records[0]["hist_tokens"] == 0
-    assert all(one["prefill_worker"] not in (None, one["decode_worker"]) for one in records)
-    for before, one, answer in zip(records, records[1:], answers[1:], strict=False):
-        assert one["hist_tokens"] > before["hist_tokens"]
-        assert one["hist_tokens"] + one["incr_tokens"] == answer["usage"]["prompt_tokens"]
-        assert one["cached_tokens"] >= one["hist_tokens"] // 16 * 16
-        assert one["kv_read_tokens_increment"] > 0
-        assert one["ttft_s"] > 0
-    assert sum(one["kv_read_tokens_history"] for one in records) > 0
+    assert all(decision["prefill_worker"] not in (None, decision["decode_worker"]) for decision in records)
+    for before, after, answer in zip(records, records[1:], answers[1:], strict=False):
+        assert after["hist_tokens"] > before["hist_tokens"]
+        assert after["hist_tokens"] + after["incr_tokens"] == answer["usage"]["prompt_tokens"]
+        assert after["cached_tokens"] >= after["hist_tokens"] // 16 * 16
+        assert after["kv_read_tokens_increment"] > 0
+        assert after["ttft_s"] > 0
+    assert sum(decision["kv_read_tokens_history"] for decision in records) > 0
 
 
 async def test_cached_tokens_never_count_what_another_tenant_sent(remote: httpx.AsyncClient) -> None:
@@ -434,7 +434,10 @@ async def test_several_coordinators_agree_on_one_decode_worker_a_session(
         ]
         asked = [post(remote, "completions", body, **session(name)) for name, body in bodies for _ in range(3)]
         answers = [record(answer) for answer in await asyncio.gather(*asked)]
-        bound |= {name: {one["decode_worker"] for one in answers if one["session_id"] == name} for name, _ in bodies}
+        bound |= {
+            name: {decision["decode_worker"] for decision in answers if decision["session_id"] == name}
+            for name, _ in bodies
+        }
         assert all(len(workers) == 1 for workers in bound.values()), bound
         keys = {session_key("", name) for name in bound}
         await graph.until_views(lambda views, keys=keys: keys <= {key for view in views for key in view.held_tokens})
@@ -443,38 +446,37 @@ async def test_several_coordinators_agree_on_one_decode_worker_a_session(
         record(await post(remote, "completions", completion([5] * 40 + [7] * 40, max_tokens=3), **session("shared-0")))
         for _ in range(3)
     ]
-    assert {one["decode_worker"] for one in again} == bound["shared-0"]
-    assert all(one["hist_tokens"] >= 32 for one in again)
+    assert {decision["decode_worker"] for decision in again} == bound["shared-0"]
+    assert all(decision["hist_tokens"] >= 32 for decision in again)
 
 
 async def test_a_coordinator_whose_dynamo_ends_says_so(
     tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
 ) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as one:
-        one.start_worker("decode", profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002))
-        await one.until_workers(1)
-        name = one.start_coordinator("always-local", module="tests.harness.ending_coordinator")
-        assert "exit code 1" in await one.until_ended(name)
-        assert "Dynamo ended without a signal" in one.log(name)
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        graph.start_worker("decode", profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002))
+        await graph.until_workers(1)
+        name = graph.start_coordinator("always-local", module="tests.harness.ending_coordinator")
+        assert "exit code 1" in await graph.until_ended(name)
+        assert "Dynamo ended without a signal" in graph.log(name)
 
 
+@pytest.mark.parametrize("late_module", ["router", "tests.harness.late_coordinator"])
 async def test_coordinators_that_started_before_the_workers_register_their_context(
-    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer, late_module: str
 ) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as one:
-        coordinators = [one.start_coordinator("always-local") for _ in range(2)]
-        one.start_frontend()
-        await one.until_announced(2)
-        await one.until_answers(coordinators, (503,))
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        modules = ("router", late_module)
+        coordinators = [graph.start_coordinator("always-local", module=module) for module in modules]
+        graph.start_frontend()
+        await graph.until_announced(2)
+        await graph.until_answers(coordinators, (503,))
         perf = profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
-        one.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-        await one.until_answers(coordinators)
+        graph.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
         long = chat([{"role": "user", "content": WORDS * 200}], max_tokens=2, stream=True)
-        async with httpx.AsyncClient(base_url=one.url, timeout=10) as client:
-            for ended in range(2):
-                replies = [await client.post("/v1/chat/completions", json=long) for _ in range(4)]
-                assert {reply.status_code for reply in replies} == {400}
-                if not ended:
-                    await one.end(coordinators[0])
-                    await one.until_registered(1)
-                    await one.until_answers(coordinators[1:])
+        # A coordinator that has not learnt of the workers yet still serves with the old context.
+        await graph.until_answers(coordinators, (400,), long)
+        await graph.end(coordinators[0])
+        await graph.until_registered(1)
+        await graph.until_answers(coordinators[1:], (400,), long)
+        await graph.until_answers(coordinators[1:])

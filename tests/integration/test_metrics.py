@@ -112,20 +112,20 @@ def site(graph: Graph) -> Site:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(site: Site) -> AsyncIterator[httpx.AsyncClient]:
     """Routed `always-remote`, over a prefill worker and two decode workers with little KV memory."""
-    one = site.graph
-    coordinator = site.with_port(lambda: one.start_coordinator("always-remote", "--ttft", "60", "--itl", "10"))
+    graph = site.graph
+    coordinator = site.with_port(lambda: graph.start_coordinator("always-remote", "--ttft", "60", "--itl", "10"))
     await site.until_ready(coordinator)
     alone = await site.scrape()
     assert alone.total("ampd_live_workers") == 0
     assert len(alone.samples("ampd_live_workers")) == 3, "a coordinator without workers is well, and says so"
-    one.environment |= system_environment(HOST, None)
-    one.start_frontend()
+    graph.environment |= system_environment(HOST, None)
+    graph.start_frontend()
     workers = [site.worker("prefill"), site.worker("decode"), site.worker("decode")]
     for name in workers:
         await site.until_ready(name)
-    await one.until_workers(3)
-    await one.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=one.url, timeout=30) as http:
+    await graph.until_workers(3)
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
         yield http
 
 
@@ -147,7 +147,7 @@ async def test_counts_equal_the_decision_records(client: httpx.AsyncClient, site
             prompt = prompt + [8 + number] * 60
         return records
 
-    records = [one for talked in await asyncio.gather(*map(talk, range(4))) for one in talked]
+    records = [decision for talked in await asyncio.gather(*map(talk, range(4))) for decision in talked]
     rounds = before.total("ampd_rounds_total") + len(records)
     after = await site.until(lambda scraped: scraped.total("ampd_rounds_total") >= rounds)
 
@@ -156,35 +156,39 @@ async def test_counts_equal_the_decision_records(client: httpx.AsyncClient, site
 
     assert rise("ampd_rounds_total") == len(records) == 16
     assert rise("ampd_rounds_total", outcome="met") == 16
-    for (route, reason), count in Counter((one["route"], one["reason"]) for one in records).items():
+    for (route, reason), count in Counter((decision["route"], decision["reason"]) for decision in records).items():
         assert rise("ampd_routes_total", route=route, reason=reason) == count
-    assert {one["reason"] for one in records} == {"always-remote", "cannot-carry-seed"}
+    assert {decision["reason"] for decision in records} == {"always-remote", "cannot-carry-seed"}
     assert rise("ampd_routes_total") == 16
     assert rise("ampd_sessions_bound_total") == 4
     assert rise("ampd_time_to_first_token_seconds_count", prefill="initial", route="remote") == 4
     assert rise("ampd_time_to_first_token_seconds_count", prefill="incremental", route="remote") == 4
     assert rise("ampd_time_to_first_token_seconds_count", prefill="incremental", route="local") == 8
-    assert rise("ampd_time_to_first_token_seconds_sum") == pytest.approx(sum(one["ttft_s"] for one in records))
+    assert rise("ampd_time_to_first_token_seconds_sum") == pytest.approx(
+        sum(decision["ttft_s"] for decision in records)
+    )
     assert rise("ampd_inter_token_latency_seconds_count") == 16
     for part in ("history", "increment"):
         for what in ("bytes", "tokens"):
-            read = sum(one[f"kv_read_{what}_{part}"] for one in records)
+            read = sum(decision[f"kv_read_{what}_{part}"] for decision in records)
             assert read > 0
             assert rise(f"ampd_kv_read_{what}_total", direction=part) == read
-        reads = [one[f"kv_read_s_{part}"] for one in records if one[f"kv_read_tokens_{part}"]]
+        reads = [decision[f"kv_read_s_{part}"] for decision in records if decision[f"kv_read_tokens_{part}"]]
         assert rise("ampd_kv_read_seconds_count", direction=part) == len(reads)
         assert rise("ampd_kv_read_seconds_sum", direction=part) == pytest.approx(sum(reads))
         short = {"history": "hist", "increment": "incr"}[part]
-        assert rise("ampd_prompt_tokens_total", part=part) == sum(one[f"{short}_tokens"] for one in records)
+        assert rise("ampd_prompt_tokens_total", part=part) == sum(decision[f"{short}_tokens"] for decision in records)
     assert rise("ampd_kv_read_failures_total") == 0
-    reload_s = sum(one["kv_reload_s"] for one in records)
+    reload_s = sum(decision["kv_reload_s"] for decision in records)
     assert reload_s > 0
     assert rise("ampd_kv_reload_seconds_sum") == pytest.approx(reload_s)
-    assert all(one["cached_tokens"] == sum(one["hit_tokens"].values()) for one in records), "nothing is recomputed"
+    assert all(decision["cached_tokens"] == sum(decision["hit_tokens"].values()) for decision in records), (
+        "nothing is recomputed"
+    )
     assert rise("ampd_output_tokens_total") == 16 * 6
     assert rise("ampd_prefill_seconds_count") == 16
-    assert rise("ampd_prefill_seconds_sum") == pytest.approx(sum(one["prefill_s"] for one in records))
-    assert rise("ampd_prefill_slices_total") == sum(one["slices"] for one in records)
+    assert rise("ampd_prefill_seconds_sum") == pytest.approx(sum(decision["prefill_s"] for decision in records))
+    assert rise("ampd_prefill_slices_total") == sum(decision["slices"] for decision in records)
     # Remote: all tokens but the first are made there; local: the first has nothing before it.
     assert rise("ampd_token_gap_seconds_count") == 16 * 5
     assert rise("ampd_state_round_trips_total", operation="route") == 16
@@ -239,7 +243,9 @@ async def test_every_name_is_exposed_with_its_kind_help_and_labels(client: httpx
                         sample
                     )
         assert any(family.name.startswith("dynamo_component") for family in families), "Dynamo's own stay"
-        duplicates = [(sample.name, *sorted(sample.labels.items())) for one in ours.values() for sample in one.samples]
+        duplicates = [
+            (sample.name, *sorted(sample.labels.items())) for exposed in ours.values() for sample in exposed.samples
+        ]
         assert len(set(duplicates)) == len(duplicates)
 
 

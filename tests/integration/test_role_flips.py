@@ -39,8 +39,8 @@ async def client(graph: Graph, coordinators: list[str]) -> AsyncIterator[httpx.A
     for role in ("prefill", "decode", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers(coordinators)
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as one:
-        yield one
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
+        yield http
 
 
 def wanted(graph: Graph) -> Path:
@@ -71,7 +71,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], name: str, new: int 
 async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]]:
     """The records of some new sessions' first rounds, all at once."""
     asked = [ask(client, [5 + number] * 40, f"{mark}-{number}") for number in range(8)]
-    return [one for _, one in await asyncio.gather(*asked)]
+    return [decision for _, decision in await asyncio.gather(*asked)]
 
 
 @pytest.mark.long
@@ -91,22 +91,22 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
                 await until_role(graph, flipped, Role.PREFILL, "late")
     assert text == expected, "the round that was running went on"
 
-    while any(one["decode_worker"] == flipped for one in await newcomers(client, "settle")):
+    while any(decision["decode_worker"] == flipped for decision in await newcomers(client, "settle")):
         pass  # a coordinator may hear of the new role a moment later than this test
     new = await newcomers(client, "while")
-    assert flipped not in {one["decode_worker"] for one in new}
-    assert flipped in {one["prefill_worker"] for one in new}, "it does what its new role asks of it"
+    assert flipped not in {decision["decode_worker"] for decision in new}
+    assert flipped in {decision["prefill_worker"] for decision in new}, "it does what its new role asks of it"
 
     longer = PROMPT + [9] * 50
-    there, one = await ask(client, longer, "stays", 5)
+    there, decision = await ask(client, longer, "stays", 5)
     assert (await ask(client, longer, "fresh", 5))[0] == there
-    assert (one["decode_worker"], one["epoch"], one["retries"]) == (flipped, 1, 0), "bound sessions stay"
-    assert one["hist_tokens"] >= len(PROMPT) // 16 * 16
-    assert one["prefill_worker"] not in (None, flipped)
+    assert (decision["decode_worker"], decision["epoch"], decision["retries"]) == (flipped, 1, 0), "bound sessions stay"
+    assert decision["hist_tokens"] >= len(PROMPT) // 16 * 16
+    assert decision["prefill_worker"] not in (None, flipped)
 
     assign(graph, **{flipped: ("decode", "")})
     await until_role(graph, flipped, Role.DECODE)
-    while flipped not in {one["decode_worker"] for one in await newcomers(client, "back")}:
+    while flipped not in {decision["decode_worker"] for decision in await newcomers(client, "back")}:
         pass
     longer += [11] * 50
     assert (await ask(client, longer, "stays", 5))[1]["decode_worker"] == flipped

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -104,6 +105,22 @@ async def test_a_session_is_ended_by_its_name_in_the_graph(site: Site) -> None:
     assert code == 0
     assert "agent-8 (tenant acme)" in out
     assert (await site.ampd("end", key))[0] == 0
+    await site.graph.until_views(lambda views: not any(key in view.held_tokens for view in views))
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+async def test_a_clients_id_may_look_like_a_name_in_the_graph(site: Site, tenant: str) -> None:
+    """`uuid4().hex` has 32 hexadecimal digits too."""
+    name = uuid4().hex
+    key = session_key(tenant, name)
+    await site.round(name, tenant)
+    await site.until_held(key)
+    flags = ["--tenant", tenant] if tenant else []
+    code, out, errors = await site.ampd("show", name, *flags)
+    assert code == 0, errors
+    assert key in out
+    code, _, errors = await site.ampd("end", name, *flags)
+    assert code == 0, errors
     await site.graph.until_views(lambda views: not any(key in view.held_tokens for view in views))
 
 

@@ -60,7 +60,7 @@ def test_top_shows_what_clients_were_told(tmp_path_factory: pytest.TempPathFacto
         whole = _until_all_are_told(environment, len(records))
         told = Counter((record["route"], record["reason"]) for record in records)
         assert len(told) > 1
-        assert Counter({(one["route"], one["reason"]): one["rounds"] for one in whole["window"]["reasons"]}) == told
+        assert Counter({(row["route"], row["reason"]): row["rounds"] for row in whole["window"]["reasons"]}) == told
         assert sum(whole["window"]["routes"].values()) == len(records)
         _check_window(whole, records)
         _check_who_is_there(whole, records)
@@ -114,7 +114,7 @@ def _check_who_is_there(whole: dict[str, Any], records: list[dict[str, Any]]) ->
     assert {record["decode_worker"] for record in records} <= decode
     homes = {record["session_key"]: record["decode_worker"] for record in records}
     assert whole["sessions"]["held"] == len(homes) == 3
-    assert {(one["session_id"], one["worker_id"]) for one in whole["sessions"]["largest"]} == set(homes.items())
+    assert {(row["session_id"], row["worker_id"]) for row in whole["sessions"]["largest"]} == set(homes.items())
 
 
 def _check_kv(whole: dict[str, Any], records: list[dict[str, Any]]) -> None:

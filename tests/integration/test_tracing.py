@@ -13,8 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
-from tests.harness.fork_server import ForkServer
 from tests.harness.graph import HELLO, Graph, chat, completion, empty_graph, profile, record, session
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -68,16 +68,16 @@ class Site:
 
 
 @asynccontextmanager
-async def site_of(one: Graph) -> AsyncIterator[Site]:
+async def site_of(graph: Graph) -> AsyncIterator[Site]:
     """Routed `always-remote`, over one prefill and one decode worker."""
-    perf = profile(one.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
-    coordinator = one.start_coordinator("always-remote")
-    one.start_frontend()
-    prefill = await one.new_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-    decode = await one.new_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-    await one.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=one.url, timeout=30) as client:
-        yield Site(one, client, coordinator, prefill, decode)
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
+    coordinator = graph.start_coordinator("always-remote")
+    graph.start_frontend()
+    prefill = await graph.new_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    decode = await graph.new_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+        yield Site(graph, client, coordinator, prefill, decode)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -172,7 +172,7 @@ async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> No
     assert answer.status_code == 400
     assert answer.headers["x-request-id"] == "mine-long"
     text = site.graph.log(site.coordinator)
-    (line,) = [one for one in map(json.loads, text.splitlines()) if one["message"] == "round refused"]
+    (line,) = [entry for entry in map(json.loads, text.splitlines()) if entry["message"] == "round refused"]
     assert line.items() >= {"trace_id": trace_id, "session_id": "long", "status": 400}.items()
     assert f"(trace_id {trace_id}, request_id {line['request_id']}, x_request_id mine-long)" in answer.text
 
@@ -180,16 +180,16 @@ async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> No
 async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_answer(
     tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
 ) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as one:
-        one.environment.update(DYN_LOG="warn,router=info,workers=info")
-        async with site_of(one) as site:
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        graph.environment.update(DYN_LOG="warn,router=info,workers=info")
+        async with site_of(graph) as site:
             answer = (await site.round(PROMPT, uuid4().hex, "text", max_tokens=4)).json()
             said = record(answer)
             assert (said["trace_id"], f"cmpl-{said['request_id']}") == (None, answer["id"])
             async with asyncio.timeout(20):
-                while said["request_id"] not in one.log(site.coordinator):  # noqa: ASYNC110
+                while said["request_id"] not in graph.log(site.coordinator):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            logs = [one.log(process) for process in (site.coordinator, site.prefill, site.decode)]
+            logs = [graph.log(process) for process in (site.coordinator, site.prefill, site.decode)]
             found = [line for text in logs for line in text.splitlines() if said["request_id"] in line]
             assert len(found) == 1
             assert "round finished outcome=met route=remote" in found[0]

@@ -78,27 +78,29 @@ class PodLab:
         """The replicas of a component."""
         return [each for each in self.running if each.pod.name == component]
 
-    def start(self, one: Running) -> None:
+    def start(self, replica: Running) -> None:
         """Run the pod's first steps, one after the other, and start its process."""
-        self._make_volumes(one)
-        for container in one.pod.spec.get("initContainers", []):
-            done = subprocess.run(self._argv(one, container), capture_output=True, text=True, timeout=120, check=False)
-            assert done.returncode == 0, f"{one.name}: {container['name']}: {done.stderr}"
-        self._supervisor.start(ProcessSpec(one.name, tuple(self._argv(one, one.pod.main))))
+        self._make_volumes(replica)
+        for container in replica.pod.spec.get("initContainers", []):
+            done = subprocess.run(
+                self._argv(replica, container), capture_output=True, text=True, timeout=120, check=False
+            )
+            assert done.returncode == 0, f"{replica.name}: {container['name']}: {done.stderr}"
+        self._supervisor.start(ProcessSpec(replica.name, tuple(self._argv(replica, replica.pod.main))))
 
-    def until(self, one: Running, kind: str) -> None:
+    def until(self, replica: Running, kind: str) -> None:
         """Wait until a probe of the manifest succeeds, for as long as the manifest (or two minutes) allows."""
-        probe = one.pod.main[kind]
+        probe = replica.pod.main[kind]
         give_up_s = time.monotonic() + min(120.0, probe["periodSeconds"] * probe.get("failureThreshold", 3) + 30.0)
-        while not self._succeeds(one, probe):
+        while not self._succeeds(replica, probe):
             ended = self._supervisor.ended()
-            assert one.name not in ended, f"{ended[one.name]}\n{self.log(one)[-2000:]}"
-            assert time.monotonic() < give_up_s, f"{one.name}: no {kind}: {self.log(one)[-2000:]}"
+            assert replica.name not in ended, f"{ended[replica.name]}\n{self.log(replica)[-2000:]}"
+            assert time.monotonic() < give_up_s, f"{replica.name}: no {kind}: {self.log(replica)[-2000:]}"
             time.sleep(0.1)
 
-    def log(self, one: Running) -> str:
+    def log(self, replica: Running) -> str:
         """What its process wrote."""
-        return (self._folder / f"{one.name}.log").read_text(errors="replace")
+        return (self._folder / f"{replica.name}.log").read_text(errors="replace")
 
     def end(self) -> dict[str, str]:
         """Delete all pods: SIGTERM to everyone at once, then each has its grace period.
@@ -111,28 +113,28 @@ class PodLab:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 15)
         badly = {}
-        for one in self.running:
-            give_up_s = begin_s + one.pod.spec["terminationGracePeriodSeconds"]
-            while one.name not in (ended := self._supervisor.ended()) and time.monotonic() < give_up_s:
+        for replica in self.running:
+            give_up_s = begin_s + replica.pod.spec["terminationGracePeriodSeconds"]
+            while replica.name not in (ended := self._supervisor.ended()) and time.monotonic() < give_up_s:
                 time.sleep(0.05)
-            if "exit code 0" not in ended.get(one.name, "still running"):
-                badly[one.name] = ended.get(one.name, "still running") + "\n" + self.log(one)[-2000:]
+            if "exit code 0" not in ended.get(replica.name, "still running"):
+                badly[replica.name] = ended.get(replica.name, "still running") + "\n" + self.log(replica)[-2000:]
         return badly
 
     # -- what Kubernetes does
 
-    def _argv(self, one: Running, container: Document) -> list[str]:
+    def _argv(self, replica: Running, container: Document) -> list[str]:
         """The command line, in its environment and no other."""
-        variables = environment(one.pod, container, self._documents)
-        translated = {name: self._translated(one, value) for name, value in variables.items()}
+        variables = environment(replica.pod, container, self._documents)
+        translated = {name: self._translated(replica, value) for name, value in variables.items()}
         if "DYN_DISCOVERY_BACKEND" in variables:
             assert variables["DYN_DISCOVERY_BACKEND"] == "kubernetes"
             translated |= {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(self._folder / "discovery")}
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         if "/tmp" in mounts:
-            translated["TMPDIR"] = self._translated(one, "/tmp")
-        one.variables = translated
-        words = [self._translated(one, word) for word in command_line(one.pod, container, self._documents)]
+            translated["TMPDIR"] = self._translated(replica, "/tmp")
+        replica.variables = translated
+        words = [self._translated(replica, word) for word in command_line(replica.pod, container, self._documents)]
         return self._within(translated, words)
 
     def _within(self, variables: Mapping[str, str], words: list[str]) -> list[str]:
@@ -141,31 +143,33 @@ class PodLab:
         path = f"{redis_server_path().parent}:{os.environ['PATH']}"
         return ["/usr/bin/env", "-i", f"PATH={path}", *(f"{name}={value}" for name, value in variables.items()), *words]
 
-    def _make_volumes(self, one: Running) -> None:
-        for volume in one.pod.spec["volumes"]:
-            folder = one.folder / volume["name"]
+    def _make_volumes(self, replica: Running) -> None:
+        for volume in replica.pod.spec["volumes"]:
+            folder = replica.folder / volume["name"]
             folder.mkdir(parents=True)
             if "configMap" in volume:
                 data = named(self._documents, "ConfigMap", volume["configMap"]["name"])["data"]
                 for name, text in data.items():
-                    (folder / name).write_text(self._translated(one, text))
+                    (folder / name).write_text(self._translated(replica, text))
             elif "secret" in volume and not volume["secret"].get("optional"):
                 for item in volume["secret"]["items"]:
                     (folder / item["path"]).write_text(secret_value(self._documents, volume["secret"], item["key"]))
             else:
                 assert "emptyDir" in volume or volume.get("secret", {}).get("optional"), volume
 
-    def _translated(self, one: Running, text: str) -> str:
+    def _translated(self, replica: Running, text: str) -> str:
         """A text with this machine's paths, addresses and ports."""
         for host, port, here in self._services():
             text = text.replace(f"{host}:{port}", f"127.0.0.1:{here}")
-        for container_port in one.pod.main.get("ports", []):
+        for container_port in replica.pod.main.get("ports", []):
             number = container_port["containerPort"]
-            text = re.sub(rf"(?<![\w.:]){number}(?!\w)", str(one.ports[container_port["name"]]), text)
-        mounts = {mount["mountPath"]: mount["name"] for each in one.pod.containers() for mount in each["volumeMounts"]}
+            text = re.sub(rf"(?<![\w.:]){number}(?!\w)", str(replica.ports[container_port["name"]]), text)
+        mounts = {
+            mount["mountPath"]: mount["name"] for each in replica.pod.containers() for mount in each["volumeMounts"]
+        }
         longest_first = "|".join(sorted(map(re.escape, mounts), key=len, reverse=True))
         return re.sub(
-            rf"(?<![\w./-])({longest_first})(?![\w-])", lambda match: str(one.folder / mounts[match[1]]), text
+            rf"(?<![\w./-])({longest_first})(?![\w-])", lambda match: str(replica.folder / mounts[match[1]]), text
         )
 
     def _services(self) -> Iterator[tuple[str, int, int]]:
@@ -176,13 +180,15 @@ class PodLab:
                 for port in document["spec"]["ports"]:
                     yield document["metadata"]["name"], port["port"], target.ports[port["targetPort"]]
 
-    def _succeeds(self, one: Running, probe: Document) -> bool:
+    def _succeeds(self, replica: Running, probe: Document) -> bool:
         if "exec" in probe:
-            words = [self._translated(one, word) for word in probe["exec"]["command"]]
-            return subprocess.run(self._within(one.variables, words), check=False, timeout=30).returncode == 0
+            words = [self._translated(replica, word) for word in probe["exec"]["command"]]
+            return subprocess.run(self._within(replica.variables, words), check=False, timeout=30).returncode == 0
         get = probe["httpGet"]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{one.ports[get['port']]}{get['path']}", timeout=10) as reply:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{replica.ports[get['port']]}{get['path']}", timeout=10
+            ) as reply:
                 return bool(200 <= reply.status < 400)
         except (HTTPError, URLError, OSError):
             return False

@@ -9,6 +9,8 @@ from typing import Any
 from tests.k8s.rendering import Document
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)|\$\$")
+COMPONENT = "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
 UNKNOWN_SECRET = "5ec2e7"
 """Stands for the value of a Secret that the user makes."""
 
@@ -115,3 +117,14 @@ def _data(documents: Any, kind: str, name: str) -> dict[str, str]:
                 return {key: base64.b64decode(value).decode() for key, value in data.items()}
             return data
     return {}
+
+
+def selects(selector: Document, labels: Any) -> bool:
+    """Kubernetes' label selector."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for term in selector.get("matchExpressions", []):
+        assert term["operator"] == "In"
+        if labels.get(term["key"]) not in term["values"]:
+            return False
+    return True

@@ -113,8 +113,8 @@ def _selected(selector: promql.VectorSelector) -> Known:
 
 def _known(name: str) -> Known:
     if name in _PROMETHEUS_METRICS:
-        one = _PROMETHEUS_METRICS[name]
-        return Known(one.kind, one.labels | TARGET_LABELS, one.values)
+        metric = _PROMETHEUS_METRICS[name]
+        return Known(metric.kind, metric.labels | TARGET_LABELS, metric.values)
     family = name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     dynamo = DYNAMO_METRICS.get(name) or DYNAMO_METRICS.get(family)
     if dynamo is not None:

@@ -115,7 +115,7 @@ def _rules(document: dict[str, Any]) -> list[str]:
     lines += [f"component name {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
     for each in components:
         containers = each.get("podTemplate", {}).get("spec", {}).get("containers", [])
-        mains = [one for one in containers if one.get("name") == "main" and one.get("image")]
+        mains = [container for container in containers if container.get("name") == "main" and container.get("image")]
         if len(mains) != 1:
             lines.append(f"{each.get('name')}: needs one container `main` with an image")
         if each.get("minAvailable", 0) > each.get("replicas", 1):

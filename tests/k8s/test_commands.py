@@ -70,8 +70,8 @@ def test_our_own_processes_take_their_flags_and_environment(name: str) -> None:
             settings[pod.name, container["name"]] = parsed(argv, variables)
     assert {pod for pod, container in settings if container == "main"} == {"coordinator", "prefill", "decode"}
     shared = {
-        (one.namespace, one.state_url, one.perf, one.ttft, one.itl)
-        for (_, container), one in settings.items()
+        (flags.namespace, flags.state_url, flags.perf, flags.ttft, flags.itl)
+        for (_, container), flags in settings.items()
         if container == "main"
     }
     assert len(shared) == 1, "coordinator and workers disagree"

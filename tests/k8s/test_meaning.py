@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import ampd
 from ampd.settings import parse_settings
-from tests.k8s.pods import Pod, command_line, environment, pods
+from tests.k8s.pods import COMPONENT, Pod, command_line, environment, pods, selects
 from tests.k8s.rendering import (
     ALL,
     GRAPHS,
     K8S,
-    Document,
     for_each,
     graph_of,
     kustomize_together,
@@ -28,8 +28,6 @@ from tests.k8s.test_commands import model_of
 pytestmark = needs_kubectl
 
 PART_OF = ("app.kubernetes.io/part-of", "ampd")
-COMPONENT = "app.kubernetes.io/component"
-INSTANCE = "app.kubernetes.io/instance"
 USER_PROVIDED = {
     ("Secret", "ampd-redis"),
     ("Secret", "ampd-graph"),
@@ -157,17 +155,6 @@ def test_the_performance_model_is_the_shipped_one() -> None:
 # -- labels and selectors
 
 
-def selects(selector: Document, labels: Any) -> bool:
-    """Kubernetes' label selector."""
-    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
-        return False
-    for term in selector.get("matchExpressions", []):
-        assert term["operator"] == "In"
-        if labels.get(term["key"]) not in term["values"]:
-            return False
-    return True
-
-
 @for_each(ALL)
 def test_every_object_and_pod_says_that_it_is_part_of_ampd(name: str) -> None:
     key, value = PART_OF
@@ -202,117 +189,6 @@ def test_selectors_select_pods(name: str) -> None:
 
 def has_port(pod: Pod, name: str) -> bool:
     return any(port["name"] == name for port in pod.main.get("ports", []))
-
-
-# -- who may call whom
-
-
-def allowed(documents: Any, source: dict[str, str], target: str, port: str, namespace: str = "graph") -> bool:
-    """Whether the network policies let a pod with labels `source` in `namespace` call a pod of ours."""
-    (pod,) = (each for each in pods(documents) if each.name == target)
-    policies = [each["spec"] for each in documents if each["kind"] == "NetworkPolicy"]
-    applying = [spec for spec in policies if selects(spec["podSelector"], pod.labels)]
-    if not applying:
-        return True
-    for rule in (rule for spec in applying for rule in spec.get("ingress", [])):
-        if not any(each["port"] == port for each in rule.get("ports", [])) and "ports" in rule:
-            continue
-        if "from" not in rule:
-            return True
-        for peer in rule["from"]:
-            here = {"kubernetes.io/metadata.name": namespace}
-            in_namespace = (
-                selects(peer["namespaceSelector"], here) if "namespaceSelector" in peer else namespace == "graph"
-            )
-            if in_namespace and selects(peer.get("podSelector", {}), source):
-                return True
-    return False
-
-
-@for_each(GRAPHS)
-def test_only_the_graph_talks_to_redis_and_to_the_workers(name: str) -> None:
-    documents = rendered(name)
-    of = {pod.labels[COMPONENT]: dict(pod.labels) for pod in pods(documents)}
-    stranger = {"app": "shop"}
-    any_port = "45678"
-    if "redis" in of:
-        for role in ("coordinator", "prefill", "decode"):
-            assert allowed(documents, of[role], "ampd-redis", "redis")
-            assert not allowed(documents, of[role], "ampd-redis", "redis", namespace="other")
-        assert not allowed(documents, of["frontend"], "ampd-redis", "redis")
-        assert not allowed(documents, stranger, "ampd-redis", "redis")
-        policy = named(documents, "NetworkPolicy", "ampd-redis")["spec"]
-        assert "Egress" in policy["policyTypes"]
-        assert not policy.get("egress")
-    for target in ("coordinator", "prefill", "decode"):
-        for role in ("coordinator", "prefill", "decode"):
-            assert allowed(documents, of[role], target, any_port)
-        # Frontends read what anybody sends, so no worker takes calls from them.
-        for port in (any_port, "system"):
-            assert allowed(documents, of["frontend"], target, port) == (target == "coordinator")
-        assert not allowed(documents, stranger, target, any_port)
-        assert not allowed(documents, stranger, target, "system")
-        assert not allowed(documents, of["decode"], target, any_port, namespace="other")
-        assert allowed(documents, stranger, target, "system", namespace="monitoring")
-        assert not allowed(documents, stranger, target, any_port, namespace="monitoring")
-    is_public = "public-route" in name
-    assert allowed(documents, stranger, "frontend", "http", namespace="other") != is_public
-    assert not allowed(documents, stranger, "frontend", any_port)
-    assert allowed(documents, of["coordinator"], "frontend", any_port), "answers of coordinators"
-    assert not allowed(documents, of["decode"], "frontend", any_port)
-
-
-@for_each(GRAPHS)
-def test_two_graphs_of_one_kubernetes_namespace_stay_apart(name: str) -> None:
-    documents = rendered(name)
-    for pod in pods(documents):
-        assert pod.labels[INSTANCE] == "ampd"
-        neighbour = {**pod.labels, INSTANCE: "another-graph"}
-        for target in pods(documents):
-            for port in ("45678", "redis", "system"):
-                assert not allowed(documents, neighbour, target.name, port), (pod.name, target.name, port)
-            assert selects(named(documents, "NetworkPolicy", "ampd-default-deny")["spec"]["podSelector"], target.labels)
-        assert not [
-            each["metadata"]["name"]
-            for each in documents
-            if each["kind"] == "NetworkPolicy" and selects(each["spec"]["podSelector"], neighbour)
-        ]
-
-
-@pytest.mark.slow
-def test_the_public_route_passes_on_the_api_and_nothing_else() -> None:
-    documents = rendered("base+public-route")
-    (rule,) = named(documents, "Ingress", "ampd")["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    assert (path["path"], path["pathType"]) == ("/v1", "Prefix")
-    (frontend,) = (pod for pod in pods(documents) if pod.name == "frontend")
-    (port,) = (each["containerPort"] for each in frontend.main["ports"] if each["name"] == "http")
-    assert path["backend"]["service"] == {"name": "ampd-frontend", "port": {"number": port}}
-    for namespace in ("ingress-nginx", "monitoring"):
-        assert allowed(documents, {}, "frontend", "http", namespace=namespace)
-    assert not allowed(documents, {"app": "shop"}, "frontend", "http")
-    limit = environment(frontend, frontend.main, documents)["DYN_HTTP_BODY_LIMIT_MB"]
-    annotations = named(documents, "Ingress", "ampd")["metadata"]["annotations"]
-    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == f"{limit}m"
-
-
-@for_each(GRAPHS)
-def test_frontends_take_no_administration_and_no_endless_bodies(name: str) -> None:
-    documents = rendered(name)
-    (frontend,) = (pod for pod in pods(documents) if pod.name == "frontend")
-    variables = environment(frontend, frontend.main, documents)
-    assert variables["DYN_DISABLE_FRONTEND_ADMIN_API"] == "1"
-    assert 1 <= int(variables["DYN_HTTP_BODY_LIMIT_MB"]) <= 8
-
-
-@for_each(GRAPHS)
-def test_coordinators_and_workers_sign_their_calls_and_frontends_have_no_secret(name: str) -> None:
-    documents = rendered(name)
-    for pod in (each for each in pods(documents) if each.is_graph()):
-        path = environment(pod, pod.main, documents).get("AMPD_GRAPH_SECRET_FILE")
-        mounted = {mount["mountPath"] for mount in pod.main["volumeMounts"] if mount["name"] == "graph-secret"}
-        assert (path is None) == (pod.name == "frontend")
-        assert mounted == ({str(Path(path).parent)} if path else set())
 
 
 # -- probes and the way out
@@ -408,6 +284,19 @@ def test_images_are_pinned(name: str) -> None:
             assert re.match(r"\d+\.\d+\.\d+", tag)
             if image == "ampd":
                 assert tag.partition("-")[0] == importlib.metadata.version("ampd")
+
+
+def test_the_documented_overlay_pins_every_image_by_digest(tmp_path: Path) -> None:
+    """The example of the README, with digests in place of its words."""
+    section = (K8S / "README.md").read_text().partition("## Images by digest")[2].partition("\n## ")[0]
+    lines = re.search(r"(?m)^    images:\n(?:      .*\n)+", section)
+    assert lines is not None
+    images = yaml.safe_load(lines[0].replace("DIGEST", "0" * 64))["images"]
+    for resource in ("overlays/single-node", "overlays/no-gpu", "doctor", "models"):
+        folder = tmp_path / resource
+        documents = kustomize_together(folder, [resource], images=images)
+        found = [container["image"] for pod in pods(documents) for container in pod.containers()]
+        assert [image for image in found if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
 
 
 @for_each(GRAPHS)

@@ -24,18 +24,18 @@ def test_the_processes_of_the_manifests_serve(tmp_path: Path) -> None:
         (redis,) = lab.of("ampd-redis")
         lab.start(redis)
         lab.until(redis, "readinessProbe")
-        others = [one for one in lab.running if one is not redis]
-        assert {one.pod.name: one.pod.replicas for one in others} == {
+        others = [replica for replica in lab.running if replica is not redis]
+        assert {replica.pod.name: replica.pod.replicas for replica in others} == {
             "frontend": 1,
             "coordinator": 2,
             "prefill": 1,
             "decode": 1,
         }
-        for one in others:
-            lab.start(one)
-        for one in others:
+        for replica in others:
+            lab.start(replica)
+        for replica in others:
             for probe in PROBES:
-                lab.until(one, probe)
+                lab.until(replica, probe)
         lab.until(redis, "livenessProbe")
 
         (frontend,) = lab.of("frontend")

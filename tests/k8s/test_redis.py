@@ -39,12 +39,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The Redis of base alone, with its real command, files and password."""
     documents = [each for each in rendered("base") if each["kind"] != "DynamoGraphDeployment"]
     with PodLab(documents, tmp_path_factory.mktemp("redis")) as lab:
-        (one,) = lab.of("ampd-redis")
-        lab.start(one)
-        lab.until(one, "readinessProbe")
-        lab.until(one, "livenessProbe")
-        yield one
-        assert not [*one.folder.rglob("*.rdb"), *one.folder.rglob("*.aof")]
+        (replica,) = lab.of("ampd-redis")
+        lab.start(replica)
+        lab.until(replica, "readinessProbe")
+        lab.until(replica, "livenessProbe")
+        yield replica
+        assert not [*replica.folder.rglob("*.rdb"), *replica.folder.rglob("*.aof")]
         assert lab.end() == {}
 
 

@@ -14,5 +14,8 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SHORT", short)
     monkeypatch.setattr(trial, "_LIFETIME", 1)
     monkeypatch.setattr(goodput_plan, "ONCE", short)
+    long = Horizon(4.0, 0.0, 30, 120)
     for module in (appraisal, trial):
-        monkeypatch.setattr(module, "LONG", Horizon(4.0, 0.0, 30, 120))
+        monkeypatch.setattr(module, "LONG", long)
+    monkeypatch.setattr(appraisal, "SHORT", short)
+    monkeypatch.setitem(goodput_search._CONFIRMS, "horizon", long)

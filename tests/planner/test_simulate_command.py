@@ -51,6 +51,12 @@ def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytes
     assert by_mode["continuum"]["routes"]["remote"] == 0
 
 
+@pytest.mark.parametrize("routing", ["ampd", "ampd(alpha=0.5)", "predictive"])
+def test_the_table_tells_the_papers_policy_from_this_system(routing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--routing", routing, "--limit", "2"]) == 0
+    assert ("Algorithm 1 of the AMPD paper" in capsys.readouterr().out) is routing.startswith("ampd")
+
+
 def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--pools", "static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
     rows = simulated(capsys, *flags, "--decode", "2xTP1", "--pools-interval-s", "0.2")["results"]

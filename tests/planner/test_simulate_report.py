@@ -16,6 +16,7 @@ def test_the_rounds_that_missed_are_listed_with_their_causes(tmp_path: Path) -> 
     assert main([*BASE, "--ttft", "0.02", "--limit", "4", "--report", str(report)]) == 0
     page = report.read_text()
     assert re.search(r"Rounds that missed a target: predictive / on-time \(\d+\)", page)
+    assert page.count("missed a target</text>") == 1, "in the legend of what the workers did"
     assert re.search(r"<td>TTFT \d+ ms of 20 ms</td><td>(local|remote) \(", page)
 
 

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import Considered, RoleChange, TriedRoles
+from ampd.policies.base import RoleChange
+from ampd.policies.considered import Considered, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
@@ -82,21 +83,21 @@ rounds = st.builds(
 @given(st.lists(rounds, max_size=30))
 def test_nothing_is_lost_and_nothing_counted_twice(every: list[ServedRound]) -> None:
     recorder = RoundRecorder()
-    for one in every:
-        recorder(one)
+    for round_ in every:
+        recorder(round_)
     metrics = recorded(recorder)
-    for outcome, count in Counter(one.outcome for one in every).items():
+    for outcome, count in Counter(round_.outcome for round_ in every).items():
         assert total(metrics, "ampd_rounds_total", outcome=outcome) == count
     assert total(metrics, "ampd_rounds_total") == len(every)
     assert total(metrics, "ampd_routes_total") == len(every)
     for route in ("local", "remote"):
-        assert total(metrics, "ampd_routes_total", route=route) == sum(one.record.route == route for one in every)
-    first_tokens = [one for one in every if one.ttft_s is not None]
+        assert total(metrics, "ampd_routes_total", route=route) == sum(round_.record.route == route for round_ in every)
+    first_tokens = [round_ for round_ in every if round_.ttft_s is not None]
     assert total(metrics, "ampd_time_to_first_token_seconds_count") == len(first_tokens)
     assert total(metrics, "ampd_time_to_first_token_seconds_count", prefill="initial") == sum(
-        one.is_initial for one in first_tokens
+        round_.is_initial for round_ in first_tokens
     )
-    assert total(metrics, "ampd_inter_token_latency_seconds_count") == sum(one.itl_s is not None for one in every)
+    assert total(metrics, "ampd_inter_token_latency_seconds_count") == sum(round_.itl_s is not None for round_ in every)
     samples = [sample for family in metrics.collect() for sample in family.samples]
     reasons = {sample.labels["reason"] for sample in samples if sample.name == "ampd_routes_total"}
     assert "took 3 s" not in reasons
@@ -124,7 +125,7 @@ class Site:
         return errors[0] if errors else None
 
 
-async def site(*views: Any, pools: Any = None, **flags: Any) -> Site:
+async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     state = await cluster(*views)
     store = MemoryStore(state)
     workers = Workers(store)
@@ -150,33 +151,33 @@ async def site(*views: Any, pools: Any = None, **flags: Any) -> Site:
 
 
 async def test_the_state_of_a_coordinator() -> None:
-    one = await site(worker("d1"), worker("d2"), worker("p1", Role.PREFILL), ttft=1.5, itl=0.03, routing="x(y=1)")
+    site = await open_site(worker("d1"), worker("d2"), worker("p1", Role.PREFILL), ttft=1.5, itl=0.03, routing="x(y=1)")
     try:
-        assert one.total("ampd_slo_time_to_first_token_seconds") == 1.5
-        assert one.total("ampd_slo_inter_token_latency_seconds") == 0.03
-        assert one.total("ampd_live_workers", role="decode") == 2
-        assert one.total("ampd_live_workers", role="prefill") == 1
-        assert one.total("ampd_state_available") == 1
-        assert one.total("ampd_coordinator_info", routing="x(y=1)") == 1
-        assert one.total("ampd_leading") == 0
-        await one.round()
-        await one.round()
-        assert one.total("ampd_rounds_total") == one.total("ampd_routes_total", route="local") == 2
-        assert one.total("ampd_sessions_bound_total") == 1
-        assert one.total("ampd_state_round_trips_total", operation="route") == 2
-        assert one.total("ampd_state_errors_total") == 0
-        one.store._state.lose()
-        await until(lambda: not one.total("ampd_state_available"))
-        assert one.total("ampd_state_losses_total") == 1
-        assert one.total("ampd_live_workers", role="decode") == 2, "the last view goes on"
+        assert site.total("ampd_slo_time_to_first_token_seconds") == 1.5
+        assert site.total("ampd_slo_inter_token_latency_seconds") == 0.03
+        assert site.total("ampd_live_workers", role="decode") == 2
+        assert site.total("ampd_live_workers", role="prefill") == 1
+        assert site.total("ampd_state_available") == 1
+        assert site.total("ampd_coordinator_info", routing="x(y=1)") == 1
+        assert site.total("ampd_leading") == 0
+        await site.round()
+        await site.round()
+        assert site.total("ampd_rounds_total") == site.total("ampd_routes_total", route="local") == 2
+        assert site.total("ampd_sessions_bound_total") == 1
+        assert site.total("ampd_state_round_trips_total", operation="route") == 2
+        assert site.total("ampd_state_errors_total") == 0
+        site.store._state.lose()
+        await until(lambda: not site.total("ampd_state_available"))
+        assert site.total("ampd_state_losses_total") == 1
+        assert site.total("ampd_live_workers", role="decode") == 2, "the last view goes on"
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 @pytest.mark.slow
 async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longer_in_progress() -> None:
     """Dynamo 1.4 neither reads nor drops a handler whose client goes while the frontend is behind."""
-    one = await site(worker("d1"))
+    site = await open_site(worker("d1"))
 
     async def endless(_worker_id: str, _request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         async def chunks() -> AsyncIterator[dict[str, Any]]:
@@ -185,74 +186,74 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
 
         return chunks()
 
-    one.workers.generate = endless  # type: ignore[method-assign]
+    site.workers.generate = endless  # type: ignore[method-assign]
     try:
         context = Context()
-        stream = one.coordinator.generate(
+        stream = site.coordinator.generate(
             {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": "s"}}, context
         )
         await anext(stream)
-        assert one.total("ampd_rounds_in_progress") == 1
+        assert site.total("ampd_rounds_in_progress") == 1
         context.stop_generating()
-        await until(lambda: not one.total("ampd_rounds_in_progress"))
-        assert one.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
+        await until(lambda: not site.total("ampd_rounds_in_progress"))
+        assert site.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
         assert [chunk async for chunk in stream] == []
-        await asyncio.wait_for(one.coordinator.drained(), 60.0)
+        await asyncio.wait_for(site.coordinator.drained(), 60.0)
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 async def test_a_round_without_a_session_is_counted_only_by_the_coordinator_that_began_it() -> None:
-    one = await site(worker("d1"))
+    site = await open_site(worker("d1"))
     try:
-        await one.round(agent_context=None)
+        await site.round(agent_context=None)
         continued = {"token_ids": [*PROMPT, 64], "migration_link": link(None, len(PROMPT))}
-        await one.round(agent_context=None, **continued)
-        assert one.total("ampd_rounds_total") == 2
-        assert one.total("ampd_rounds_without_session_total") == 1
+        await site.round(agent_context=None, **continued)
+        assert site.total("ampd_rounds_total") == 2
+        assert site.total("ampd_rounds_without_session_total") == 1
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 async def test_rounds_in_progress_and_failures_by_status() -> None:
-    one = await site(worker("d1"))
+    site = await open_site(worker("d1"))
     try:
-        assert one.total("ampd_round_failures_total", status="503") == 0
-        assert one.total("ampd_round_failures_total", status="400") == 0
-        stream = one.coordinator.generate(
+        assert site.total("ampd_round_failures_total", status="503") == 0
+        assert site.total("ampd_round_failures_total", status="400") == 0
+        stream = site.coordinator.generate(
             {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, "agent_context": {"session_id": "s"}},
             Context(),
         )
         await anext(stream)
-        assert one.total("ampd_rounds_in_progress") == 1
+        assert site.total("ampd_rounds_in_progress") == 1
         await stream.aclose()
-        assert one.total("ampd_rounds_in_progress") == 0
-        assert await one.round(token_ids=[1] * 2000) == 400
-        one.workers.fail["generate", "d1"] = 2
-        assert await one.round() == 503
-        assert await one.round(token_ids=None) == 400
-        statuses = {status: one.total("ampd_round_failures_total", status=status) for status in ("400", "500", "503")}
-        assert sum(statuses.values()) == one.total("ampd_round_failures_total") == 3
+        assert site.total("ampd_rounds_in_progress") == 0
+        assert await site.round(token_ids=[1] * 2000) == 400
+        site.workers.fail["generate", "d1"] = 2
+        assert await site.round() == 503
+        assert await site.round(token_ids=None) == 400
+        statuses = {status: site.total("ampd_round_failures_total", status=status) for status in ("400", "500", "503")}
+        assert sum(statuses.values()) == site.total("ampd_round_failures_total") == 3
         assert (statuses["503"], statuses["400"]) == (1, 2)
-        assert one.total("ampd_rounds_total", outcome="met") == 1, "the one that nobody read any more"
-        assert one.total("ampd_rounds_total", outcome="failed") == 1, "the one that had reached a worker"
+        assert site.total("ampd_rounds_total", outcome="met") == 1, "the one that nobody read any more"
+        assert site.total("ampd_rounds_total", outcome="failed") == 1, "the one that had reached a worker"
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 async def test_a_worker_that_is_lost_and_its_sessions() -> None:
-    one = await site(worker("d1"), worker("d2", kv_used_tokens=1))
+    site = await open_site(worker("d1"), worker("d2", kv_used_tokens=1))
     try:
-        await one.round("a")
-        await one.store.remove_worker("d1")
+        await site.round("a")
+        await site.store.remove_worker("d1")
         await asyncio.sleep(0)
-        await one.round("a")
-        assert one.total("ampd_live_workers", role="decode") == 1
-        assert one.total("ampd_sessions_repinned_total") == 1
-        assert one.total("ampd_sessions_lost_total", reason="worker-lost") == 1
-        assert one.total("ampd_sessions_bound_total") == 1
+        await site.round("a")
+        assert site.total("ampd_live_workers", role="decode") == 1
+        assert site.total("ampd_sessions_repinned_total") == 1
+        assert site.total("ampd_sessions_lost_total", reason="worker-lost") == 1
+        assert site.total("ampd_sessions_bound_total") == 1
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 async def test_a_leader_and_the_roles_that_it_assigns() -> None:
@@ -261,15 +262,15 @@ async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     policy = SimpleNamespace(
         change=lambda *_: (change, other), is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0
     )
-    one = await site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
+    site = await open_site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
-        await until(lambda: one.total("ampd_role_assignments_total", reason=OTHER))
-        assert one.total("ampd_leading") == 1
-        assert one.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
-        assert one.total("ampd_role_assignments_total", role="decode") == 0
-        assert one.total("ampd_pools_looks_total") == one.total("ampd_pools_look_seconds_total") == 0
+        await until(lambda: site.total("ampd_role_assignments_total", reason=OTHER))
+        assert site.total("ampd_leading") == 1
+        assert site.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
+        assert site.total("ampd_role_assignments_total", role="decode") == 0
+        assert site.total("ampd_pools_looks_total") == site.total("ampd_pools_look_seconds_total") == 0
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()
 
 
 def test_every_metric_of_a_coordinator_is_its_own() -> None:
@@ -281,9 +282,9 @@ def test_every_metric_of_a_coordinator_is_its_own() -> None:
 async def test_the_looks_of_a_leader() -> None:
     looked = Considered([], (TriedRoles("1 prefill, 1 decode", 0.9, is_now=True),), 400, is_chance=True)
     policy = SimpleNamespace(change=lambda *_: looked, is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0)
-    one = await site(worker("d1"), worker("d2"), pools=policy)
+    site = await open_site(worker("d1"), worker("d2"), pools=policy)
     try:
-        await until(lambda: one.total("ampd_pools_looks_total", outcome="chance"))
-        assert one.total("ampd_pools_looks_total", outcome="changed") == 0
+        await until(lambda: site.total("ampd_pools_looks_total", outcome="chance"))
+        assert site.total("ampd_pools_looks_total", outcome="changed") == 0
     finally:
-        await one.coordinator.stop()
+        await site.coordinator.stop()

@@ -121,7 +121,7 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
         observers=(window,),
     )
     coordinator.session_counts.subscribe(window.add_sessions)
-    read_view = CoordinatorViewReader("c1", coordinator, settings, window)
+    read_view = CoordinatorViewReader("c1", coordinator, settings, window, lambda: 4096)
     assert not read_view().is_state_heard
     await coordinator.start()
     coordinator.session_counts.add(bound=5, moved=2)

@@ -62,3 +62,19 @@ async def test_a_burst_is_bounded() -> None:
         recorder(served())
     await recorder.write()
     assert len(await store.recent_load()) == 500
+
+
+def test_a_round_in_progress_is_known_until_it_ends_however_it_ends() -> None:
+    recorder = LoadRecorder(MemoryStore(MemoryState()), 60.0)
+    first, lost = served(), served(is_complete=False)
+    recorder.placed(first.record, 3.0)
+    recorder.placed(first.record, 3.0)  # again, after its worker was lost
+    recorder.placed(lost.record, 4.0)
+    assert [(name, item.sent_s, item.kept_tokens, item.prompt_tokens) for name, item in recorder.running()] == [
+        ("key", 3.0, 80, 100),
+        ("key", 4.0, 80, 100),
+    ]
+    assert all(item.ended_s is None for _, item in recorder.running())
+    recorder(first)
+    recorder(lost)
+    assert not recorder.running()

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from ampd.policies.base import Considered, RoleChange, TriedRoles
+from ampd.policies.base import RoleChange
+from ampd.policies.considered import Considered, TriedRoles
 from ampd.types import Role
 from router.looks import Looks, considered_in_words
 

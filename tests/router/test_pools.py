@@ -64,12 +64,12 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     state, namespace, stores = MemoryState(), uuid.uuid4().hex, []
     url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
 
-    async def one() -> StateStore:
+    async def open_handle() -> StateStore:
         store: StateStore = await open_store(url, namespace, timeout_s=1.0) if url else MemoryStore(state)
         stores.append(store)
         return store
 
-    yield one
+    yield open_handle
     for store in stores:
         await store.close()
 
@@ -109,20 +109,20 @@ def to_prefill(worker_id: str, lane: str = "") -> RoleChange:
 
 async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "router.pools")
-    store, one, other = await opened(), Script([to_prefill("d2", "long")]), Script([to_prefill("d1")])
+    store, first_script, second_script = await opened(), Script([to_prefill("d2", "long")]), Script([to_prefill("d1")])
     await publish(store, d1="decode", d2="decode", p1="prefill")
-    async with replica(opened, one) as first, replica(opened, other) as second:
+    async with replica(opened, first_script) as first, replica(opened, second_script) as second:
         for _ in range(3):
             await first.step()
             await second.step()
         assert (first.is_leading, second.is_leading) == (True, False)
-        assert one.shown[0] == {"d1": "decode", "d2": "decode", "p1": "prefill"}
-        assert other.shown == []
+        assert first_script.shown[0] == {"d1": "decode", "d2": "decode", "p1": "prefill"}
+        assert second_script.shown == []
         assert await roles(store) == {"d1": None, "d2": RoleAssigned("d2", Role.PREFILL, "long", "busy"), "p1": None}
         # Shown as assigned before the worker says so itself; one assignment, one line.
-        assert one.shown[1]["d2"] == one.shown[2]["d2"] == "prefilllong"
-        assert one.since_s[0] == float("inf")
-        assert 0 <= one.since_s[2] < 20
+        assert first_script.shown[1]["d2"] == first_script.shown[2]["d2"] == "prefilllong"
+        assert first_script.since_s[0] == float("inf")
+        assert 0 <= first_script.since_s[2] < 20
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("worker d2: decode -> prefill/long (busy)") == 1
 
@@ -182,26 +182,26 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:
-    store, one, other = await opened(), Script([to_prefill("d1")]), Script()
+    store, first_script, second_script = await opened(), Script([to_prefill("d1")]), Script()
     await publish(store, d1="decode", d2="decode")
-    async with replica(opened, other) as second:
-        async with replica(opened, one) as first:
+    async with replica(opened, second_script) as second:
+        async with replica(opened, first_script) as first:
             first.start()
-            await until(lambda: one.shown)
+            await until(lambda: first_script.shown)
             await second.step()
             assert not second.is_leading
         await second.step()
         assert second.is_leading
         # It knows when its predecessor changed a role last.
-        assert 0 <= other.since_s[0] < 20
+        assert 0 <= second_script.since_s[0] < 20
 
 
 async def test_a_leader_that_dies_is_replaced_after_its_lease_and_two_never_act(opened: Open) -> None:
     """The first one hangs between being asked and assigning, as a process that is suspended does."""
-    store, one, other = await opened(), Script([to_prefill("d1")]), Script()
+    store, first_script, second_script = await opened(), Script([to_prefill("d1")]), Script()
     await publish(store, d1="decode", d2="decode")
     hang, hung = asyncio.Event(), asyncio.Event()
-    async with replica(opened, one, SHORT_S) as first, replica(opened, other, SHORT_S) as second:
+    async with replica(opened, first_script, SHORT_S) as first, replica(opened, second_script, SHORT_S) as second:
         assign = first._store.assign_role
 
         async def late(*arguments: object) -> bool:
@@ -212,7 +212,7 @@ async def test_a_leader_that_dies_is_replaced_after_its_lease_and_two_never_act(
         first._store.assign_role = late  # type: ignore[method-assign, assignment]
         stuck = asyncio.create_task(first.step())
         await hung.wait()
-        assert not other.shown
+        assert not second_script.shown
         second.start()
         await until(lambda: second.is_leading)
         hang.set()

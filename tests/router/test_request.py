@@ -16,9 +16,9 @@ def parse(**fields: Any) -> RoundRequest:
 
 
 def test_a_named_session_is_the_client_s() -> None:
-    one = parse(agent_context={"session_id": "s1", "session_final": True})
-    assert (one.client_session_id, one.is_named, one.is_final, one.ends_session) == ("s1", True, True, True)
-    assert one.session_id == session_key("", "s1")
+    named = parse(agent_context={"session_id": "s1", "session_final": True})
+    assert (named.client_session_id, named.is_named, named.is_final, named.ends_session) == ("s1", True, True, True)
+    assert named.session_id == session_key("", "s1")
     assert not parse(agent_context={"session_id": "s1"}).ends_session
 
 
@@ -45,39 +45,39 @@ def test_a_session_belongs_to_its_tenant() -> None:
 
 @pytest.mark.parametrize("session_id", ["é" * 512, "\ud800", "x" * 512, "nul\x00", "東京 😀"])
 def test_any_id_has_a_short_name_in_the_graph(session_id: str) -> None:
-    one = parse(agent_context={"session_id": session_id})
-    assert one.session_id.isascii()
-    assert len(one.session_id) == 32
-    assert one.client_session_id == session_id
+    request = parse(agent_context={"session_id": session_id})
+    assert request.session_id.isascii()
+    assert len(request.session_id) == 32
+    assert request.client_session_id == session_id
 
 
 def test_rounds_without_a_session_are_sessions_of_their_own() -> None:
-    one, other = parse(), parse(agent_context={"session_id": ""})
-    assert one.session_id != other.session_id
-    assert one.ends_session
-    assert not one.is_named
+    first, second = parse(), parse(agent_context={"session_id": ""})
+    assert first.session_id != second.session_id
+    assert first.ends_session
+    assert not first.is_named
 
 
 def test_stop_tokens_are_the_model_s_and_the_client_s() -> None:
     stops = {"stop_token_ids": [7], "stop_token_ids_hidden": [3], "max_tokens": 5, "min_tokens": 2}
-    one = parse(stop_conditions=stops, eos_token_ids=[3, 4])
-    assert one.stop_token_ids == {3, 4, 7}
-    assert (one.max_tokens, one.min_tokens) == (5, 2)
+    request = parse(stop_conditions=stops, eos_token_ids=[3, 4])
+    assert request.stop_token_ids == {3, 4, 7}
+    assert (request.max_tokens, request.min_tokens) == (5, 2)
     assert parse(stop_conditions={**stops, "ignore_eos": True}, eos_token_ids=[3]).stop_token_ids == frozenset()
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(0, 1), (1, 1), (3, 3), (None, None)])
 def test_log_probabilities_come_with_a_top_one(asked: int | None, sent: int | None) -> None:
     options = {"logprobs": asked, "skip_special_tokens": True}
-    one = parse(output_options=options)
-    assert one.engine_request["output_options"] == {**options, "logprobs": sent}
+    request = parse(output_options=options)
+    assert request.engine_request["output_options"] == {**options, "logprobs": sent}
     assert options["logprobs"] == asked
 
 
 def test_the_engine_gets_its_parts_as_they_came() -> None:
     sampling = {"temperature": 0.3}
-    one = parse(sampling_options=sampling, routing=None, mdc_sum="x", annotations=[])
-    assert one.engine_request == {"sampling_options": sampling}
+    request = parse(sampling_options=sampling, routing=None, mdc_sum="x", annotations=[])
+    assert request.engine_request == {"sampling_options": sampling}
 
 
 def test_a_round_belongs_to_the_tenant_that_its_salt_names() -> None:

@@ -27,7 +27,7 @@ class Clock:
 
 
 def served(route: str = "local", reason: str = "on-time", ttft_s: float | None = 0.1, **fields: object) -> ServedRound:
-    one = ServedRound(
+    round_ = ServedRound(
         DecisionRecord("s", "ampd", route=route, reason=reason),
         SLO,
         is_initial=False,
@@ -38,13 +38,13 @@ def served(route: str = "local", reason: str = "on-time", ttft_s: float | None =
         was_left=False,
         lasted_s=1.0,
     )
-    return replace(one, **fields)  # type: ignore[arg-type]
+    return replace(round_, **fields)  # type: ignore[arg-type]
 
 
 def window_of(*rounds: ServedRound) -> RoundWindow:
     window = RoundWindow(clock=Clock())
-    for one in rounds:
-        window(one)
+    for round_ in rounds:
+        window(round_)
     return window
 
 
@@ -57,7 +57,7 @@ def test_each_outcome_counts_as_what_it_is() -> None:
         served(is_complete=False),
         served(ttft_s=None, itl_s=None, is_complete=False, was_left=True, lasted_s=0.1),
     ]
-    assert [one.outcome for one in rounds] == list(names.OUTCOMES)
+    assert [round_.outcome for round_ in rounds] == list(names.OUTCOMES)
     view = window_of(*rounds, served(itl_s=0.06)).read()
     assert (view.rounds, view.judged, view.abandoned, view.failed) == (7, 6, 1, 1)
     assert (view.met, view.met_ttft, view.met_itl) == (1, 3, 2)

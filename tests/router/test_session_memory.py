@@ -8,17 +8,17 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FEW = st.lists(st.integers(0, 2), max_size=40)
 
 
-def naive(one: list[int], other: list[int]) -> int:
+def naive(first: list[int], second: list[int]) -> int:
     length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
+    while length < min(len(first), len(second)) and first[length] == second[length]:
         length += 1
     return length
 
 
 @given(TOKENS | FEW, TOKENS | FEW, TOKENS | FEW)
-def test_the_common_prefix_is_the_longest_one(shared: list[int], one: list[int], other: list[int]) -> None:
-    one, other = shared + one, shared + other
-    assert common_prefix_tokens(pack_tokens(one), pack_tokens(other)) == naive(one, other)
+def test_the_common_prefix_is_the_longest_one(shared: list[int], first: list[int], second: list[int]) -> None:
+    first, second = shared + first, shared + second
+    assert common_prefix_tokens(pack_tokens(first), pack_tokens(second)) == naive(first, second)
 
 
 @given(FEW, FEW)
@@ -52,9 +52,9 @@ def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple
     for number, tokens in writes:
         name = f"s{number}"
         memory.remember(Binding(name, "w", 1), bytes(4 * tokens))
-        order = [one for one in order if one != name] + [name]
+        order = [earlier for earlier in order if earlier != name] + [name]
         assert memory._bytes <= bound
-        kept = [one for one in order if memory.binding(one)]
+        kept = [kept_name for kept_name in order if memory.binding(kept_name)]
         assert kept == order[len(order) - len(kept) :]
         assert len(memory) == len(kept)
     for name in order:

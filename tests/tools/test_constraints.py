@@ -76,7 +76,9 @@ def test_the_file_that_was_pinned_is_installed(tmp_path: Path, wheel: Path) -> N
 def test_make_verifies_whatever_it_installs() -> None:
     recipes = re.sub(r"\\\n\s*", "", MAKEFILE)
     installs = [line for line in recipes.splitlines() if " pip install " in line and not line.startswith("#")]
-    assert len(installs) == 4
-    for line in installs:
+    # The clients of docs/clients.md are no part of AMPD, and are tried in their newest versions.
+    own = [line for line in installs if "$(CLIENTS)" not in line]
+    assert (len(installs), len(own)) == (5, 4)
+    for line in own:
         assert "--constraint constraints.txt" in line or "--require-hashes" in line, line
         assert "--no-verify-hashes" not in line

@@ -11,6 +11,7 @@ import pytest
 from ampd.errors import UserError
 from ampd.page_keys import page_keys
 from ampd.perf.presets import analytic_model
+from ampd.serving import kv_tiers
 from ampd.types import Parallelism
 from workers.kv.exchange import KvFetch
 from workers.kv_reads import KvReads
@@ -75,3 +76,29 @@ async def test_reading_pays(
     fetched = await reads.read(progress, "P", expected_tokens, source_tp)
     assert fetched is (FETCHED if is_read else None)
     assert kv.reads == (["P"] if is_read else [])
+
+
+@pytest.mark.parametrize(
+    ("expected_tokens", "transfer_s", "limit_s", "longest_s"),
+    [
+        pytest.param(20000, 0.01, 60.0, "computed", id="as long as computing"),
+        pytest.param(8000, 0.9, 60.0, 1.8, id="twice the read"),
+        pytest.param(160, 0.01, 60.0, kv_tiers.READ_FLOOR_S, id="not less than the floor"),
+        pytest.param(8000, 0.9, 0.5, 0.5, id="not more than the limit"),
+    ],
+)
+def test_how_long_a_read_may_take(
+    expected_tokens: int, transfer_s: float, limit_s: float, longest_s: float | str
+) -> None:
+    model = cast(Any, SlowLinks(transfer_s))
+    tp = Parallelism(tp=1)
+    computed_s = model.prefill_s(0, 20000, tp)
+    assert computed_s > kv_tiers.READ_FLOOR_S
+    found_s = kv_tiers.longest_read_s(limit_s, 0, expected_tokens, model, tp, Parallelism(tp=2))
+    assert found_s == (computed_s if longest_s == "computed" else longest_s)
+
+
+def test_a_read_whose_time_is_not_known_may_take_as_long_as_any() -> None:
+    tp = Parallelism(tp=1)
+    model = cast(Any, SlowLinks(0.1))
+    assert kv_tiers.longest_read_s(5.0, 0, 8000, model, tp, Parallelism(tp=4)) == 5.0

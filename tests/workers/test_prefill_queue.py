@@ -191,7 +191,7 @@ async def test_postponements_are_counted_and_shown() -> None:
         with queue.place(late, False), queue.place(task("short", incr_tokens=10), False) as short:
             first.leave()
             await short.picked()
-            shown = {one.task_id: one.postponements for one in queue.tasks()}
+            shown = {queued.task_id: queued.postponements for queued in queue.tasks()}
             assert shown == {"short": 0, "long": 1}
 
 

@@ -120,5 +120,18 @@ async def test_an_evicted_copy_is_no_lost_session() -> None:
     async with sessions.round("moved here"):
         pass
     for session_id in ("copy", "own", "moved here"):
+        sessions.held(session_id, 16)
         sessions.held(session_id, 0)
     assert sessions.evicted == 2
+
+
+async def test_a_session_is_lost_once_and_only_if_it_was_held() -> None:
+    sessions, _, _ = keeper()
+    for session_id in ("short", "trimmed"):
+        async with sessions.round(session_id):
+            pass
+    sessions.held("short", 0)
+    assert sessions.evicted == 0
+    for tokens in (16, 0, 0):
+        sessions.held("trimmed", tokens)
+    assert sessions.evicted == 1

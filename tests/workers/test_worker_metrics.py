@@ -108,9 +108,11 @@ async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
             assert station.total("ampd_kv_read_seconds_sum", direction=part) == pytest.approx(sum(reads))
             assert station.total("ampd_kv_read_failures_total") == 0
         assert prefill.total("ampd_prefill_seconds_count") == prefill.total("ampd_prefill_wait_seconds_count") == 2
-        assert prefill.total("ampd_prefill_seconds_sum") == pytest.approx(sum(one["prefill_s"] for one, _ in reports))
+        assert prefill.total("ampd_prefill_seconds_sum") == pytest.approx(
+            sum(report["prefill_s"] for report, _ in reports)
+        )
         assert prefill.total("ampd_prefill_wait_seconds_sum") == pytest.approx(
-            sum(one["queued_s"] for one, _ in reports)
+            sum(report["queued_s"] for report, _ in reports)
         )
         assert prefill.total("ampd_prefill_slices_total") == 2
         # Seven tokens follow a first one that came from elsewhere, four have three gaps.
@@ -224,6 +226,7 @@ async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
             async with decode.sessions.round(name):
                 pass
             decode.changes.held(name, 64)
+            decode.sessions.held(name, 64)
         assert decode.total("ampd_sessions_held") == 4
         decode.sessions.held("evicted", 0)
         await decode.sessions.release("ended")

@@ -3,10 +3,11 @@
 import asyncio
 
 from ampd.perf.piecewise import load_performance_model
+from ampd.policies.expectations import ORDERED_PREFILLS
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from workers.prefill_queue import AsyncPrefillQueue
-from workers.worker_view import LISTED_PREFILLS, listed
+from workers.worker_view import listed
 
 
 def task(number: int) -> PrefillTask:
@@ -15,15 +16,15 @@ def task(number: int) -> PrefillTask:
 
 async def test_a_long_queue_is_listed_in_part() -> None:
     queue = AsyncPrefillQueue(create("ordering", "fcfs"), load_performance_model("tiny-cpu"), Parallelism(1))
-    places = [queue.place(task(number), fetches=False) for number in range(LISTED_PREFILLS + 2)]
+    places = [queue.place(task(number), fetches=False) for number in range(ORDERED_PREFILLS + 2)]
     for count, place in enumerate(places, start=1):
         place.__enter__()
         await asyncio.sleep(0)
         first, rest = listed(queue.tasks())
         view = WorkerView("w", Role.PREFILL, queue=first, queue_rest=rest)
         assert view.queued_prefills == count
-        assert len(view.queue) == min(count, LISTED_PREFILLS)
-    assert view.queue_rest == QueueRest(2, 32, 2 * LISTED_PREFILLS + 1)
+        assert len(view.queue) == min(count, ORDERED_PREFILLS)
+    assert view.queue_rest == QueueRest(2, 32, 2 * ORDERED_PREFILLS + 1)
     for place in places:
         place.__exit__(None, None, None)
     assert listed(queue.tasks()) == ((), QueueRest())

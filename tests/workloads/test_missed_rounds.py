@@ -29,29 +29,29 @@ def _round(sent_s: float, ttft_s: float | None = 0.1, gap_s: float = 0.01, **fie
 
 def test_met_rounds_are_left_out_and_the_others_are_in_the_order_of_sending() -> None:
     missed = missed_rounds([_round(7, 0.6), _round(1), _round(2, None, error="503 no worker")], SLO)
-    assert [(one.sent_s, one.at_s, one.targets) for one in missed] == [
+    assert [(round_.sent_s, round_.at_s, round_.targets) for round_ in missed] == [
         (2, 2, "failed: 503 no worker"),
         (7, 7.6, "TTFT 600 ms of 500 ms"),
     ]
 
 
 def test_a_late_token_is_named_with_the_moment_of_the_last_one() -> None:
-    (one,) = missed_rounds([_round(1, 0.25, 0.125)], SLO)
-    assert (one.at_s, one.targets) == (2.5, "ITL 125.0 ms of 50 ms")
+    (missed,) = missed_rounds([_round(1, 0.25, 0.125)], SLO)
+    assert (missed.at_s, missed.targets) == (2.5, "ITL 125.0 ms of 50 ms")
     (both,) = missed_rounds([_round(1, 0.75, 0.125)], SLO)
     assert (both.at_s, both.targets) == (1.75, "TTFT 750 ms of 500 ms, ITL 125.0 ms of 50 ms")
 
 
 def test_the_parts_of_the_time_are_named_longest_first_without_small_ones() -> None:
-    (one,) = missed_rounds([_round(1, 0.9, decision=DECISION)], SLO)
+    (missed,) = missed_rounds([_round(1, 0.9, decision=DECISION)], SLO)
     parts = "prefill of 1,200 tokens 600 ms; queued 200 ms; KV reads 160 ms"
-    assert one.causes == f"remote (earliest); {parts}; 64 tokens of the history recomputed; 1 workers lost"
+    assert missed.causes == f"remote (earliest); {parts}; 64 tokens of the history recomputed; 1 workers lost"
 
 
 @pytest.mark.parametrize("decision", [{}, {"route": "local", "queued_s": None, "hit_tokens": None}])
 def test_a_server_may_report_nothing(decision: dict[str, object]) -> None:
-    (one,) = missed_rounds([_round(1, 0.9, decision=decision)], SLO)
-    assert one.causes == ("local (-)" if decision else "")
+    (missed,) = missed_rounds([_round(1, 0.9, decision=decision)], SLO)
+    assert missed.causes == ("local (-)" if decision else "")
 
 
 def test_a_server_may_report_other_kinds_of_values() -> None:

@@ -41,6 +41,7 @@ def test_report_is_self_contained(route: str | None, slo: Slo | None) -> None:
     parser = HTMLParser()
     parser.feed(page)
     assert "<script" not in page
+    assert ".card { overflow: visible; }" in page, "paper does not scroll"
     assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?https?:|@import""", page)
     assert page.count("<svg") == 3
     assert ("reports no routes" in page) is (route is None)

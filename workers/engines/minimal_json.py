@@ -20,7 +20,7 @@ _FORMATS = {
     "uri": "http://example.com",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
-_UNSERVED = ("pattern", "not", "if", "contains", "dependentRequired", "dependentSchemas", "uniqueItems")
+_UNSERVED = ("pattern", "not", "if", "contains", "dependentRequired", "dependentSchemas")
 _DEEPEST = 40
 """Nested schemas before a schema counts as one that only an endless value fits."""
 _MOST_WORK = 50_000
@@ -159,6 +159,8 @@ class _Minimal:
         return {name: self.value(properties.get(name, others), depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        if schema.get("uniqueItems") and schema.get("minItems", 0) > 1:
+            raise UnservedSchemaError("the keyword uniqueItems is not understood for more than one item")
         first, rest = schema.get("prefixItems") or (), schema.get("items", True)
         parts = (first[at] if at < len(first) else rest for at in range(schema.get("minItems", 0)))
         return [self.value(part, depth + 1) for part in parts]

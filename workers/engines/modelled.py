@@ -150,7 +150,7 @@ class ModelledEngine:
         keys = page_keys(request.token_ids, self._info.page_size_tokens, request.known_keys, tenant=request.tenant)
         plan = self._planner.plan(request) if self._planner else None
         active = ActiveRequest(request, limits, keys, plan)
-        self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s)
+        self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s, request.max_new_tokens)
         self._kv.begin(request.rid, request.session_id, active.keys)
         self._alive.add(active)
         self._waiting.append(active)

@@ -129,7 +129,9 @@ class SglangEngine:
             from workers.kv.worker_process.nixl_transport import NixlTransport
             from workers.kv.worker_process.store_exchange import StoreExchange
         except ImportError as error:
-            raise EngineError(f"{error}: the SGLang engine needs the extra: pip install 'ampd[sglang]'") from None
+            raise EngineError(
+                f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
+            ) from None
         self._lost = asyncio.get_running_loop().create_future()
         surplus = self._next_rounds.surplus if self._next_rounds else None
         self._kv = StoreExchange(
@@ -137,7 +139,8 @@ class SglangEngine:
             self._settings.tp,
             self._make_transport or NixlTransport,
             surplus,
-            has_checksums=self._settings.kv_checksums,
+            has_checksums=self._settings.kv_checksums != "off",
+            checks_loads=self._settings.kv_checksums == "all",
         )
         await self._run_processes(self._kv)
 
@@ -224,19 +227,12 @@ class SglangEngine:
         on_gpu = choose_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        from sglang.srt.entrypoints.engine import Engine
-
-        def keep_manager(*args: Any, **kwargs: Any) -> Any:
-            made = Engine.init_tokenizer_manager_func(*args, **kwargs)
-            self._manager = made[0]
-            return made
-
-        class OurEngine(Engine):  # type: ignore[misc]
-            init_tokenizer_manager_func = staticmethod(keep_manager)
+        from workers.engines.sglang_launch import engine_class  # imports SGLang
 
         # It reports every handler that is not its own as an error.
         logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
         before = set(multiprocessing.active_children())
+        engine = engine_class(self._keep_manager)
         linker = {
             "control": kv.store.addresses,
             "store": kv.store.memory.place,
@@ -248,12 +244,15 @@ class SglangEngine:
         asyncio.set_event_loop(unused)
         try:
             # Allocated first: what an engine that fails to start has opened must be closed as well.
-            self._engine = OurEngine.__new__(OurEngine)
+            self._engine = engine.__new__(engine)
             self._engine.__init__(**arguments)
         finally:
             self._processes = [child for child in multiprocessing.active_children() if child not in before]
             asyncio.set_event_loop(None)
             unused.close()
+
+    def _keep_manager(self, manager: Any) -> None:
+        self._manager = manager
 
     def _process_ended(self, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
@@ -443,7 +442,9 @@ class _RequestAccount:
         self._keys = self._keys_of(request.token_ids, request.known_keys)
         engine._running[request.rid] = _Running(len(request.token_ids))
         if engine._next_rounds:
-            engine._next_rounds.begun(request.session_id, len(request.token_ids), request.ttft_slo_s)
+            engine._next_rounds.begun(
+                request.session_id, len(request.token_ids), request.ttft_slo_s, request.max_new_tokens
+            )
         try:
             await engine.kv.store.begin_request(
                 request.rid, request.session_id, self._keys, self._reloaded, self._reloading_pays

@@ -1,7 +1,8 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
-The digests of pages on machines without a compiler, and where the ranks' store listens. On machines without a GPU also
-the rotary embedding and what several ranks need: groups without NCCL, cores for each rank, replicated KV heads.
+The digests of pages where SGLang's extension for them cannot be built, and where the ranks' store listens. On machines
+without a GPU also the rotary embedding and what several ranks need: groups without NCCL, cores for each rank,
+replicated KV heads.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
-    HookRegistry.register(digests, native_or_hashlib, HookType.AROUND)
+    on_gpu = torch.cuda.is_available()
+    HookRegistry.register(digests, native_or_hashlib if on_gpu else with_hashlib, HookType.AROUND)
     HookRegistry.register("torch.distributed.rendezvous._create_c10d_store", on_loopback, HookType.AROUND)
-    if not torch.cuda.is_available():
+    if not on_gpu:
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
         HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
         group = "sglang.srt.distributed.parallel_state.GroupCoordinator.__init__"
@@ -46,6 +48,11 @@ def register() -> None:
         HookRegistry.register(binding, divide_cores, HookType.BEFORE)
         padding = "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp"
         HookRegistry.register(padding, replicate_kv_heads, HookType.AROUND)
+
+
+def with_hashlib(_load: Any) -> Any:
+    """Our module for digests: beside an engine on the CPU they cost nothing, and the build delays the first start."""
+    return page_digests
 
 
 @cache  # a build that fails is not tried again at each look-up

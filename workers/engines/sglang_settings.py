@@ -6,7 +6,7 @@ import json
 import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -58,8 +58,10 @@ class SglangSettings(Settings):
     kv_store_gib: float | None = Field(
         None, gt=0, description="Host memory for the KV of sessions; default: half of what the machine has free."
     )
-    kv_checksums: bool = Field(
-        False, description="Verify checksums of pages from the store or another worker. Slow: to find errors."
+    kv_checksums: Literal["off", "reads", "all"] = Field(
+        "reads",
+        description="Which pages are verified by a checksum: off (none), reads (those read from another worker), all "
+        "(also those loaded from this worker's store, which stops the worker for up to a second per 20 GB).",
     )
     allow_untested: bool = Field(
         False,

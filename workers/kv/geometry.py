@@ -6,7 +6,6 @@ tensor parallelism (TP) of the engine that wrote it, so that workers of differen
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -100,19 +99,6 @@ class PoolGeometry:
             starts[section.name] = at
             at += section.bytes
         return starts
-
-    def blocks(self) -> list[tuple[int, int]]:
-        """First byte and length of each head's block, section by section: the order of a record's checksums."""
-        starts = self.starts()
-        return [
-            (starts[section.name] + head * section.block_bytes, section.block_bytes)
-            for section in self.sections
-            for head in range(section.heads)
-        ]
-
-    def checksums(self, record: memoryview) -> list[int]:
-        """The CRC-32 of each block of a record (a view of `record_bytes` bytes)."""
-        return [zlib.crc32(record[start : start + length]) for start, length in self.blocks()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ class ChatCall:
 
     Attributes:
         system_messages: how many of the first messages are tools and system prompts, which agents of a kind share.
+        gap_s: seconds between the previous call and this one; 0: not recorded.
     """
 
     messages: tuple[str, ...]
     output: str
     system_messages: int = 0
+    gap_s: float = 0.0
 
 
 def message_words(message: dict[str, Any]) -> str:
@@ -63,6 +65,7 @@ def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str
             Round(
                 incr_tokens=_tokens(new, options) + HEADER_TOKENS,
                 output_tokens=max(1, options.count_tokens(call.output)) + END_TOKENS,
+                tool_s=call.gap_s,
                 keep_tokens=None if common == len(context) else _tokens(context[:common], options),
                 text="\n".join(new) if options.with_text else None,
             )

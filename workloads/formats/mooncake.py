@@ -33,7 +33,8 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
         calls = [_call(row, where, gap_s) for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)]
         later += len(calls) - 1
         rewrites += sum(
-            call.prompt_tokens <= before.prompt_tokens and not call.hashes for before, call in pairwise(calls)
+            call.prompt_tokens <= before.prompt_tokens and not common_prefix(before.hashes, call.hashes)
+            for before, call in pairwise(calls)
         )
         yield Session(
             session_id=name,

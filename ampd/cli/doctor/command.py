@@ -32,10 +32,12 @@ def run(argv: Sequence[str]) -> int:
     """Make all checks; 0 if nothing is wrong, else 1.
 
     Raises:
-        UserError: a wrong flag, or a file that cannot be written.
+        UserError: a wrong flag, a performance model that cannot be read, or a file that cannot be written.
     """
     settings = parse_settings(DoctorSettings, argv, PROG)
-    check_writable(settings.out)
+    check_writable(settings.out, replaces=True)
+    if settings.perf:
+        load_performance_model(settings.perf)
     examination = Examination(settings)
     examination.make()
     report = Report(examination.findings, examination.readings)

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from ampd.cli.doctor.settings import DoctorSettings
+from ampd.cli.serve.devices import visible_gpus
 from ampd.cli.serve.processes import last_line, log_lines
 from ampd.cli.serve.running import running_graph
 from ampd.cli.serve.settings import EngineName
@@ -101,11 +102,15 @@ def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:
 
 
 def _worker_args(settings: DoctorSettings) -> str:
-    """The user's flags, and on SGLang a KV memory that two engines may have on one GPU."""
+    """The user's flags, and on SGLang a KV memory that two engines may have on one GPU.
+
+    A CPU computes in float32, because some CPUs round bfloat16 so that the same rounds end with other tokens.
+    """
     given = f"--kv-timeout-s {_KV_TIMEOUT_S} {settings.worker_args}".strip()
-    if settings.engine is not EngineName.SGLANG or "--max-total-tokens" in given:
+    if settings.engine is not EngineName.SGLANG:
         return given
-    return f"--max-total-tokens {_KV_TOKENS} {given}".strip()
+    usual = {"--max-total-tokens": str(_KV_TOKENS)} | ({} if visible_gpus() else {"--dtype": "float32"})
+    return " ".join([*(f"{flag} {value}" for flag, value in usual.items() if flag not in given), given])
 
 
 def _environment() -> dict[str, str]:

@@ -68,11 +68,14 @@ def run(argv: Sequence[str]) -> int:
     settings = parse_settings(ProfileSettings, argv, PROG)
     if settings.grid not in set(Density):
         raise UserError(f"--grid: known are {', '.join(Density)} (given: {settings.grid!r})")
-    check_writable(settings.output, settings.points)
+    check_writable(settings.output, replaces=True)
+    check_writable(settings.points)
     if settings.refit is not None and settings.points is not None:
         raise UserError("--points: nothing is measured with --refit, so there are no points to write; leave one out")
     if settings.engine is EngineName.SGLANG and settings.refit is None and find_spec("sglang") is None:
-        raise UserError("--engine sglang: SGLang is not installed: pip install 'ampd[sglang]'")
+        raise UserError(
+            "--engine sglang: SGLang is not installed: uv pip install --editable '.[sglang]' in AMPD's repository"
+        )
     base = None if settings.extend is None else read_profile(settings.extend)
     if settings.refit is not None:
         points, engine = _read_points(settings.refit)

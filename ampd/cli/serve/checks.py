@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from ampd.call_signatures import read_secrets
 from ampd.cli.serve.settings import EngineName, ServeSettings
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
@@ -41,6 +42,11 @@ def check_perf(settings: ServeSettings) -> None:
     load_performance_model(settings.perf).require(prefill or decode, decode)
 
 
+def check_secret(settings: ServeSettings) -> None:
+    """Refuse a file of secrets that a worker could not read."""
+    read_secrets(settings.graph_secret_file, "ampd serve")
+
+
 def check_engine(engine: EngineName) -> None:
     """Refuse an engine whose libraries are not installed."""
     if engine is EngineName.SGLANG:
@@ -48,7 +54,7 @@ def check_engine(engine: EngineName) -> None:
             if importlib.util.find_spec(module) is None:
                 raise UserError(
                     f"ampd serve: --engine sglang needs the package {module}; install it with "
-                    "pip install 'ampd[sglang]', or use --engine modelled"
+                    "uv pip install --editable '.[sglang]' in AMPD's repository, or use --engine modelled"
                 )
 
 

@@ -10,8 +10,9 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ampd.cli.serve import checks
 from ampd.cli.serve.body_limit import body_limit_mb
@@ -23,7 +24,9 @@ from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targ
 from ampd.cli.serve.processes import Supervisor, first_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
+from ampd.cli.serve.starting import start_processes, worker_server
 from ampd.errors import RunError, UserError
+from ampd.fork_server import ForkServer
 from ampd.model_folder import check_model_folder
 from ampd.policies.registry import POOLS
 from ampd.settings import PREFIX, parse_settings
@@ -48,6 +51,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_policies(settings)
     checks.check_workers(settings)
     checks.check_perf(settings)
+    checks.check_secret(settings)
     checks.check_engine(settings.engine)
     checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
@@ -68,8 +72,8 @@ def run(argv: Sequence[str]) -> int:
             if settings.metrics
             else (),
         )
-        with _log_dir(settings) as log_dir:
-            return asyncio.run(_serve(settings, site, log_dir))
+        with _log_dir(settings) as log_dir, worker_server(settings.engine, environments, log_dir) as server:
+            return asyncio.run(_serve(settings, site, log_dir, server))
 
 
 def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
@@ -109,7 +113,7 @@ def _log_dir(settings: ServeSettings) -> Iterator[Path]:
         shutil.rmtree(chosen, ignore_errors=True)
 
 
-async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int:
+async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server: ForkServer | None) -> int:
     stopped = asyncio.Event()
     supervisor = Supervisor(log_dir)
 
@@ -135,24 +139,25 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
                 controls=_controls(settings, site),
             )
         )
+    ready: asyncio.Task[None] | None = None
     try:
         specs = graph_processes(settings, site)
         frontend = {FRONTEND: (settings.host, site.port)}
         if settings.metrics:
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
-        for spec in specs:
-            supervisor.start(spec)
         expected = Expected(url, site.model_name, settings.workers(), settings.coordinators)
         ready = asyncio.create_task(
-            wait_until_ready(
-                store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
+            _all_of(
+                start_processes(supervisor, server, specs, _progress),
+                wait_until_ready(
+                    store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
+                ),
             )
         )
         interrupted = asyncio.create_task(stopped.wait())
         await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            ready.cancel()
             return 0
         await ready
         print(_ready_line(settings, site, url, log_dir), flush=True)
@@ -164,9 +169,24 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
             probing.cancel()
         return 0
     finally:
+        if ready is not None:
+            ready.cancel()
         _progress("stopping, when the rounds in progress have finished; Ctrl-C again stops at once")
         await asyncio.to_thread(_stop, supervisor)
         await store.close()
+
+
+async def _all_of(*parts: Coroutine[Any, Any, None]) -> None:
+    """Return when all have. The first error, or the end of this task, ends the others."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                await task
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _stop(supervisor: Supervisor) -> None:

@@ -10,10 +10,12 @@ from itertools import accumulate
 
 from ampd.errors import UserError
 
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 
 def visible_gpus() -> list[str]:
     """Ids of the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` takes them; empty without NVIDIA GPUs."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get(GPUS_VARIABLE)
     if chosen is not None:
         return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
     if shutil.which("nvidia-smi") is None:
@@ -41,11 +43,11 @@ def worker_environments(degrees: Sequence[int], gpus: Sequence[str], cpus: int) 
         threads = str(max(1, cpus // ranks))
         return [{"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} for _ in degrees]
     if len(gpus) == 1 and ranks == len(degrees):
-        return [{"CUDA_VISIBLE_DEVICES": gpus[0]} for _ in degrees]
+        return [{GPUS_VARIABLE: gpus[0]} for _ in degrees]
     if len(gpus) < ranks:
         raise UserError(
             f"ampd serve: {len(degrees)} workers at --tp {' and '.join(map(str, dict.fromkeys(degrees)))} need {ranks} "
             f"GPUs, this machine shows {len(gpus)}; use fewer workers or a smaller --tp"
         )
     ends = accumulate(degrees)
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[end - tp : end])} for tp, end in zip(degrees, ends, strict=True)]
+    return [{GPUS_VARIABLE: ",".join(gpus[end - tp : end])} for tp, end in zip(degrees, ends, strict=True)]

@@ -14,7 +14,7 @@ import httpx
 
 from ampd.cli.serve.processes import Supervisor
 
-PERIOD_S, TIMEOUT_S, FAILURES = 10.0, 5.0, 6
+PERIOD_S, TIMEOUT_S, FAILURES = 5.0, 4.0, 6
 """The probe of a pod, see `livenessProbe` in k8s/base/graph.yaml."""
 
 
@@ -46,8 +46,11 @@ class LivenessProbe:
         Args:
             progress: gets a line per process.
         """
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(asked_s + self._period_s - loop.time())
+            asked_s = loop.time()
             for name in supervisor.ended():
                 self._urls.pop(name, None)
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ampd.child_process import tied_to_parent
 
@@ -30,10 +31,36 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+class Process(Protocol):
+    """A process that was started, as `subprocess.Popen` is one. It leads its process group."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+"""Starts a process: its command line, its whole environment, the file for its output."""
+
+
+def start_program(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> Process:
+    """Start a program in its own process group. It gets SIGTERM when this process dies for any reason."""
+    with output.open("wb") as log:
+        return subprocess.Popen(
+            tied_to_parent(argv),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 @dataclass(slots=True)
 class _Child:
     spec: ProcessSpec
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
 
@@ -41,24 +68,24 @@ class Supervisor:
     """Runs processes, each in its own process group and with its own log file.
 
     A child gets SIGTERM when this process dies for any reason. `stop` ends every process group and waits for it.
+
+    Args:
+        start: how processes are started.
     """
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, start: Start = start_program) -> None:
         self._log_dir = log_dir
+        self._start = start
         self._children: list[_Child] = []
 
-    def start(self, spec: ProcessSpec) -> None:
-        """Start one process; its output goes to `<log_dir>/<name>.log`."""
+    def start(self, spec: ProcessSpec, start: Start | None = None) -> None:
+        """Start one process; its output goes to `<log_dir>/<name>.log`.
+
+        Args:
+            start: how, if not as usual.
+        """
         log = self._log_dir / f"{spec.name}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # long-lived: `stop` waits for it
-                tied_to_parent(spec.argv),
-                env={**os.environ, **spec.env},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = (start or self._start)(spec.argv, {**os.environ, **spec.env}, log)
         self._children.append(_Child(spec, process, log))
 
     @property
@@ -136,6 +163,6 @@ def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *flags)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

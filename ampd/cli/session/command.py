@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from ampd.wire import SESSIONS_ROUTE
 
 PROG = "ampd session"
 _TIMEOUT_S = 10.0
-_KEY = re.compile(r"[0-9a-f]{32}")
 _HELP = """usage: ampd session COMMAND ...
 
   list        list the sessions whose KV a worker holds
@@ -85,7 +83,8 @@ def _end(argv: Sequence[str]) -> None:
         print(json.dumps(answer, indent=1))
     if not (answer["was_bound"] or answer["released_tokens"]):
         raise RunError(
-            f"{PROG} end: no session {answer['session_key']} is alive; if it has a tenant, name it: --tenant"
+            f"{PROG} end: no session {printable(settings.session_id)} is alive; if it has a tenant, name "
+            "the tenant: --tenant"
         )
     if not settings.as_json:
         print(f"session {answer['session_key']} has ended; workers held {answer['released_tokens']} tokens of its KV")
@@ -100,8 +99,7 @@ def _owner(row: dict[str, Any]) -> str:
 
 
 def _names(settings: ShowSettings) -> dict[str, str]:
-    if _KEY.fullmatch(settings.session_id):
-        return {"session_key": settings.session_id, "tenant": settings.tenant}
+    # A coordinator also takes a name of 32 digits from the list. Only it can tell one from a client's id that looks so.
     return {"session_id": settings.session_id, "tenant": settings.tenant}
 
 

@@ -26,7 +26,8 @@ class ShowSettings(Settings):
     """Show one session: its decode worker, and where its KV is."""
 
     session_id: CliPositionalArg[str] = Field(
-        description="The client's id of the session, or its name of 32 hexadecimal digits from `ampd session list`."
+        description="The client's id of the session. If no client uses it: its name of 32 hexadecimal digits from "
+        "`ampd session list`."
     )
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
     coordinator_url: str | None = Field(None, description=_URL)

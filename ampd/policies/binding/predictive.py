@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ampd.policies.base import BindingSituation
 from ampd.policies.capacity import fits, session_memory
-from ampd.policies.estimates import index_of_least, queued_s
+from ampd.policies.estimates import index_of_least, queued_s, step_with_s
 from ampd.policies.registry import Policy, register
 from ampd.types import WorkerView
 
@@ -43,8 +43,7 @@ class PredictiveBinding(Policy):
     def _load(self, situation: BindingSituation, worker: WorkerView) -> float:
         task, model = situation.task, situation.model
         shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
-        context_tokens = worker.decode_context_tokens + task.context_tokens
-        step_s = model.decode_step_s(worker.decode_batch + 1, context_tokens, worker.parallelism)
+        step_s = step_with_s(model, worker, task.context_tokens)
         memory = 0.0
         used_tokens, capacity_tokens = session_memory(worker)
         if capacity_tokens:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ampd.policies.base import OrderingSituation, Pick, Run
-from ampd.policies.expectations import Expectations
+from ampd.policies.expectations import ORDERED_PREFILLS, Expectations
 from ampd.policies.moore_hodgson import Job, keep
 from ampd.policies.passes import joined_tokens, shortest_pass_s
 from ampd.policies.registry import register
@@ -51,7 +51,7 @@ class OnTimeOrdering(Expectations):
     )
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
 
-    WINDOW: ClassVar[int] = 128
+    WINDOW: ClassVar[int] = ORDERED_PREFILLS
     """Tasks considered, of those that can be on time."""
 
     def pick(self, situation: OrderingSituation) -> Pick:
@@ -64,7 +64,7 @@ class OnTimeOrdering(Expectations):
             index = hopeless[0]
         else:
             kept, _ = keep(jobs)
-            kept.sort(key=lambda job: (job.due_s, job.position))
+            kept.sort(key=_by_due)
             return self._pass(situation, kept)
         return Run(index, tuple(range(index)))
 
@@ -115,3 +115,7 @@ class OnTimeOrdering(Expectations):
         first = hopeless[: self.WINDOW]
         times_s = [prefill_s(queue[place].hist_tokens, queue[place].incr_tokens, parallelism) for place in first]
         return first[times_s.index(min(times_s))]
+
+
+def _by_due(job: Job) -> tuple[float, int]:
+    return job.due_s, job.position

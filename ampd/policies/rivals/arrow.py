@@ -11,7 +11,7 @@ from pydantic import Field
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange, RoutingSituation
 from ampd.policies.capacity import able, dispensable, fits
-from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_remote, index_of_least, local, queued_s
+from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_remote, index_of_least, local, queued_s, step_with_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Parallelism, Role, RouteDecision, RouteEstimate, WorkerView
 
@@ -90,7 +90,7 @@ class ArrowBinding(Policy):
             return running_tokens <= self.max_running_tokens
         if 0 < worker.kv_capacity_tokens < running_tokens:
             return False
-        return situation.model.decode_step_s(worker.decode_batch + 1, running_tokens, worker.parallelism) <= itl_slo_s
+        return step_with_s(situation.model, worker, task.context_tokens) <= itl_slo_s
 
 
 @register("routing", "arrow")

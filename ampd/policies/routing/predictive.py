@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
-from ampd.policies import expectations
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, history_at, history_read_s, local, queued_in_passes_s
+from ampd.policies.estimates import (
+    NO_PREFILL_WORKER,
+    history_at,
+    history_read_s,
+    local,
+    prefill_share,
+    queued_in_passes_s,
+    step_with_s,
+)
 from ampd.policies.expectations import Expectations
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.queue_work import work_of
@@ -82,7 +90,6 @@ class PredictiveRouting(Expectations):
         0.02, ge=0, description="Offers that differ by less than this share of the TTFT target count as equal."
     )
 
-    ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
     FADE: ClassVar[float] = 0.7
     """Last part of the ITL target in which a measured ITL makes local prefills rarer; 0: a measured ITL has no effect.
     """
@@ -101,13 +108,7 @@ class PredictiveRouting(Expectations):
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
-        grain_s, dice = self.spread * task.slo.ttft_s, situation.rng.random
-
-        def rank(offer: Offer) -> tuple[float, float]:
-            throw = dice()
-            return offer.total_s + throw * grain_s, throw
-
-        offers.sort(key=rank)
+        offers = _ranked(offers, self.spread * task.slo.ttft_s, situation.rng)
         chosen, reason = self._choose(situation, offers)
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
@@ -141,10 +142,8 @@ class PredictiveRouting(Expectations):
         if not worker.decode_batch:
             return 1.0
         task = situation.task
-        context_tokens = worker.decode_context_tokens + joining * task.context_tokens
-        step_s = situation.model.decode_step_s(worker.decode_batch + joining, context_tokens, worker.parallelism)
-        share = 1.0 - step_s / (self.ITL_SHARE * task.slo.itl_s)
-        return share * self._unspent(worker, task.slo.itl_s)
+        step_s = step_with_s(situation.model, worker, joining * task.context_tokens, joining)
+        return prefill_share(step_s, task.slo.itl_s) * self._unspent(worker, task.slo.itl_s)
 
     def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
         """1 while the measured ITL is far from its target, 0 at the target."""
@@ -174,6 +173,17 @@ class PredictiveRouting(Expectations):
             return 0.0
         own = self.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
         return weight_lost_to(own, jobs)
+
+
+def _ranked(offers: Sequence[Offer], grain_s: float, rng: random.Random) -> list[Offer]:
+    """The offers by time. Those that differ by less than `grain_s` are in random order."""
+    dice = rng.random
+
+    def rank(offer: Offer) -> tuple[float, float]:
+        throw = dice()
+        return offer.total_s + throw * grain_s, throw
+
+    return sorted(offers, key=rank)
 
 
 def _record(chosen: Offer, offers: Sequence[Offer]) -> tuple[RouteEstimate, ...]:

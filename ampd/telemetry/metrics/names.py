@@ -346,7 +346,7 @@ STORE_EVICTED = _counter(
     "ampd_kv_store_evicted_tokens_total",
     _WORKER,
     "Tokens whose KV the store dropped, by cause. To make room: unused (of no session), surplus (the session's next "
-    "round can compute them again within its target), idle (of a session between two rounds). With --kv-checksums: "
+    "round can compute them again within its target), idle (of a session between two rounds). With --kv-checksums all: "
     "damaged (not as they were written).",
     {"cause": EVICTION_CAUSES},
 )

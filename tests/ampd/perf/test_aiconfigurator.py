@@ -88,5 +88,5 @@ def test_a_gpu_without_data_is_refused() -> None:
 
 def test_without_the_package_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
-    with pytest.raises(UserError, match=r"pip install 'ampd\[aiconfigurator\]'"):
+    with pytest.raises(UserError, match=r"uv pip install --editable '\.\[aiconfigurator\]'"):
         aiconfigurator_model("qwen3-32b", "h100")

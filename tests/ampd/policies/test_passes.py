@@ -76,7 +76,7 @@ def test_short_prefills_queued_for_a_mixture_pay_for_its_experts_once() -> None:
     here = replace(decode(9000), parallelism=TP2)
     decision = situations.route(policy, round_of(0, 100), here, (worker,), MIXTURE, 0.0, random.Random(0))
     page_s = shortest_pass_s(MIXTURE, 0, TP2)
-    there = next(one for one in decision.estimates if one.worker_id == "p")
+    there = next(estimate for estimate in decision.estimates if estimate.worker_id == "p")
     assert there.queue_s == pytest.approx(mixture_s(40) + 2 * (mixture_s(40) - page_s))
     assert there.queue_s < 1.1 * mixture_s(40)
 

@@ -46,8 +46,8 @@ def test_the_mean_increment_and_the_last_target_count(increments: list[int], tar
     context_tokens = 0
     for increment in increments:
         context_tokens += increment
-        rounds.begun("s", context_tokens, 99.0)
-    rounds.begun("s", context_tokens, target_s)
+        rounds.begun("s", context_tokens, 99.0, None)
+    rounds.begun("s", context_tokens, target_s, None)
     mean = sum(increments) // len(increments)
     expected = surplus(context_tokens, mean, TARGET_SHARE * target_s, MODEL, TP2)
     assert rounds.surplus(context_tokens, "s") == expected
@@ -55,15 +55,23 @@ def test_the_mean_increment_and_the_last_target_count(increments: list[int], tar
 
 def test_nothing_may_go_of_an_unknown_session() -> None:
     rounds = NextRounds(MODEL, TP2)
-    rounds.begun("s", 100, 9.0)
+    rounds.begun("s", 100, 9.0, None)
     assert rounds.surplus(100, "other") == 0
+    assert rounds.surplus(100, "s") == 100
+
+
+def test_a_request_without_output_is_no_round() -> None:
+    rounds = NextRounds(MODEL, TP2)
+    rounds.begun("s", 100, 9.0, 0)
+    assert rounds.surplus(100, "s") == 0
+    rounds.begun("s", 100, 9.0, 1)
     assert rounds.surplus(100, "s") == 100
 
 
 def test_only_the_latest_sessions_are_remembered() -> None:
     rounds = NextRounds(MODEL, TP2)
     for number in range(5000):
-        rounds.begun(f"s{number}", 100, 9.0)
+        rounds.begun(f"s{number}", 100, 9.0, None)
     assert rounds.surplus(100, "s0") == 0
     assert rounds.surplus(100, "s4999") == 100
 

@@ -1,7 +1,7 @@
 """When a session moves to another owner, and when it stays."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -32,6 +32,7 @@ def due(
     move_s: float = 0.2,
     moved_s: float = -math.inf,
     task: PrefillTask = TASK,
+    shared_tokens: Mapping[str, int] | None = None,
 ) -> Move | None:
     return due_move(
         MoveSituation(
@@ -43,6 +44,7 @@ def due(
             others=others,
             moved_s=moved_s,
             route=lambda worker: local(worker, move_s),
+            shared_tokens=shared_tokens or {},
         )
     )
 
@@ -95,6 +97,13 @@ def test_a_move_must_meet_the_target_that_it_is_made_for() -> None:
     assert due(stay_s=1.5, move_s=0.95) is None
     assert reason(due(stay_s=1.5, move_s=0.85)) == "ttft"
     assert due(replace(OWNER, **CROWDED), move_s=1.2) is None
+
+
+def test_a_prefix_that_the_new_owner_holds_for_others_needs_no_more_memory() -> None:
+    nearly_full = replace(OTHER, kv_used_tokens=178_000)
+    assert due(stay_s=1.1, others=(nearly_full,)) is None
+    assert due(stay_s=1.1, others=(nearly_full,), shared_tokens={"a": 4000}) is None
+    assert reason(due(stay_s=1.1, others=(nearly_full,), shared_tokens={"b": 4000})) == "ttft"
 
 
 def test_a_late_round_leaves_a_prefill_worker_if_it_gets_no_later() -> None:

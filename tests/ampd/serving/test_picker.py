@@ -55,7 +55,7 @@ def test_a_wait_postpones_nobody_and_picks_nobody() -> None:
     bench = Bench(Scripted(Wait(1.0)))
     bench.enter("a", "b", fetches=True)
     assert bench.log == []
-    assert {one.postponements for one in bench.queue.tasks()} == {0}
+    assert {queued.postponements for queued in bench.queue.tasks()} == {0}
 
 
 def test_a_wait_while_all_slots_are_taken_costs_no_slot() -> None:

@@ -26,7 +26,7 @@ def test_a_pass_takes_one_slot_and_gives_it_back_with_its_last_member() -> None:
     assert bench.at(Stage.COMPUTING) == ["first"]
     bench.leave("first")
     assert bench.at(Stage.COMPUTING) == ["a", "b", "c"]
-    assert [one.task_id for one in bench.queue.tasks()] == ["a", "b", "c", "last"]
+    assert [queued.task_id for queued in bench.queue.tasks()] == ["a", "b", "c", "last"]
     bench.leave("b", "a")
     assert bench.at(Stage.COMPUTING) == ["c"]
     assert bench.at(Stage.WAITING) == ["last"]

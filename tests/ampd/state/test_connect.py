@@ -119,18 +119,18 @@ async def test_something_that_is_not_redis() -> None:
 
 
 async def test_namespaces_share_a_redis_apart(redis_server: TcpRedis, make: Any) -> None:
-    one, other = await open_store(redis_server.url, "apart-1"), await open_store(redis_server.url, "apart-2")
-    watcher = other.watch()
+    store, other_store = await open_store(redis_server.url, "apart-1"), await open_store(redis_server.url, "apart-2")
+    watcher = other_store.watch()
     await watcher.start()
-    await one.publish_worker(make.view("d1"), 60)
-    await one.route(make.write(), SessionLimits(60))
-    await other.end_session("marker")
-    assert await other.snapshot() == []
-    assert await other.binding("s1") is None
+    await store.publish_worker(make.view("d1"), 60)
+    await store.route(make.write(), SessionLimits(60))
+    await other_store.end_session("marker")
+    assert await other_store.snapshot() == []
+    assert await other_store.binding("s1") is None
     assert (await anext(watcher)).session_id == "marker"  # type: ignore[union-attr]
     await watcher.aclose()
-    await one.close()
-    await other.close()
+    await store.close()
+    await other_store.close()
 
 
 async def test_tcp_and_socket_reach_the_same_redis(redis_server: TcpRedis, make: Any) -> None:
@@ -188,8 +188,8 @@ class TestAccessControl:
             await watcher.publish_coordinator(coordinator, 60)
         await store.remove_coordinator("c1")
         assert (await watcher.overview()).coordinators == []
-        for one in (store, watcher):
-            await one.close()
+        for opened in (store, watcher):
+            await opened.close()
 
     async def test_credentials_come_from_the_url(self, server: TcpRedis, make: Any) -> None:
         url = server.tcp_url.replace("redis://", "redis://ampd:p%40ss@")

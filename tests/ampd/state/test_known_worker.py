@@ -55,7 +55,7 @@ def test_reports_one_by_one_are_the_last_publication_with_all_changes(reports: l
         else:
             published = replace(published, queue=tuple(task(name, number) for name in what), held_tokens={"y": 4})
             assert worker.publish(published, 0.0) == 0
-            entered = {name: one for name, one in entered.items() if name not in what}
+            entered = {name: entry for name, entry in entered.items() if name not in what}
             held.clear()
         view = worker.view()
         assert view == merge(published, entered.values(), done, held)
@@ -74,10 +74,10 @@ def test_an_earlier_view_stays_as_it_was() -> None:
     worker.enter(task("b", 1), 0.0)
     worker.finish("a", 0.0)
     worker.hold("x", 0)
-    assert [one.task_id for one in before.queue] == ["a"]
+    assert [queued.task_id for queued in before.queue] == ["a"]
     assert before.held_tokens == {"x": 3}
     assert isinstance(before.queue, QueuedPrefills)
     assert before.queue.work is not None
     assert len(before.queue.work.not_over(0.0)) == 1
-    assert [one.task_id for one in worker.view().queue] == ["b"]
+    assert [queued.task_id for queued in worker.view().queue] == ["b"]
     assert worker.view().held_tokens == {}

@@ -63,25 +63,25 @@ class TestClaims:
         assert queued == [f"t{index}" for index, outcome in enumerate(outcomes) if outcome.accepted]
 
     async def test_refresh_keeps_worker_and_epoch(self, cluster: Any, make: Any) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        claimed = await one.route(make.write(), SessionLimits(LONG_S))
-        refreshed = await other.route(make.write(epoch=1, task_id="t2"), SessionLimits(LONG_S))
+        store, other_store = await cluster.store(), await cluster.store()
+        claimed = await store.route(make.write(), SessionLimits(LONG_S))
+        refreshed = await other_store.route(make.write(epoch=1, task_id="t2"), SessionLimits(LONG_S))
         assert claimed.accepted
         assert refreshed.accepted
         assert claimed.binding == refreshed.binding == Binding("s1", "d1", 1)
 
     async def test_a_newcomer_that_chose_the_bound_worker_is_accepted(self, cluster: Any, make: Any) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        await one.route(make.write(), SessionLimits(LONG_S))
-        await one.rebind(Binding("s1", "d1", 1), "d2", LONG_S)
-        outcome = await other.route(make.write(worker_id="d2", epoch=0, task_id="t2"), SessionLimits(LONG_S))
+        store, other_store = await cluster.store(), await cluster.store()
+        await store.route(make.write(), SessionLimits(LONG_S))
+        await store.rebind(Binding("s1", "d1", 1), "d2", LONG_S)
+        outcome = await other_store.route(make.write(worker_id="d2", epoch=0, task_id="t2"), SessionLimits(LONG_S))
         assert outcome.accepted
         assert outcome.binding == Binding("s1", "d2", 2)
 
     async def test_another_worker_is_refused_with_the_binding_that_holds(self, cluster: Any, make: Any) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        await one.route(make.write(worker_id="d1"), SessionLimits(LONG_S))
-        refused = await other.route(make.write(worker_id="d2", task_id="t2"), SessionLimits(LONG_S))
+        store, other_store = await cluster.store(), await cluster.store()
+        await store.route(make.write(worker_id="d1"), SessionLimits(LONG_S))
+        refused = await other_store.route(make.write(worker_id="d2", task_id="t2"), SessionLimits(LONG_S))
         assert not refused.accepted
         assert refused.binding == Binding("s1", "d1", 1)
 
@@ -227,15 +227,15 @@ class TestFencing:
         assert late.binding == moved.binding
 
     async def test_a_stale_epoch_is_refused(self, cluster: Any, make: Any) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        old = (await one.route(make.write(), SessionLimits(LONG_S))).binding
-        moved = (await one.rebind(old, "d2", LONG_S)).binding
-        back = (await one.rebind(moved, "d1", LONG_S)).binding
+        store, other_store = await cluster.store(), await cluster.store()
+        old = (await store.route(make.write(), SessionLimits(LONG_S))).binding
+        moved = (await store.rebind(old, "d2", LONG_S)).binding
+        back = (await store.rebind(moved, "d1", LONG_S)).binding
         # the worker is the same again, and still the old epoch is too old
-        refused = await other.route(make.write(epoch=old.epoch, task_id="t2"), SessionLimits(LONG_S))
+        refused = await other_store.route(make.write(epoch=old.epoch, task_id="t2"), SessionLimits(LONG_S))
         assert not refused.accepted
         assert refused.binding == back == Binding("s1", "d1", 3)
-        late = await other.rebind(old, "d9", LONG_S)
+        late = await other_store.rebind(old, "d9", LONG_S)
         assert not late.accepted
         assert late.binding == back
 

@@ -131,8 +131,8 @@ async def test_the_overview_shows_workers_as_the_snapshot_does_with_their_ages(
     await store.publish_worker(make.view("young"), LONG_S)
     await store.route(make.write(worker_id="old", task_id="t1"), SessionLimits(LONG_S))
     overview = await store.overview()
-    assert [(one.worker_id, one.held_tokens, len(one.queue)) for one in await store.snapshot()] == [
-        (one.view.worker_id, one.view.held_tokens, len(one.view.queue)) for one in overview.workers
+    assert [(view.worker_id, view.held_tokens, len(view.queue)) for view in await store.snapshot()] == [
+        (known.view.worker_id, known.view.held_tokens, len(known.view.queue)) for known in overview.workers
     ]
     # what is laid over a word does not make it younger
     ages = {heard.view.worker_id: heard.age_s for heard in overview.workers}

@@ -25,18 +25,18 @@ class TestRoles:
     async def test_a_leader_that_falls_silent_is_replaced_and_assigns_no_more(
         self, cluster: Any, make: Any, waiting: Any
     ) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        assert (await one.lead("c1", SHORT_S)).leads
+        leader, successor = await cluster.store(), await cluster.store()
+        assert (await leader.lead("c1", SHORT_S)).leads
 
         async def taken_over() -> bool:
-            return bool((await other.lead("c2", LONG_S)).leads)
+            return bool((await successor.lead("c2", LONG_S)).leads)
 
         await waiting.until(taken_over)
-        assert not await one.assign_role("c1", make.role("d1"), LONG_S)
-        assert not (await one.lead("c1", LONG_S)).leads
-        assert await one.publish_worker(make.view("d1"), LONG_S) is None
-        assert await other.assign_role("c2", make.role("d1"), LONG_S)
-        assert await one.publish_worker(make.view("d1"), LONG_S) == make.role("d1")
+        assert not await leader.assign_role("c1", make.role("d1"), LONG_S)
+        assert not (await leader.lead("c1", LONG_S)).leads
+        assert await leader.publish_worker(make.view("d1"), LONG_S) is None
+        assert await successor.assign_role("c2", make.role("d1"), LONG_S)
+        assert await leader.publish_worker(make.view("d1"), LONG_S) == make.role("d1")
 
     async def test_a_lease_that_ran_out_assigns_nothing_although_nobody_took_over(
         self, cluster: Any, make: Any, waiting: Any
@@ -50,12 +50,12 @@ class TestRoles:
         await waiting.until(refused)
 
     async def test_a_leader_may_resign_and_nobody_else_for_it(self, cluster: Any) -> None:
-        one, other = await cluster.store(), await cluster.store()
-        await one.lead("c1", LONG_S)
-        await other.resign("c2")
-        assert not (await other.lead("c2", LONG_S)).leads
-        await one.resign("c1")
-        assert (await other.lead("c2", LONG_S)).leads
+        leader, successor = await cluster.store(), await cluster.store()
+        await leader.lead("c1", LONG_S)
+        await successor.resign("c2")
+        assert not (await successor.lead("c2", LONG_S)).leads
+        await leader.resign("c1")
+        assert (await successor.lead("c2", LONG_S)).leads
 
     async def test_an_assigned_role_is_heard_and_comes_with_every_publication(
         self, cluster: Any, make: Any, waiting: Any

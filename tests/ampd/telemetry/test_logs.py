@@ -157,9 +157,9 @@ def test_lines_reach_dynamo_by_their_logger_s_name() -> None:
 def test_a_line_leaves_out_unknown_fields_and_is_left_out_below_the_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOG.name)
     log_fields(LOG, logging.DEBUG, "not wanted")
-    log_fields(LOG, logging.INFO, "said", one=None, other=0)
+    log_fields(LOG, logging.INFO, "said", unknown=None, known=0)
     (made,) = caplog.records
-    assert getattr(made, logs._FIELDS) == {"other": 0}
+    assert getattr(made, logs._FIELDS) == {"known": 0}
     assert made.filename == "test_logs.py"
 
 

@@ -47,13 +47,13 @@ def test_runs_that_took_longer_than_their_aim_are_marked() -> None:
         usual,
         CellResult("kill-decode", moment, accepted=5, completed=5, recover_s=1.5, lag_s=0.2),
         CellResult("kill-prefill", moment, accepted=5, completed=5, recover_s=1.7, lag_s=0.2),
-        CellResult("stop-decode", moment, accepted=5, completed=5, recover_s=2.8),
+        CellResult("kv-refused", moment, accepted=5, completed=5, recover_s=2.8),
     ]
     text = tables(results, FAULTS)
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     assert "| 1 s | 5/5, 1.1 s |" in rows["kill-decode"], "the harness itself was late by more"
     assert "| 1 s | 5/5, 1.3 s **late** |" in rows["kill-prefill"]
-    assert "| 2.5 s | 5/5, 2.4 s |" in rows["stop-decode"]
+    assert "| 2.5 s | 5/5, 2.4 s |" in rows["kv-refused"]
     assert "longer to recover than their aim: 1." in text
     heads = [line for line in text.splitlines() if line.startswith("| fault")]
     assert {line.count("|") for line in heads} == {line.count("|") for line in rows.values()}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ampd.fork_server import ForkServer
 from benchmarks.faults.cluster import LiveGraph
 from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
 from benchmarks.soak.sampling import REDIS, Sampler
-from tests.harness.fork_server import ForkServer
 from tests.waiting import until
 
 

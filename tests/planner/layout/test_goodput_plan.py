@@ -10,6 +10,7 @@ import pytest
 
 from ampd.types import Slo
 from planner.layout import goodput_plan
+from planner.layout.explain import sentences
 from planner.layout.goodput_plan import Wishes, make_goodput_plan, scale_of
 from planner.layout.layout import Layout
 from planner.layout.search import PlanCase
@@ -93,6 +94,29 @@ def test_a_large_cluster_is_planned_in_parts_and_simulated_once(monkeypatch: pyt
     assert checked.simulated["rounds"] > 0
 
 
+@pytest.mark.slow
+def test_a_large_cluster_that_does_not_carry_what_its_part_does_is_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(CASE, rate=150.0, gpus=8)
+    run = TrialTask.run
+    wholes: list[int] = []
+
+    def failing_at_first(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
+        made = run(task, case, end_s)
+        if task.rate < 150.0:
+            return made
+        wholes.append(task.layout.gpus)
+        return replace(made, met=0.5) if len(wholes) == 1 else made
+
+    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
+    monkeypatch.setattr(TrialTask, "run", failing_at_first)
+    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+    assert plan.scale > 1
+    assert plan.enlarged == 1
+    assert plan.carries
+    assert wholes[0] < wholes[1] == plan.layouts[0].layout.gpus
+    assert "each kind of replica got more, 1 times" in " ".join(sentences(plan, case, {}))
+
+
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_without_the_check_of_a_large_cluster_the_figures_are_those_of_its_part(
     is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +140,7 @@ def test_without_the_check_of_a_large_cluster_the_figures_are_those_of_its_part(
 
 
 def test_a_check_is_given_up_when_the_time_is_over() -> None:
-    task = TrialTask(Layout((), ((1, 1),)), CASE.rate, ONCE, 0, stops=False)
+    task = TrialTask(Layout((), ((1, 1),)), CASE.rate, ONCE, 0, margin=None)
     with pytest.raises(TimeOverError):
         task.run(CASE, time.monotonic())
     assert task.run(CASE).is_whole
@@ -135,3 +159,24 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan.carries, "the rate is one that was carried, not the one at which the search had arrived"
     assert all(each.simulated["rounds"] > 0 for each in plan.layouts)
     assert plan.next_step is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [30.0, 100.0])
+def test_without_time_the_plan_still_carries_the_rate_and_says_that_it_is_a_guess(rate: float) -> None:
+    case = replace(CASE, rate=rate, gpus=8)
+    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=0.0))
+    assert plan.is_estimated
+    assert not plan.has_fewest_gpus
+    assert plan.carries
+    assert "is a guess with a reserve, and carries the rate" in " ".join(sentences(plan, case, {}))
+
+
+@pytest.mark.slow
+def test_the_goodput_and_whether_the_rate_is_carried_agree() -> None:
+    # About what one GPU carries, so that the seeds differ.
+    for rate in (50.0, 56.0, 62.0, 68.0):
+        plan = make_goodput_plan(replace(CASE, rate=rate), Wishes(jobs=1, budget_s=MUCH))
+        for each in plan.layouts:
+            assert each.goodput is not None
+            assert each.carries_rate == (each.goodput.mean >= rate)

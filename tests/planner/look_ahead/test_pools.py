@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Considered, OtherPolicies, PoolsSituation, RoleChange
+from ampd.policies.base import OtherPolicies, PoolsSituation, RoleChange
+from ampd.policies.considered import Considered
 from ampd.policies.registry import create
 from ampd.recent_load import RecentRound
 from ampd.types import Parallelism, Role, Slo, WorkerView

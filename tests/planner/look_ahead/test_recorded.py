@@ -3,7 +3,9 @@
 import pytest
 
 from ampd.recent_load import RecentRound
+from planner.look_ahead.present import Decoding, Present, Waiting
 from planner.look_ahead.recorded import recorded_load
+from planner.simulator.options import UnderWay
 
 
 def ended(sent_s: float, kept_tokens: int, prompt_tokens: int, ended_s: float, output_tokens: int) -> RecentRound:
@@ -18,7 +20,8 @@ def test_a_session_under_way_keeps_its_context_and_its_pauses() -> None:
     recorded = recorded_load(load, stress=1.0)
     old, new = recorded.sessions
     assert (old.session_id, old.arrival_s, new.arrival_s) == ("old", 0.0, 2.0)
-    assert recorded.contexts == {"old": 100, "new": 0}
+    assert recorded.under_way == {"old": UnderWay(100)}
+    assert recorded.counted == {"old", "new"}
     assert [(item.keep_tokens, item.incr_tokens, item.output_tokens) for item in old.rounds] == [
         (100, 40, 20),
         (160, 40, 5),
@@ -47,3 +50,22 @@ def test_a_round_in_progress_gets_the_mean_output_and_ends_its_session() -> None
 def test_nothing_recorded_is_nothing_to_serve(stress: float) -> None:
     recorded = recorded_load({}, stress)
     assert (list(recorded.sessions), recorded.rounds, recorded.span_s) == ([], 0, 0.0)
+
+
+def test_rounds_in_progress_come_first_where_they_are() -> None:
+    long, queued = RecentRound(1.0, 100, 140), RecentRound(5.0, 0, 50)
+    load = {"long": [long], "short": [ended(2.0, 0, 50, 3.0, 10)], "queued": [queued]}
+    present = Present({"long": "d0"}, [Decoding("long", "d0", long, 90)], [Waiting("queued", "p0", queued, 4.0)])
+    recorded = recorded_load(load, 1.0, present)
+    decoding, waiting, *again = recorded.sessions
+    assert [each.session_id for each in (decoding, waiting)] == ["now/long", "now/queued"]
+    assert {each.session_id for each in again} == set(load)
+    assert (decoding.rounds[0].incr_tokens, decoding.rounds[0].output_tokens) == (1, 90)  # twice what is there
+    assert (waiting.rounds[0].keep_tokens, waiting.rounds[0].incr_tokens) == (0, 50)
+    assert recorded.under_way == {
+        "now/long": UnderWay(230, "d0", "d0"),
+        "now/queued": UnderWay(0, "", "p0", 4.0),
+        "long": UnderWay(100, "d0"),
+    }
+    assert recorded.counted == {"now/long", *load}  # what waits is late or not whatever the roles
+    assert next(each for each in again if each.session_id == "long").rounds[0].output_tokens == 180

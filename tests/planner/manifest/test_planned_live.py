@@ -45,7 +45,7 @@ def test_the_processes_of_a_plan_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Workers of both roles are wanted, whatever a search would choose.
-    monkeypatch.setattr(goodput_search, "proposals", lambda *_: [Layout(((1, 1),), ((1, 1),))])
+    monkeypatch.setattr(goodput_search.Search, "estimated", lambda _: Layout(((1, 1),), ((1, 1),)))
     trace, manifest = tmp_path / "trace.jsonl", tmp_path / "plan.yaml"
     rounds = [{"incr_tokens": 40, "output_tokens": 5}]
     trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(9)))

@@ -33,10 +33,10 @@ def test_a_colocated_cluster_keeps_all_gpus() -> None:
 
 
 def test_mixed_replicas_are_named_after_the_others_and_count() -> None:
-    one = (ReplicaGroup(1, Parallelism(4), 10),)
-    cluster = Cluster(decode=one, prefill=one, mixed=(ReplicaGroup(2, Parallelism(2)), ReplicaGroup(1, Parallelism(8))))
+    tp4 = (ReplicaGroup(1, Parallelism(4), 10),)
+    cluster = Cluster(decode=tp4, prefill=tp4, mixed=(ReplicaGroup(2, Parallelism(2)), ReplicaGroup(1, Parallelism(8))))
     assert (cluster.gpus, str(cluster)) == (20, "prefill 1xTP4, decode 1xTP4, mixed 2xTP2+1xTP8")
-    alone = Cluster(decode=(), mixed=one)
+    alone = Cluster(decode=(), mixed=tp4)
     assert (str(alone), alone.is_colocated) == ("mixed 1xTP4", False)
     together = cluster.colocated()
     assert (str(together), together.gpus) == ("co-located 2xTP2+2xTP4+1xTP8", 20)

@@ -32,7 +32,7 @@ def test_a_prefill_worker_without_room_for_the_prompt_leaves_it_to_the_decode_wo
     cluster = Cluster(decode=(ReplicaGroup(1, THETA, 5000),), prefill=(ReplicaGroup(1, THETA, 500),))
     fits, not_quite = (run([session("s", (tokens, 10))], cluster, REMOTE).rounds[0] for tokens in (499, 500))
     assert (fits.route, fits.error) == ("remote", None)
-    assert (not_quite.route, not_quite.reason, not_quite.error) == ("local", "prefill-worker-refused", None)
+    assert (not_quite.route, not_quite.reason, not_quite.error) == ("local", "no-prefill-worker", None)
 
 
 def test_a_round_that_can_never_fit_is_refused_and_the_others_go_on() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.policies.registry import create
 from ampd.types import RouteDecision
+from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import SimulationOptions
 from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
 from workloads.trace import Session, SharedPrefix
@@ -152,6 +153,18 @@ def test_a_session_that_has_left_its_prefix_does_not_wait_for_the_memory_of_it(l
     memory.release("a")
     assert memory.reserve("b", 160)
     assert (memory.held_tokens("b"), memory.used_tokens) == (0, 160)
+
+
+def test_the_end_of_a_prefix_that_only_an_ended_session_had_makes_room() -> None:
+    """Otherwise the round would wait for ever: its own session keeps the prefix here."""
+    memory = KvMemory(160, 16, {"short": SessionPrefix("a", 32), "long": SessionPrefix("a", 64)})
+    for name, tokens in (("long", 64), ("short", 96)):
+        assert memory.reserve(name, tokens)
+        memory.settle(name, tokens)
+    memory.release("long")
+    assert memory.used_tokens == 64 + 64
+    assert memory.reserve("short", 160)
+    assert memory.used_tokens == 160
 
 
 def test_a_memory_without_sessions_that_share_is_as_before() -> None:

@@ -57,6 +57,8 @@ REQUIRED_CALL = {
         ({"type": "string", "minLength": 2}, "aa"),
         ({"type": "string", "format": "date"}, "2000-01-01"),
         ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [False, False]),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, []),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1}, [False]),
         ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2}, [1, 2]),
         ({"allOf": [TOOL, {"properties": {"n": {"type": "null"}}, "required": ["n"]}]}, {"city": "", "n": None}),
         ({"type": "object", "properties": {"a": {"const": 1}, "b": {}}, "minProperties": 1}, {"a": 1}),
@@ -107,6 +109,7 @@ def test_a_schema_that_would_hold_up_the_worker_is_refused(schema: Any) -> None:
     ("schema", "words"),
     [
         ({"type": "string", "pattern": "a+"}, "pattern"),
+        ({"type": "array", "uniqueItems": True, "minItems": 2, "items": {"type": "integer"}}, "uniqueItems"),
         ({"$ref": "#"}, "without an end"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "without an end"),
         ({"$ref": "#/$defs/none"}, "nowhere"),

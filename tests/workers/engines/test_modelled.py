@@ -31,8 +31,8 @@ def lab(model_folder: Path) -> Lab:
 
 @pytest.fixture
 async def engine(lab: Lab) -> AsyncIterator[ModelledEngine]:
-    async with lab.engine("D") as one:
-        yield one
+    async with lab.engine("D") as modelled:
+        yield modelled
 
 
 # -- tokens
@@ -266,13 +266,17 @@ async def test_least_recently_used_sessions_make_room(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-async def test_what_the_next_round_can_compute_in_time_makes_room_first(lab: Lab) -> None:
+@pytest.mark.parametrize("slices", [1, 2])
+async def test_what_the_next_round_can_compute_in_time_makes_room_first(lab: Lab, slices: int) -> None:
     lab.times.per_token_s = 1e-3
     async with lab.engine("S", store=1000) as engine:
         for name, target_s in (("tight", 0.1), ("loose", 1.2)):
-            call = EngineRequest(uuid4().hex, name, prompt_of(320, seed=ord(name[0])), 1, ttft_slo_s=target_s)
-            async with aclosing(cast(Any, engine.generate(call))) as outputs:
-                assert [output async for output in outputs]
+            prompt = prompt_of(320, seed=ord(name[0]))
+            for number in range(1, slices + 1):
+                part, output_tokens = prompt[: 320 * number // slices], int(number == slices)
+                call = EngineRequest(uuid4().hex, name, part, output_tokens, ttft_slo_s=target_s)
+                async with aclosing(cast(Any, engine.generate(call))) as outputs:
+                    assert [output async for output in outputs]
         await run(engine, prompt_of(480, seed=3), 1, session="new")
         # The tight session was idle for longer, and misses its target in any case.
         assert lab.held["S"] == {"tight": 320, "loose": 320 - 8 * 16, "new": 480}
@@ -356,7 +360,7 @@ async def test_requests_wait_for_kv_memory_and_all_run(lab: Lab) -> None:
         runs = [run(engine, prompt_of(320, seed), 60, session=f"s{seed}") for seed in range(6)]
         async with asyncio.timeout(20):
             outputs = await asyncio.gather(*runs)
-        assert all(len(tokens(one)) == 60 for one in outputs)
+        assert all(len(tokens(output)) == 60 for output in outputs)
         assert max(batch for batch, _ in lab.times.steps) == 2
         assert engine.load().kv_used_tokens <= 1000
 

@@ -26,6 +26,7 @@ from workers.engines.base import EngineError, EngineOutput, EngineRequest
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
+from tests.harness.process_ends import alive
 from tests.harness.sglang_pair import rid, run, text
 from tests.waiting import until
 from workers.engines.sglang import SglangEngine, SglangSettings
@@ -48,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(model: Path, **changes: Any) -> SglangSettings:
-    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000, "kv_checksums": True}
+    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000, "kv_checksums": "all"}
     return SglangSettings(**{"model": model, **usual, **changes})
 
 
@@ -279,7 +280,7 @@ from workers.engines.sglang import SglangEngine, SglangSettings
 
 async def main():
     engine = SglangEngine(SglangSettings(
-        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000, kv_checksums=True
+        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000, kv_checksums="all"
     ))
     await engine.start()
     print(*(process.pid for process in engine._processes), flush=True)
@@ -309,10 +310,3 @@ async def test_engine_processes_end_with_a_killed_worker(model: Path, tmp_path: 
             worker.stdout.close()
     await until(lambda: not any(alive(child) for child in children), 20.0)
     assert not any(name.startswith("ampd-") for name in os.listdir(tmp_path))  # noqa: PTH208
-
-
-def alive(process_id: int) -> bool:
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

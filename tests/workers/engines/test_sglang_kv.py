@@ -82,20 +82,20 @@ async def test_every_route_gives_the_tokens_of_one_engine(pair: Pair, kind: str)
 def check_nothing_computed_twice(script: Script, rounds: list[Round]) -> None:
     """By the engines' own counts: what was history is not computed again, on either side."""
     history = 0
-    for number, one in enumerate(rounds):
+    for number, served in enumerate(rounds):
         prompt = history + script.incr_tokens[number]
-        computed_at_decode = one.decode.prompt_tokens - one.decode.cached_tokens
-        if one.prefill is None:
+        computed_at_decode = served.decode.prompt_tokens - served.decode.cached_tokens
+        if served.prefill is None:
             assert computed_at_decode <= script.incr_tokens[number] + PAGE
         else:
-            assert one.prefill.prompt_tokens == prompt
-            assert prompt - one.prefill.cached_tokens <= script.incr_tokens[number] + PAGE
+            assert served.prefill.prompt_tokens == prompt
+            assert prompt - served.prefill.cached_tokens <= script.incr_tokens[number] + PAGE
             assert computed_at_decode <= PAGE + 1
-            assert one.to_prefill is not None
-            assert one.to_decode is not None
-            assert one.to_prefill.error is None
-            assert one.to_decode.error is None
-            assert one.to_decode.tokens >= script.incr_tokens[number] - PAGE
+            assert served.to_prefill is not None
+            assert served.to_decode is not None
+            assert served.to_prefill.error is None
+            assert served.to_decode.error is None
+            assert served.to_decode.tokens >= script.incr_tokens[number] - PAGE
         history = prompt + script.output_tokens
 
 
@@ -257,12 +257,12 @@ async def test_a_rewritten_context_keeps_its_valid_prefix(pair: Pair) -> None:
     rewritten = first[:400] + text(32, 300)
     alone = await run(pair.decode, "alone", rewritten, 12)
     await empty(pair.prefill, pair.decode)
-    one = await remote_round(pair, "s", first, 12)
-    assert one.decode.cached_tokens >= len(first) - PAGE
-    two = await remote_round(pair, "s", rewritten, 12)
-    assert two.tokens == alone.token_ids
-    assert two.prefill is not None
-    assert 400 - PAGE < two.prefill.cached_tokens <= 400
+    before = await remote_round(pair, "s", first, 12)
+    assert before.decode.cached_tokens >= len(first) - PAGE
+    after = await remote_round(pair, "s", rewritten, 12)
+    assert after.tokens == alone.token_ids
+    assert after.prefill is not None
+    assert 400 - PAGE < after.prefill.cached_tokens <= 400
     assert await pair.decode.kv.held_tokens("s") == (len(rewritten) + 11) // PAGE * PAGE
     await empty(pair.prefill, pair.decode)
 

@@ -37,9 +37,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def supervision(model: Path) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
+async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
     inner = SglangEngine(
-        SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000, kv_checksums=True)
+        SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000, kv_checksums="all", tp=tp)
     )
     engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
     await engine.start()
@@ -52,9 +52,9 @@ async def supervision(model: Path) -> AsyncIterator[tuple[Any, asyncio.Task[str]
             await engine.stop()
 
 
-def scheduler_of(engine: Any) -> int:
-    """The scheduler is the process that SGLang starts first."""
-    return min(process.pid for process in engine._engine._processes)
+def scheduler_of(engine: Any, rank: int = 0) -> int:
+    """The schedulers are the processes that SGLang starts first, in the order of their ranks."""
+    return sorted(process.pid for process in engine._engine._processes)[rank]
 
 
 PROMPT_TOKENS, PAGE = 120, 16
@@ -64,28 +64,33 @@ TURNS = 100
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("number", "tp"),
+    [(signal.SIGKILL, 1), (signal.SIGKILL, 2), (signal.SIGSTOP, 1)],
+    ids=["killed", "its last rank killed", "stopped"],
+)
 async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over_the_same_store(
     model: Path,
     forked: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
+    tp: int,
 ) -> None:
     was_killed = number == signal.SIGKILL
     if was_killed:
         monkeypatch.setattr(supervised, "CHECK_INTERVAL_S", NEVER_S)  # only the end itself can be noticed
-    async with supervision(model) as (engine, lost):
+    async with supervision(model, tp) as (engine, lost):
         prompt = text(1, PROMPT_TOKENS)
         before = await run(engine, "first", prompt, 8)
         call = asyncio.create_task(run(engine, "second", text(2, PROMPT_TOKENS), 1500))
         while not engine.load().running_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        scheduler = scheduler_of(engine)
+        scheduler = scheduler_of(engine, tp - 1)
         with monkeypatch.context() as impatient:
             impatient.setattr(supervised, "STALL_FLOOR_S", NEVER_S if was_killed else 3.0)
             since_s = time.monotonic()
             if was_killed:
-                await killed(scheduler)
+                await killed(engine, scheduler)
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
                 assert engine._lost is not None, "no time but the event loop's own may pass"
@@ -143,9 +148,13 @@ async def test_peers_read_the_store_while_the_engine_starts_again(
         assert not lost.done()
 
 
-async def killed(pid: int) -> None:
-    """Kill a process. Returns in the turn of the event loop in which its end arrives."""
-    ended, loop, descriptor = asyncio.Event(), asyncio.get_running_loop(), os.pidfd_open(pid)
+async def killed(engine: Any, pid: int) -> None:
+    """Kill a process. Returns in the turn of the event loop in which its end arrives.
+
+    It arrives from the fork server, which needs a core for that.
+    """
+    (process,) = (process for process in engine._engine._processes if process.pid == pid)
+    ended, loop, descriptor = asyncio.Event(), asyncio.get_running_loop(), os.dup(process.sentinel)
     loop.add_reader(descriptor, ended.set)
     try:
         os.kill(pid, signal.SIGKILL)

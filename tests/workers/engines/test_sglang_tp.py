@@ -53,9 +53,14 @@ LONGEST_DELAY_S = 0.1
 
 
 @pytest.fixture
-def delayed(forked: None) -> Iterator[None]:  # noqa: ARG001
-    """Rank 1 of each engine writes, loads and gets messages later than rank 0: a race does not appear by itself."""
-    with in_engine_processes(delay_rank, 1, LONGEST_DELAY_S):
+def late_rank() -> int:
+    return 1
+
+
+@pytest.fixture
+def delayed(forked: None, late_rank: int) -> Iterator[None]:  # noqa: ARG001
+    """A rank of each engine writes, loads and gets messages later than the others: a race does not appear by itself."""
+    with in_engine_processes(delay_rank, late_rank, LONGEST_DELAY_S):
         yield
 
 
@@ -113,7 +118,7 @@ async def check_rounds(pair: Pair, session: str, conversation: Conversation, rou
 
 
 # Qwen3-MoE has 2 KV heads, in the same kind of pool: test_sglang_families.py.
-@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize(("kv_heads", "late_rank"), [(1, 1), (4, 0)])
 @pytest.mark.usefixtures("delayed")
 async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_heads: int) -> None:
     async with AsyncExitStack() as stack:
@@ -134,25 +139,27 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 await empty(prefill, decode)
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.usefixtures("delayed")
-async def test_eight_ranks_exchange_kv_with_one(tmp_path: Path) -> None:
+async def test_eight_ranks_exchange_kv_with_any_number(tmp_path: Path, tp: int) -> None:
     sizes = TinyModel(layers=2, hidden_size=128, heads=8, kv_heads=2, max_context_tokens=2048)
     folder = make_tiny_model(tmp_path / "eight-heads", sizes)
-    one, eight = (SglangEngine(pair_settings(folder, tp), SwitchedTransport) for tp in (1, 8))
+    other, eight = (SglangEngine(pair_settings(folder, degree), SwitchedTransport) for degree in (tp, 8))
     try:
-        await one.start()
+        await other.start()
         await eight.start()
-        conversation = await alone(one)
-        await empty(one)
-        for name, prefill, decode in (("1 x 8", one, eight), ("8 x 1", eight, one)):
+        conversation = await alone(other)
+        await empty(other)
+        pairs = {f"{tp} x 8": (other, eight), f"8 x {tp}": (eight, other)}  # of two equal degrees one pair is enough
+        for name, (prefill, decode) in pairs.items():
             pair = Pair(prefill, decode, LocalPeers())
             pair.connect()
             await check_rounds(pair, name, conversation, ROUTES["alternating"])
             await check_zeroed_context_matters(pair, conversation, name)
-            await empty(one, eight)
+            await empty(other, eight)
     finally:
         await eight.stop()
-        await one.stop()
+        await other.stop()
 
 
 @pytest.mark.usefixtures("delayed")

@@ -51,6 +51,13 @@ def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
     (note,) = NOTES
     assert "2 of 3 later rounds" in note
     assert "mooncake-delta" in note
+    hashed = [_moon("s", n, 5, [10 * n, 10 * n + 1]) for n in (900, 40, 30, 60)]
+    load("mooncake", jsonl(tmp_path / "h.jsonl", *hashed))
+    (note,) = NOTES
+    assert "2 of 3 later rounds" in note
+    kept = [_moon("s", n, 5, [1, n]) for n in (1024, 900, 800)]
+    load("mooncake", jsonl(tmp_path / "k.jsonl", *kept))
+    assert not NOTES
     whole = [{"session_id": "s", "input_length": n, "output_length": 5} for n in (900, 940, 970)]
     load("mooncake", jsonl(tmp_path / "w.jsonl", *whole))
     assert not NOTES

@@ -67,3 +67,41 @@ def test_rows_without_an_answer_are_noted_and_other_logs_refused(tmp_path: Path)
     assert "no answer of a model" in NOTES[0]
     with pytest.raises(UserError, match=r"a\.jsonl:1: there is no key messages"):
         load("openai-messages", jsonl(tmp_path / "a.jsonl", {"prompt": "x"}))
+
+
+def _logged(prompt: list[Any], answer: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": prompt, "choices": [{"message": answer}], **more}
+
+
+def test_requests_without_a_name_are_chained_by_their_messages(tmp_path: Path) -> None:
+    other = [CHAT[0], say("user", "four five")]
+    rows = [
+        _logged(CHAT[:2], CHAT[2]),
+        _logged(other, say("assistant", "six")),
+        _logged(CHAT[:4], CHAT[4], timestamp="yesterday"),
+        _logged([*CHAT[:4], say("user", "not what was answered")], say("assistant", "x")),
+    ]
+    chained, alone, branch = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    assert shape(chained) == [FIRST, SECOND]
+    assert [len(session.rounds) for session in (alone, branch)] == [1, 1]
+    sessions_note, times_note = NOTES
+    assert "4 requests name no session; 1 of them" in sessions_note
+    assert "1 later requests have no time" in times_note
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [{"created": 1_760_000_000}, {"created": 1_760_000_003}, {"created": 1_760_000_005}],
+        [{"timestamp": 1_760_000_000_000}, {"timestamp": 1_760_000_003_000}, {"timestamp": 1_760_000_005_000}],
+        [{"created_at": f"2026-01-01T00:00:0{second}Z"} for second in (0, 3, 5)],
+    ],
+)
+def test_times_of_requests_are_gaps_and_arrivals(tmp_path: Path, times: list[dict[str, Any]]) -> None:
+    other = _logged([say("user", "four five")], say("assistant", "six"))
+    rows = [_logged(CHAT[:2], CHAT[2]), other, _logged(CHAT[:4], CHAT[4])]
+    rows = [row | time for row, time in zip(rows, times, strict=True)]
+    first, second = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    assert [round_.tool_s for round_ in first.rounds] == [0.0, 5.0]
+    assert (first.arrival_s, second.arrival_s) == (0.0, 3.0)
+    assert len(NOTES) == 1

@@ -12,7 +12,7 @@ from ampd.serving.kv_eviction import Evictable
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.prefix_records import PrefixRecords
 from workers.kv.store.records import RecordAllocator
-from workers.kv.store.runs import Checksums, Claimant, PageRun, PageSpan, RunTable, first_pages
+from workers.kv.store.runs import Claimant, PageRun, PageSpan, RunTable, first_pages
 from workers.kv.store.sessions import SessionTable, Surplus
 
 MAX_LEASE_S = 60.0
@@ -94,14 +94,14 @@ class Lease:
         ttl_s: how long it lasts.
         pages: length of the longest restorable prefix.
         records: by pool, with the indices of the keys that were given. Of a pool with a window: the last window.
-        checksums: pool -> checksums of each of `records`; None where the writer gave none.
+        checksums: pool -> checksum of each of `records`; None where the writer gave none.
     """
 
     id: str
     ttl_s: float
     pages: int
     records: dict[str, Places[int]]
-    checksums: dict[str, list[Checksums | None]]
+    checksums: dict[str, list[int | None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,10 +112,15 @@ class _Lease(Claimant):
 
 @dataclass(slots=True, eq=False)
 class _Writer(Claimant):
-    """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset)."""
+    """A reservation: the runs that it writes, and its records of other pools as (key, run, position, offset).
+
+    Attributes:
+        is_behind_hole: nothing can use its pages until earlier ones are stored.
+    """
 
     runs: list[PageRun] = field(default_factory=list)
     trailing: dict[str, list[tuple[bytes, PageRun, int, int]]] = field(default_factory=dict)
+    is_behind_hole: bool = False
 
 
 class StoreDirectory:
@@ -211,7 +216,6 @@ class StoreDirectory:
         offsets = self._allocate({pool: len(indices) for pool, indices in new.items()})
         if offsets is None:
             self._runs.release(writer)
-            self.sessions.lack(session_id, pages)
             return None
         for pool, indices in new.items():
             if pool == self._main:
@@ -219,17 +223,16 @@ class StoreDirectory:
         for pool, indices in new.items():
             if pool != self._main:
                 self._add_trailing(writer, pool, [keys[pool][at] for at in indices], offsets[pool])
-        if session_id and not self.sessions.is_released(session_id):  # It may have been evicted to make room.
-            self.sessions.add(session_id, pages)
+        writer.is_behind_hole = self.sessions.extend(session_id, pages)
         reservation_id = next(self._ids)
         self._writers[reservation_id] = writer
         return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
 
-    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[Checksums]] | None = None) -> None:
+    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None) -> None:
         """The records of a reservation are complete: they can be found and read from now on.
 
         Args:
-            checksums: pool -> checksums of each record, in the order of the reservation's offsets.
+            checksums: pool -> checksum of each record, in the order of the reservation's offsets.
 
         Raises:
             KeyError: there is no such reservation, or it has ended.
@@ -251,6 +254,9 @@ class StoreDirectory:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
         self._runs.release(writer)
+        if writer.is_behind_hole:
+            for run in writer.runs:
+                self._runs.evict_first(run)
 
     def give_up(self, reservation_id: int) -> None:
         """The writer of a reservation has stopped for certain and has not finished: its memory is free again.
@@ -338,11 +344,11 @@ class StoreDirectory:
         for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.expires_s <= now_s]:
             self._runs.release(self._leases.pop(lease_id))
 
-    def drop_damaged(self, keys: Sequence[bytes], is_intact: Callable[[str, int, Checksums], bool]) -> int:
+    def drop_damaged(self, keys: Sequence[bytes], is_intact: Callable[[str, int, int], bool]) -> int:
         """Forget the runs of a prefix in which a record is not as it was written; returns their tokens.
 
         Args:
-            is_intact: given a record's pool, offset and checksums; records without checksums are not asked for.
+            is_intact: given a record's pool, offset and checksum; records without one are not asked for.
         """
         damaged = [span.run for span in self._runs.spans(keys) if not _is_intact(self._main, span, is_intact)]
         tokens = sum(len(run.keys) for run in damaged) * self.page_size
@@ -430,12 +436,12 @@ def _offsets(spans: Sequence[PageSpan]) -> list[int]:
     return list(chain.from_iterable(span.run.offsets[span.at : span.at + span.pages] for span in spans))
 
 
-def _checksums(pool: str, run: PageRun, positions: Sequence[int]) -> list[Checksums | None]:
+def _checksums(pool: str, run: PageRun, positions: Sequence[int]) -> list[int | None]:
     given = run.checksums.get(pool)
     return [given.get(at) for at in positions] if given else [None] * len(positions)
 
 
-def _is_intact(main: str, span: PageSpan, is_intact: Callable[[str, int, Checksums], bool]) -> bool:
+def _is_intact(main: str, span: PageSpan, is_intact: Callable[[str, int, int], bool]) -> bool:
     run = span.run
     for pool, checksums in run.checksums.items():
         offsets = dict(enumerate(run.offsets)) if pool == main else run.trailing[pool]

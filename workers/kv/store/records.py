@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 _ALIGNMENT_BYTES = 64
 """Every record starts at a multiple of this, so that its bytes can be viewed as any dtype."""
 _CHUNKS = 64
-"""A store has at least this many chunks, if its records allow it."""
+"""A store has at least this many slabs, if its records allow it."""
 _CHUNK_BYTES = 64 << 20
 _CHUNK_RECORDS = 16
-"""A chunk has at most this many bytes, or this many of the largest records if they take more."""
+"""A slab has at most this many bytes, or this many of the largest records if they take more."""
 _CHUNK_SIZES_TRIED = 32
 
 
@@ -21,11 +21,11 @@ def aligned_bytes(record_bytes: int) -> int:
     return -(-record_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def chunk_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
-    """Bytes per chunk: so few that another size soon gets one, so many that records find room beside each other.
+def slab_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
+    """Bytes per slab: so few that another size soon gets one, so many that records find room beside each other.
 
-    Of the sizes that fulfil both, the one is taken at which the ends of the chunks waste least. Records of one size
-    need no chunks, because no other size competes for the memory: there is one chunk.
+    Of the sizes that fulfil both, the one is taken at which the ends of the slabs waste least. Records of one size
+    need no slabs, because no other size competes for the memory: there is one slab.
     """
     largest = max(record_sizes)
     if len(record_sizes) == 1:
@@ -33,29 +33,29 @@ def chunk_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
     most = max(1, min(size_bytes // _CHUNKS, max(_CHUNK_BYTES, _CHUNK_RECORDS * largest)) // largest)
     step = -(-most // _CHUNK_SIZES_TRIED)
     sizes = [multiple * largest for multiple in range(most, most // 2, -step)]
-    return min(sizes, key=lambda chunk: sum(chunk % record_bytes for record_bytes in record_sizes) / chunk)
+    return min(sizes, key=lambda slab: sum(slab % record_bytes for record_bytes in record_sizes) / slab)
 
 
 class _SizeClass:
-    """The chunks that serve one size of record now, and their free slots.
+    """The slabs that serve one size of record now, and their free slots.
 
-    Free slots are kept as extents within a chunk. A slot's number is chunk * slots per chunk + slot within the chunk.
+    Free slots are kept as extents within a slab. A slot's number is slab * slots per slab + slot within the slab.
     Extents lie in buckets by the bit length of their length, so that a fitting extent is found without a search.
     """
 
-    def __init__(self, record_bytes: int, slots_per_chunk: int) -> None:
+    def __init__(self, record_bytes: int, slots_per_slab: int) -> None:
         self.record_bytes = record_bytes
-        self.slots_per_chunk = slots_per_chunk
+        self.slots_per_slab = slots_per_slab
         self.free_slots = 0
         self._lengths: dict[int, int] = {}
         self._starts_by_end: dict[int, int] = {}
         # Ordered, because the first entry of a plain dictionary is slow to find after deletions at its beginning.
-        self._buckets = [OrderedDict[int, None]() for _ in range(slots_per_chunk.bit_length() + 1)]
+        self._buckets = [OrderedDict[int, None]() for _ in range(slots_per_slab.bit_length() + 1)]
         self._used: dict[int, bytearray] = {}
 
-    def add_chunk(self, chunk: int) -> None:
-        self._used[chunk] = bytearray(self.slots_per_chunk)
-        self._add_extent(chunk * self.slots_per_chunk, self.slots_per_chunk)
+    def add_slab(self, slab: int) -> None:
+        self._used[slab] = bytearray(self.slots_per_slab)
+        self._add_extent(slab * self.slots_per_slab, self.slots_per_slab)
 
     def fitting_extent(self, slots: int) -> int | None:
         """The start of a free extent of at least this length, if one is found at once."""
@@ -75,14 +75,14 @@ class _SizeClass:
         taken = min(slots, length)
         if taken < length:
             self._add_extent(start + taken, length - taken)
-        chunk, at = divmod(start, self.slots_per_chunk)
-        self._used[chunk][at : at + taken] = b"\1" * taken
+        slab, at = divmod(start, self.slots_per_slab)
+        self._used[slab][at : at + taken] = b"\1" * taken
         return range(start, start + taken)
 
     def give_back(self, start: int, slots: int) -> bool:
-        """Free neighbouring slots of one chunk; returns whether the whole chunk is free and has left this class."""
-        chunk, at = divmod(start, self.slots_per_chunk)
-        used = self._used[chunk]
+        """Free neighbouring slots of one slab; returns whether the whole slab is free and has left this class."""
+        slab, at = divmod(start, self.slots_per_slab)
+        used = self._used[slab]
         if used.count(1, at, at + slots) != slots:
             raise ValueError("a record is given back twice")
         used[at : at + slots] = bytes(slots)
@@ -90,10 +90,10 @@ class _SizeClass:
         if at and (before := self._starts_by_end.get(start)) is not None:
             self._remove_extent(before)
             start = before
-        if end % self.slots_per_chunk and end in self._lengths:
+        if end % self.slots_per_slab and end in self._lengths:
             end += self._remove_extent(end)
-        if end - start == self.slots_per_chunk:
-            del self._used[chunk]
+        if end - start == self.slots_per_slab:
+            del self._used[slab]
             return True
         self._add_extent(start, end - start)
         return False
@@ -115,7 +115,7 @@ class _SizeClass:
 class RecordAllocator:
     """Byte offsets of records in a store, for records of a few sizes.
 
-    The store is divided into chunks. A chunk serves one size while any of its records is in use, and any size after.
+    The store is divided into slabs. A slab serves one size while any of its records is in use, and any size after.
     Records that are allocated together are neighbours where possible, because a transfer joins neighbours to one block.
     A call costs a constant per record and per run of neighbours, however many records there are.
 
@@ -133,30 +133,30 @@ class RecordAllocator:
             raise ValueError(f"records need a size above 0 bytes, not {list(record_sizes)}")
         if sizes[-1] > size_bytes:
             raise ValueError(f"a KV store of {size_bytes} bytes is smaller than one record of {sizes[-1]} bytes")
-        self.chunk_bytes = chunk_bytes_for(size_bytes, sizes)
-        self.chunks = size_bytes // self.chunk_bytes
+        self.slab_bytes = slab_bytes_for(size_bytes, sizes)
+        self.slabs = size_bytes // self.slab_bytes
         self.used_bytes = 0
-        self._classes = {size: _SizeClass(size, self.chunk_bytes // size) for size in sizes}
-        self._free_chunks = list(range(self.chunks))
-        self._class_of_chunk: list[_SizeClass | None] = [None] * self.chunks
+        self._classes = {size: _SizeClass(size, self.slab_bytes // size) for size in sizes}
+        self._free_slabs = list(range(self.slabs))
+        self._class_of_slab: list[_SizeClass | None] = [None] * self.slabs
 
     @property
     def free_bytes(self) -> int:
         """Bytes that no record uses. Records of one size may be unable to use all of them."""
-        return self.chunks * self.chunk_bytes - self.used_bytes
+        return self.slabs * self.slab_bytes - self.used_bytes
 
     def available(self, record_bytes: int) -> int:
         """How many records of a size could be allocated now."""
         wanted = self._classes[aligned_bytes(record_bytes)]
-        return wanted.free_slots + len(self._free_chunks) * wanted.slots_per_chunk
+        return wanted.free_slots + len(self._free_slabs) * wanted.slots_per_slab
 
     def fits(self, counts: Mapping[int, int]) -> bool:
         """Whether all of `counts` (record bytes -> number) could be allocated together."""
-        chunks = 0
+        slabs = 0
         for record_bytes, count in self._by_class(counts).items():
             wanted = self._classes[record_bytes]
-            chunks += -(-max(0, count - wanted.free_slots) // wanted.slots_per_chunk)
-        return chunks <= len(self._free_chunks)
+            slabs += -(-max(0, count - wanted.free_slots) // wanted.slots_per_slab)
+        return slabs <= len(self._free_slabs)
 
     def allocate(self, record_bytes: int, count: int) -> list[int]:
         """Offsets of `count` records.
@@ -171,8 +171,8 @@ class RecordAllocator:
         while len(offsets) < count:
             left = count - len(offsets)
             slots = wanted.take(self._extent(wanted, left), left)
-            chunk, at = divmod(slots.start, wanted.slots_per_chunk)
-            first = chunk * self.chunk_bytes + at * wanted.record_bytes
+            slab, at = divmod(slots.start, wanted.slots_per_slab)
+            first = slab * self.slab_bytes + at * wanted.record_bytes
             offsets.extend(range(first, first + len(slots) * wanted.record_bytes, wanted.record_bytes))
         self.used_bytes += count * wanted.record_bytes
         return offsets
@@ -184,41 +184,41 @@ class RecordAllocator:
             ValueError: a record is not in use, or there is no record at this offset.
         """
         for first, count in self._neighbours(offsets):
-            chunk, at = divmod(first, self.chunk_bytes)
-            owner = self._class_of_chunk[chunk] if 0 <= chunk < self.chunks else None
+            slab, at = divmod(first, self.slab_bytes)
+            owner = self._class_of_slab[slab] if 0 <= slab < self.slabs else None
             if owner is None or at % owner.record_bytes:
                 raise ValueError(f"no record is in use at offset {first}")
-            slot = chunk * owner.slots_per_chunk + at // owner.record_bytes
+            slot = slab * owner.slots_per_slab + at // owner.record_bytes
             if owner.give_back(slot, count):
-                self._class_of_chunk[chunk] = None
-                heapq.heappush(self._free_chunks, chunk)
+                self._class_of_slab[slab] = None
+                heapq.heappush(self._free_slabs, slab)
             self.used_bytes -= count * owner.record_bytes
 
     def _extent(self, wanted: _SizeClass, slots: int) -> int:
-        """A free extent to take slots from: a fitting one, else a new chunk, else one of the longest.
+        """A free extent to take slots from: a fitting one, else a new slab, else one of the longest.
 
-        A new chunk is only taken if the slots do not suffice without one, because another size may need it (`fits`).
+        A new slab is only taken if the slots do not suffice without one, because another size may need it (`fits`).
         """
         start = wanted.fitting_extent(slots)
         if start is not None:
             return start
         if wanted.free_slots < slots:
-            chunk = heapq.heappop(self._free_chunks)
-            self._class_of_chunk[chunk] = wanted
-            wanted.add_chunk(chunk)
-            return chunk * wanted.slots_per_chunk
+            slab = heapq.heappop(self._free_slabs)
+            self._class_of_slab[slab] = wanted
+            wanted.add_slab(slab)
+            return slab * wanted.slots_per_slab
         longest = wanted.longest_extent()
         assert longest is not None, "the caller has checked that there is room"
         return longest
 
     def _neighbours(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Ascending offsets as (first offset, number of neighbouring records in one chunk)."""
+        """Ascending offsets as (first offset, number of neighbouring records in one slab)."""
         ordered = sorted(offsets)
         at = 0
         while at < len(ordered):
-            first, chunk = ordered[at], ordered[at] // self.chunk_bytes
-            owner = self._class_of_chunk[chunk] if 0 <= chunk < self.chunks else None
-            step, end, count = owner.record_bytes if owner else 0, (chunk + 1) * self.chunk_bytes, 1
+            first, slab = ordered[at], ordered[at] // self.slab_bytes
+            owner = self._class_of_slab[slab] if 0 <= slab < self.slabs else None
+            step, end, count = owner.record_bytes if owner else 0, (slab + 1) * self.slab_bytes, 1
             while at + count < len(ordered) and ordered[at + count] == first + count * step < end:
                 count += 1
             yield first, count

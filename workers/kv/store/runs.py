@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 
 from workers.kv.store.records import RecordAllocator
 
-Checksums = Sequence[int]
-"""Checksums of the parts of one record, as the writer made them."""
-
-
 _USERS_KEPT = 2
 """Of two sessions, one is another than any third, and used at least as many pages as all that are forgotten."""
 
@@ -28,7 +24,7 @@ class PageRun:
         kinds: how many claims there are of each kind: (pages, of a session, protecting). Thousands of sessions may
             share a run, and nearly all of their claims are of one kind.
         session_pages, protected_pages: the most that a session needs, and that must not be evicted.
-        checksums: of the records where the writer gave any: pool -> position -> checksums.
+        checksums: of the records where the writer gave any: pool -> position -> checksum.
         users: the two sessions that have used most of its pages, with how many of the first pages they used.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
     """
@@ -41,7 +37,7 @@ class PageRun:
     kinds: dict[tuple[int, bool, bool], int] = field(default_factory=dict)
     session_pages: int = 0
     protected_pages: int = 0
-    checksums: dict[str, dict[int, Checksums]] = field(default_factory=dict)
+    checksums: dict[str, dict[int, int]] = field(default_factory=dict)
     users: dict[str, int] = field(default_factory=dict)
     dropped: bool = False
 

@@ -19,23 +19,34 @@ Surplus = Callable[[int, str], int]
 
 @dataclass(slots=True, eq=False)
 class _Session(Claimant):
-    """A session.
+    """A session. Its context is what `path` covers, followed by `missing`.
 
     Attributes:
         running: requests that have begun and not ended.
-        missing: keys of the pages of its context that follow `path`. Nothing can use them until the first is there.
+        missing: keys of the pages of its context from the first one on that is neither stored nor being written.
         floor_pages: what must stay of the context so that the next round meets its target; None: not computed yet.
     """
 
     id: str = ""
     running: int = 0
-    context_pages: int = 0
     missing: list[bytes] = field(default_factory=list)
     floor_pages: int | None = None
+
+    @property
+    def context_pages(self) -> int:
+        return sum(self.path.values()) + len(self.missing)
 
 
 class SessionTable:
     """Sessions in the order of their use, with the pages that each needs. See `StoreDirectory`.
+
+    The context of a session is the one that its last request began or ended with. The session needs the longest prefix
+    of it that is stored or being written, and no other pages:
+
+    - Pages behind a hole in the context cannot be used until the hole is filled. They are the first to go. A hole
+      appears when the end of a context leaves the store while the device keeps it, or when a page finds no room.
+    - Pages of another context (the output of a request that has not ended, an older context, a request that runs beside
+      the last one) are of no session until a request ends with them.
 
     Args:
         runs: what is in the store.
@@ -81,7 +92,7 @@ class SessionTable:
     def begin_request(self, session_id: str, keys: Sequence[bytes]) -> None:
         """`touch`, and keep the session from eviction until as many `end_request` have come; reopens it if released."""
         self._closed.pop(session_id, None)
-        self._use(session_id).running += 1
+        self._known(session_id).running += 1
         self.touch(session_id, keys)
 
     def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
@@ -92,45 +103,33 @@ class SessionTable:
             self.touch(session_id, keys)
 
     def touch(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """Set the session's context to `keys`: it keeps the pages of it that are there, and needs no others."""
-        session = self._use(session_id)
-        session.context_pages = len(keys)
+        """Set the session's context to `keys`."""
+        session = self._known(session_id)
+        self._note_use(session)
         spans = list(self._runs.spans(keys, written_only=False))
         self.shared.used(session_id, spans)
         path = {span.run: span.at + span.pages for span in spans}
-        lost = [run for run in session.path if run not in path]
         self._runs.set_path(session, path)
-        found_pages = sum(path.values())
-        session.missing = list(keys[found_pages:])
+        session.missing = list(keys[sum(path.values()) :])
         if session.protects != (session.running > 0):
             self._runs.protect(session, session.running > 0)
-        if lost:
-            # Pages of the context behind a hole are of no use until the hole is filled.
-            behind = set(session.missing)
-            for run in lost:
-                if run.keys and run.keys[0] in behind:
-                    self._runs.evict_first(run)
+        for _, span in self._runs.stretches(session.missing):
+            self._runs.evict_first(span.run)
 
-    def add(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """The session also needs these pages, which are in the store or being written.
+    def extend(self, session_id: str, keys: Sequence[bytes]) -> bool:
+        """The session needs what follows its pages now, after the pages `keys` have come.
 
-        It does not need pages behind a hole in its context until the hole is filled. A hole appears when the end of a
-        context leaves the store while the device keeps it, or when a page finds no room.
+        Returns:
+            Whether these pages lie behind a hole in the session's context.
         """
-        session = self._use(session_id)
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        self._note_use(session)
         found = list(self._runs.spans(session.missing, written_only=False))
         self._runs.claim_spans(session, found)
         del session.missing[: sum(span.pages for span in found)]
-        if not session.missing:
-            self._runs.claim_spans(session, self._runs.spans(keys, written_only=False))
-        session.context_pages = max(session.context_pages, sum(session.path.values()))
-
-    def lack(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """These pages of the session's context found no room."""
-        if (session := self._sessions.get(session_id)) is not None:
-            stored = sum(span.pages for span in self._runs.spans(keys, written_only=False))
-            known = set(session.missing)
-            session.missing += [key for key in keys[stored:] if key not in known]
+        return bool(keys) and keys[0] in session.missing
 
     def release_session(self, session_id: str) -> None:
         """Forget a session. Its records stay until memory is needed.
@@ -178,15 +177,18 @@ class SessionTable:
     def evict_idle(self, pages: int) -> int:
         """Drop up to `pages` pages from the end of the least recently used idle session; returns how many.
 
-        A session whose pages others need too is released: it is first in line, and has nothing of its own to give.
+        A session that has lost its last page is released: what the engine still offers of it lies behind a hole. A
+        session that has no pages of its own to give is forgotten. Pages of it that come later are of no session.
         """
         for session in list(self._sessions.values()):
             if session.protects:
                 continue
             dropped = self._trim(session, 0, pages)
             last = next(reversed(session.path), None)
-            if last is None or (not dropped and last.is_shared(session.path[last])):
+            if dropped and last is None:
                 self.release_session(session.id)
+            elif not dropped and (last is None or last.is_shared(session.path[last])):
+                self._forget(session.id)
             if dropped:
                 return dropped
         return 0
@@ -223,17 +225,19 @@ class SessionTable:
         written = takewhile(lambda item: item[0].ready, session.path.items())
         return PrefixRecords([PageSpan(run, 0, pages) for run, pages in written], self._windows)
 
-    def _use(self, session_id: str) -> _Session:
+    def _known(self, session_id: str) -> _Session:
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = _Session(protects=False, is_session=True, id=session_id)
-        self._sessions.move_to_end(session_id)
-        self._changed[session_id] = None
+        return session
+
+    def _note_use(self, session: _Session) -> None:
+        self._sessions.move_to_end(session.id)
+        self._changed[session.id] = None
         session.floor_pages = None
         if self._surplus is not None:
-            self._with_surplus[session_id] = None
-            self._with_surplus.move_to_end(session_id)
-        return session
+            self._with_surplus[session.id] = None
+            self._with_surplus.move_to_end(session.id)
 
     def _forget(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import chain
 from typing import Any
 
-from workers.kv.geometry import KvGeometry, PoolGeometry, mismatch
+from workers.kv.checksums import checksums_at
+from workers.kv.geometry import KvGeometry, mismatch
 from workers.kv.rank_messages import Loaded, Records, ToWorker, joined
 from workers.kv.store.directory import Held, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 from workers.kv.store_memory import StoreMemory
-from workers.kv.worker_process.offers import Offers
+from workers.kv.worker_process.offers import Checksums, Offers
 from workers.kv.worker_process.rank_links import RankLinks
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,12 @@ log = logging.getLogger(__name__)
 ReloadListener = Callable[[float], None]
 
 _DROP_S = 60.0
+
+_AT_ONCE_BYTES = 8 << 20
+"""Checksums of so many bytes take half a millisecond, which is no longer than another thread takes to begin."""
+
+_THREADS = 4
+"""At most so many make the checksums of one read at the same time."""
 
 
 class EngineStore:
@@ -30,9 +38,9 @@ class EngineStore:
         surplus: as the directory's.
         changed: called when sessions may hold more or less than before.
         clock: any monotonic clock.
-        has_checksums: each record gets a checksum per head when it is written, which is verified when another worker
-            has read it, and before a request may load it. Each of these costs about a second per gigabyte on the event
-            loop, so it is meant for tests.
+        has_checksums: each record gets a checksum when it is written. It is verified when another worker has read it.
+        checks_loads: it is also verified before a request may load the record. That runs on the event loop, because
+            a request asks at once for what it may load.
     """
 
     def __init__(
@@ -44,12 +52,14 @@ class EngineStore:
         clock: Callable[[], float],
         *,
         has_checksums: bool = False,
+        checks_loads: bool = False,
     ) -> None:
         self.memory = memory
         self._ranks = ranks
         self._changed = changed
         self._surplus = surplus
         self._has_checksums = has_checksums
+        self._checks_loads = checks_loads
         self._clock = clock
         self._directory: StoreDirectory | None = None
         self._geometry: KvGeometry | None = None
@@ -118,7 +128,7 @@ class EngineStore:
                 )
             elif different := mismatch(self._geometry, geometry):
                 raise ValueError(f"rank {hello.rank} of the engine has another kind of KV: {different}")
-        self._offers = Offers(self.directory, self._ranks, self._links.send, self._changed, self.checksums, self._clock)
+        self._offers = Offers(self.directory, self._ranks, self._links.send, self._changed, self._sum_up, self._clock)
         for rank, message in self._early:
             self._offers.receive(rank, message)
         self._early.clear()
@@ -127,6 +137,8 @@ class EngineStore:
         """The engine's processes have ended: forget what they were about to write and to load; keep what is stored."""
         self._forget_engine()
         await self._links.close()
+        # What came from its other ranks meanwhile is not of the next engine, whose ranks count from the start.
+        self._early.clear()
         self._links = RankLinks(self._ranks, self._receive)
 
     async def close(self) -> None:
@@ -138,21 +150,17 @@ class EngineStore:
         await self._links.close()
         self.memory.close()
 
-    def checksums(self, reservation: Reservation) -> dict[str, list[list[int]]] | None:
-        """The checksums of the records of a reservation, as they are in memory now; None: there are none here."""
+    async def checksums(self, reservation: Reservation) -> Checksums:
+        """The checksums of the records of a reservation, as they are in memory now. Large ones leave the event loop."""
         if not self._has_checksums:
             return None
-        with memoryview(self.memory.map) as memory:
-            return {
-                name: [_checksums(self.geometry.pool(name), memory, offset) for offset in places.offsets]
-                for name, places in reservation.offsets.items()
-            }
+        return {name: await self._sums_at(name, places.offsets) for name, places in reservation.offsets.items()}
 
     # -- requests
 
     def hold(self, rid: str, keys: Sequence[bytes]) -> Held:
         """Protect the stored part of a context until `let_go`, because a request may load it."""
-        if self._has_checksums:
+        if self._has_checksums and self._checks_loads:
             self._drop_damaged(keys)
         return self.directory.hold(rid, keys, self._clock())
 
@@ -240,11 +248,54 @@ class EngineStore:
 
     # -- inside
 
+    def _sum_up(self, reservation: Reservation, done: Callable[[Checksums], None]) -> None:
+        """Make the checksums of records that were written: at once if they are few."""
+        if not self._has_checksums:
+            done(None)
+            return
+        if self._bytes(reservation) <= _AT_ONCE_BYTES:
+            done(
+                {
+                    name: self._sums_now(places.offsets, self.geometry.pool(name).record_bytes)
+                    for name, places in reservation.offsets.items()
+                }
+            )
+            return
+
+        async def work() -> None:
+            done(await self.checksums(reservation))
+
+        self._later(work())
+
+    async def _sums_at(self, pool: str, offsets: Sequence[int]) -> list[int]:
+        """The checksums of a pool's records, of many bytes in a few threads at the same time."""
+        record_bytes = self.geometry.pool(pool).record_bytes
+        count = min(_THREADS, len(offsets) * record_bytes // _AT_ONCE_BYTES + 1)
+        if count == 1:
+            return self._sums_now(offsets, record_bytes)
+        size = -(-len(offsets) // count)
+        parts = [offsets[at : at + size] for at in range(0, len(offsets), size)]
+        work = asyncio.gather(*(asyncio.to_thread(self._sums_now, part, record_bytes) for part in parts))
+        try:
+            return list(chain.from_iterable(await asyncio.shield(work)))
+        except asyncio.CancelledError:
+            await asyncio.wait({work})  # the memory must not be unmapped before
+            raise
+
+    def _sums_now(self, offsets: Sequence[int], record_bytes: int) -> list[int]:
+        with memoryview(self.memory.map) as memory:
+            return checksums_at(memory, offsets, record_bytes)
+
+    def _bytes(self, reservation: Reservation) -> int:
+        return sum(
+            len(places.offsets) * self.geometry.pool(name).record_bytes for name, places in reservation.offsets.items()
+        )
+
     def _drop_damaged(self, keys: Sequence[bytes]) -> None:
         with memoryview(self.memory.map) as memory:
 
-            def is_intact(pool: str, offset: int, checksums: Sequence[int]) -> bool:
-                return _checksums(self.geometry.pool(pool), memory, offset) == list(checksums)
+            def is_intact(pool: str, offset: int, checksum: int) -> bool:
+                return checksums_at(memory, [offset], self.geometry.pool(pool).record_bytes) == [checksum]
 
             tokens = self.directory.drop_damaged(keys, is_intact)
         if tokens and self.directory.evicted_tokens["damaged"] == tokens:
@@ -277,11 +328,6 @@ class EngineStore:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _checksums(pool: PoolGeometry, memory: memoryview, offset: int) -> list[int]:
-    with memory[offset : offset + pool.record_bytes] as record:
-        return pool.checksums(record)
 
 
 def _records(held: Held) -> dict[str, Records]:

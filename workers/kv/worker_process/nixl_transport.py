@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _READING_POLL_S = 0.0002
 _ABANDONED_POLL_S = 0.05
-"""While only reads are left that were given up, for example of a peer that is frozen."""
+"""While only reads are left that were given up, for example from a peer that is frozen."""
 _LEASED_POLL_S = 0.001
 """While a peer may read, this side of the transport must be driven: NIXL's own thread would spin."""
 
@@ -62,6 +62,7 @@ class _Read:
     done: Future[int] = field(default_factory=Future)
     abandoned: bool = False
     handle: Any = None
+    agent_name: str = ""
 
 
 class NixlTransport:
@@ -82,6 +83,7 @@ class NixlTransport:
         self._address = address
         self._forget_after_s = forget_after_s
         self._remotes: dict[str, _Known] = {}
+        self._leaving: list[_Known] = []
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._active: list[_Read] = []
         self._leased_until_s = 0.0
@@ -98,7 +100,9 @@ class NixlTransport:
 
         Returns:
             A future of the bytes read. It ends, well or with an error, only when nothing will be written any more:
-            until then our blocks must not be used for anything else. And a function that gives the read up.
+            until then our blocks must not be used for anything else. And a function that gives the read up: nobody
+            waits for it any more, and it ends when its source has answered. NIXL reports a read as taken back although
+            its bytes may still come, so no read is taken back.
         """
         job = _Read(remote, theirs, ours)
         self._jobs.put(lambda: self._start(job))
@@ -150,6 +154,7 @@ class NixlTransport:
         except Exception:
             log.exception("KV transport: no progress")
         self._active = [read for read in self._active if not self._settled(read)]
+        self._remove_departed()
 
     def _start(self, read: _Read) -> None:
         if not read.done.set_running_or_notify_cancel() or read.abandoned:
@@ -159,10 +164,10 @@ class NixlTransport:
             # Our blocks of the other read are not free before it ends. More of them would be lost to a frozen worker.
             return _fail(read, ConnectionError(f"{source} has not answered an earlier read yet"))
         try:
-            remote = self._remote_agent(read.remote)
+            read.agent_name = self._remote_agent(read.remote)
             theirs = self._agent.get_xfer_descs(blocks_at(read.remote.address, read.theirs), "DRAM")
             ours = self._agent.get_xfer_descs(blocks_at(self._address, read.ours), "DRAM")
-            read.handle = self._agent.initialize_xfer("READ", ours, theirs, remote)
+            read.handle = self._agent.initialize_xfer("READ", ours, theirs, read.agent_name)
             state = self._agent.transfer(read.handle)
         except Exception as error:
             self._forget(read.remote.worker_id)
@@ -180,18 +185,8 @@ class NixlTransport:
             log.debug("KV read from %s: %s", read.remote.worker_id, error)
             state = "ERR"
         if state == "PROC":
-            return read.abandoned and self._cancelled(read)
-        self._finish(read, state)
-        return True
-
-    @staticmethod
-    def _cancelled(read: _Read) -> bool:
-        """Try to take a read back; until that succeeds our blocks may still be written."""
-        try:
-            read.handle.release()
-        except Exception:
             return False
-        _fail(read, TimeoutError("given up"))
+        self._finish(read, state)
         return True
 
     def _finish(self, read: _Read, state: str) -> None:
@@ -211,22 +206,45 @@ class NixlTransport:
             known.used_s = now_s
             return known.name
         self._forget(remote.worker_id)
-        self._forget_departed(now_s)
-        name = self._agent.add_remote_agent(remote.agent)
-        found = name.decode() if isinstance(name, bytes) else str(name)
-        self._remotes[remote.worker_id] = _Known(digest, found, now_s)
-        return found
+        self._forget_unused(now_s)
+        known = self._leaving_agent(digest) or self._added_agent(remote.agent, digest)
+        known.used_s = now_s
+        self._remotes[remote.worker_id] = known
+        return known.name
 
-    def _forget_departed(self, now_s: float) -> None:
-        """Forget workers that have not been used for long. One that still serves is only met anew."""
-        reading = {read.remote.worker_id for read in self._active}
+    def _leaving_agent(self, digest: bytes) -> _Known | None:
+        """An agent that was to be removed, from which something is still being read."""
+        for known in self._leaving:
+            if known.digest == digest:
+                self._leaving.remove(known)
+                return known
+        return None
+
+    def _added_agent(self, agent: bytes, digest: bytes) -> _Known:
+        name = self._agent.add_remote_agent(agent)
+        return _Known(digest, name.decode() if isinstance(name, bytes) else str(name), 0.0)
+
+    def _forget_unused(self, now_s: float) -> None:
+        """Forget workers that have not been used for long. One that still serves is only met again."""
         for worker_id, known in list(self._remotes.items()):
-            if known.used_s < now_s - self._forget_after_s and worker_id not in reading:
+            if known.used_s < now_s - self._forget_after_s:
                 self._forget(worker_id)
 
     def _forget(self, worker_id: str) -> None:
-        known = self._remotes.pop(worker_id, None)
-        if known:
+        if known := self._remotes.pop(worker_id, None):
+            self._leaving.append(known)
+            self._remove_departed()
+
+    def _remove_departed(self) -> None:
+        """Remove agents that are forgotten, when nothing is read from them any more.
+
+        NIXL loses sight of the reads from an agent that is removed or added again, and their bytes still come.
+        """
+        if not self._leaving:
+            return
+        read_from = {read.agent_name for read in self._active}
+        for known in [known for known in self._leaving if known.name not in read_from]:
+            self._leaving.remove(known)
             with suppress(Exception):
                 self._agent.remove_remote_agent(known.name)
 

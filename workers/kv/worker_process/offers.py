@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from workers.kv.rank_messages import Forgotten, Offer, ToWorker, Write, Written, split
 from workers.kv.store.directory import Reservation, StoreDirectory
 
 log = logging.getLogger(__name__)
+
+Checksums = Mapping[str, Sequence[int]] | None
+"""Pool -> checksum of each record of a reservation; None: there are none here."""
 
 
 @dataclass(slots=True)
@@ -29,7 +33,7 @@ class Offers:
         ranks: of the engine. Pages are readable when every rank has copied its part.
         send: to all ranks.
         changed: called when the directory has changed.
-        checksums: of the records that were written.
+        sum_up: makes the checksums of the records that were written, now or later, and passes them on.
         clock: as the directory's.
 
     Attributes:
@@ -42,16 +46,17 @@ class Offers:
         ranks: int,
         send: Callable[[Write], None],
         changed: Callable[[], None],
-        checksums: Callable[[Reservation], dict[str, list[list[int]]] | None],
+        sum_up: Callable[[Reservation, Callable[[Checksums], None]], None],
         clock: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._ranks = frozenset(range(ranks))
         self._send = send
         self._changed = changed
-        self._checksums = checksums
+        self._sum_up = sum_up
         self._clock = clock
         self._copies: dict[int, _Copy] = {}
+        self._summed: dict[int, Reservation] = {}
         self.decided = 0
         self._forgotten = dict.fromkeys(self._ranks, 0)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -90,9 +95,10 @@ class Offers:
     def abandon(self) -> None:
         """The engine has gone: what it did not finish copying is given up."""
         self._has_gone = True
-        for copy in self._copies.values():
-            self._directory.give_up(copy.reservation.id)
+        for reservation in [*(copy.reservation for copy in self._copies.values()), *self._summed.values()]:
+            self._directory.give_up(reservation.id)
         self._copies.clear()
+        self._summed.clear()
         for _, done in self._waiting:
             if not done.done():
                 done.set_exception(ConnectionError("the engine has gone"))
@@ -126,15 +132,24 @@ class Offers:
             return
         del self._copies[number]
         if len(copy.digests) == 1 and digest:
-            self._directory.written(copy.reservation.id, self._checksums(copy.reservation))
+            self._summed[number] = copy.reservation
+            self._sum_up(copy.reservation, partial(self._written, number))
         else:
             if b"" not in copy.digests:
                 log.error("the ranks of the engine offered different pages (offer %d): they are not kept", number)
             self._directory.give_up(copy.reservation.id)
         self._changed()
 
+    def _written(self, number: int, checksums: Checksums) -> None:
+        """The records of an offer are complete, and so are their checksums."""
+        reservation = self._summed.pop(number, None)
+        if reservation is not None:  # the engine may have gone meanwhile
+            self._directory.written(reservation.id, checksums)
+            self._changed()
+            self._wake()
+
     def _is_settled(self, offers: int) -> bool:
-        return self.decided >= offers and all(number >= offers for number in self._copies)
+        return self.decided >= offers and all(number >= offers for number in (*self._copies, *self._summed))
 
     def _wake(self) -> None:
         ready = [waiting for waiting in self._waiting if self._is_settled(waiting[0])]

@@ -124,9 +124,11 @@ class PeerReads:
             done, abandon = self._transport.read(remote, *joined_blocks(pairs))
             size = await self._finished(done, abandon, deadline_s)
             # The records may be used only if the lease still holds now. Otherwise their owner may have reused them.
-            if not await self._unlease(lease, deadline_s):
+            checksums, holds = await asyncio.gather(
+                self._store.checksums(reservation), self._unlease(lease, deadline_s)
+            )
+            if not holds:
                 raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
-            checksums = self._store.checksums(reservation)
             if checksums and not _agree(checksums, lease, reservation):
                 raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
             self._store.directory.written(reservation.id, checksums)
@@ -186,7 +188,7 @@ class _RemoteLease:
 
     Attributes:
         offsets: by pool, where each record lies there, by the position of its key among those that were asked for.
-        checksums: by pool and in the order of `offsets`, of each record; empty where the owner has none.
+        checksums: by pool and in the order of `offsets`, of each record; None where the owner has none.
         is_returned: whether it was given back.
     """
 
@@ -194,16 +196,16 @@ class _RemoteLease:
     id: str
     descriptor: Descriptor | None = None
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
-    checksums: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    checksums: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
     is_returned: bool = False
 
 
-def _agree(ours: Mapping[str, Sequence[Sequence[int]]], lease: _RemoteLease, reservation: Reservation) -> bool:
+def _agree(ours: Mapping[str, Sequence[int]], lease: _RemoteLease, reservation: Reservation) -> bool:
     """Whether the records that were read have the checksums that their owner made when it wrote them."""
     for pool, of_records in ours.items():
         theirs = lease.checksums.get(pool)
-        for index, checksums in zip(reservation.offsets[pool].names, of_records, strict=True):
-            if theirs and theirs[index] and list(theirs[index]) != list(checksums):
+        for index, checksum in zip(reservation.offsets[pool].names, of_records, strict=True):
+            if theirs and theirs[index] not in (None, checksum):
                 return False
     return True
 

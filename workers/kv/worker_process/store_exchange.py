@@ -34,7 +34,7 @@ class StoreExchange:
         ranks: of the engine (its tensor-parallel degree).
         make_transport: given the store's address in this process and its bytes.
         surplus: which KV of idle sessions may go first; None: none, the least recently used goes.
-        has_checksums: see `EngineStore`.
+        has_checksums, checks_loads: see `EngineStore`.
     """
 
     def __init__(
@@ -46,8 +46,11 @@ class StoreExchange:
         clock: Callable[[], float] = time.monotonic,
         *,
         has_checksums: bool = False,
+        checks_loads: bool = False,
     ) -> None:
-        self.store = EngineStore(memory, ranks, self._report, surplus, clock, has_checksums=has_checksums)
+        self.store = EngineStore(
+            memory, ranks, self._report, surplus, clock, has_checksums=has_checksums, checks_loads=checks_loads
+        )
         self._make_transport = make_transport
         self._clock = clock
         self._transport: Transport | None = None
@@ -122,8 +125,8 @@ class StoreExchange:
             self._transport.let_read(time.monotonic() + lease.ttl_s)
         records = {pool: (list(places.names), list(places.offsets)) for pool, places in lease.records.items()}
         reply = KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=self._descriptor)
-        if any(of for found in lease.checksums.values() for of in found):
-            reply["checksums"] = {pool: [list(of or ()) for of in found] for pool, found in lease.checksums.items()}
+        if any(checksum is not None for found in lease.checksums.values() for checksum in found):
+            reply["checksums"] = lease.checksums
         return reply
 
     # -- sessions
@@ -179,7 +182,8 @@ class StoreExchange:
             error = f"no KV from {source_worker_id} within {timeout_s:g} s"
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.
             error = f"{type(failure).__name__}: {failure}"
-        tokens = self.store.hold(rid, keys).tokens - held_tokens if size else 0
+        # Records that another read brought are here too, although this one has read no byte.
+        tokens = self.store.hold(rid, keys).tokens - held_tokens if missing and error is None else 0
         self._report()
         return KvFetch(tokens, size, self._clock() - started_s, error)
 

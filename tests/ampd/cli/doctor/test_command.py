@@ -77,9 +77,11 @@ def test_engines_are_not_started_for_a_model_that_is_wrong(capsys: pytest.Captur
     assert re.fullmatch(r"they cannot run before this is fixed: (\w+, )*model", trial["found"])
 
 
-@pytest.mark.parametrize("arguments", [("--engine", "another"), ("--tp", "0"), ("--out", "/nowhere/report.md")])
+@pytest.mark.parametrize(
+    "arguments", [("--engine", "another"), ("--tp", "0"), ("--out", "/nowhere/report.md"), ("--perf", "none")]
+)
 def test_wrong_calls_end_with_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]) -> None:
-    assert main([*MODELLED, *arguments]) == 2
+    assert main([*MODELLED, "--no-engines", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1

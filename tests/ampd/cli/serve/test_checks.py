@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ampd.cli.main import main
 from ampd.cli.serve import checks
 from ampd.cli.serve.checks import check_policies
 from ampd.cli.serve.settings import ServeSettings
@@ -47,6 +48,16 @@ def test_the_performance_model_must_have_the_degrees_of_all_roles() -> None:
     checks.check_perf(ServeSettings(perf="qwen3-32b-h20", prefill=0, decode=2, decode_tp=4))
     with pytest.raises(UserError, match="tp 3"):
         checks.check_perf(ServeSettings(perf="qwen3-32b-h20", mixed=2, mixed_tp=3))
+
+
+def test_a_file_of_secrets_must_be_readable(tmp_path: Path) -> None:
+    checks.check_secret(ServeSettings())
+    with pytest.raises(UserError, match=r"^ampd serve: --graph-secret-file: cannot read "):
+        checks.check_secret(ServeSettings(graph_secret_file=tmp_path))
+    file = tmp_path / "secret"
+    file.write_text("s" * 64)
+    checks.check_secret(ServeSettings(graph_secret_file=file))
+    assert main(["serve", "--engine", "modelled", "--graph-secret-file", str(tmp_path)]) == 2
 
 
 def test_more_processes_than_file_watches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

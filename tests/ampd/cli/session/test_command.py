@@ -106,5 +106,5 @@ def test_the_end_of_an_unknown_session_fails(
 ) -> None:
     assert main(["session", "end", "s", "--coordinator-url", coordinator, *flags]) == 1
     captured = capsys.readouterr()
-    assert "no session" in captured.err
+    assert "no session s is alive" in captured.err
     assert (json.loads(captured.out) if flags else captured.out) == (UNKNOWN if flags else "")

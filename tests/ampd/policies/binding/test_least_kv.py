@@ -34,7 +34,7 @@ def test_the_least_kv_memory_in_use_wins() -> None:
 def test_a_worker_that_the_prompt_fits_comes_before_an_emptier_one() -> None:
     assert bind(worker("small", 100, capacity=1099), worker("large", 5000, capacity=6000)) == "large"
     assert bind(worker("small", 100, capacity=1100), worker("large", 5000, capacity=6000)) == "small"
-    assert bind(worker("short", 0, max_context=999), worker("long", 5000, max_context=1000)) == "long"
+    assert bind(worker("short", 0, max_context=1000), worker("long", 5000, max_context=1001)) == "long"
 
 
 def test_the_store_counts_where_there_is_one() -> None:

@@ -52,17 +52,17 @@ tasks = st.builds(task, st.just("t"), st.integers(0, 3000), ticks, st.integers(0
 queues = st.lists(tasks, min_size=1, max_size=9)
 
 
-def rank(policy: str, one: PrefillTask) -> Fraction:
+def rank(policy: str, queued: PrefillTask) -> Fraction:
     """The definition: the least goes first."""
-    waited = Fraction(NOW_S) - Fraction(one.arrival_s)
-    seconds = Fraction(MODEL.prefill_s(one.hist_tokens, one.incr_tokens, TP1))
+    waited = Fraction(NOW_S) - Fraction(queued.arrival_s)
+    seconds = Fraction(MODEL.prefill_s(queued.hist_tokens, queued.incr_tokens, TP1))
     if policy == "edf":
-        return Fraction(one.slo.ttft_s) - waited
+        return Fraction(queued.slo.ttft_s) - waited
     if policy == "hrrn":
         return -((waited + seconds) / seconds) if seconds else Fraction(-(10**9))
     if policy == "shortest-prefill-first":
         return seconds
-    return one.incr_tokens - 1000 * waited
+    return queued.incr_tokens - 1000 * waited
 
 
 @pytest.mark.parametrize("policy", RANKED)
@@ -72,7 +72,7 @@ def test_the_first_task_of_the_least_rank_runs_and_overtakes_what_is_before_it(
     policy: str, queue: list[PrefillTask]
 ) -> None:
     chosen = pick(policy, queue)
-    ranks = [rank(policy, one) for one in queue]
+    ranks = [rank(policy, queued) for queued in queue]
     least = min(ranks)
     assert ranks[chosen.index] == least
     if policy != "hrrn":  # equal quotients may differ in the last bit of a float
@@ -90,8 +90,8 @@ def test_the_order_of_the_queue_decides_between_equals_only(
 ) -> None:
     shuffled = list(queue)
     dice.shuffle(shuffled)
-    one, other = queue[pick(policy, queue).index], shuffled[pick(policy, shuffled).index]
-    assert rank(policy, one) == rank(policy, other)
+    picked, picked_shuffled = queue[pick(policy, queue).index], shuffled[pick(policy, shuffled).index]
+    assert rank(policy, picked) == rank(policy, picked_shuffled)
 
 
 @pytest.mark.parametrize("policy", RANKED)
@@ -130,7 +130,7 @@ def test_shortest_prefill_is_by_the_model_it_is_given() -> None:
     model = analytic_model("llama-3.1-8b", "h20")
     queue = [task("a", 600), task("b", 500, hist=50_000), task("c", 550)]
     chosen = situations.pick(create("ordering", "shortest-prefill-first"), queue, TP1, model, NOW_S, random.Random(0))
-    times = [model.prefill_s(one.hist_tokens, one.incr_tokens, TP1) for one in queue]
+    times = [model.prefill_s(queued.hist_tokens, queued.incr_tokens, TP1) for queued in queue]
     assert chosen.index == times.index(min(times)) == 2
 
 

@@ -193,10 +193,10 @@ def test_those_given_up_and_hopeless_ones_do_not_go_along() -> None:
 
 
 def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> None:
-    one, other = replace(task(0, 10, 1.0), hist_tokens=400), replace(task(1, 30, 2.0), hist_tokens=80)
-    assert as_one([one, other]) == replace(one, hist_tokens=160, incr_tokens=40)
-    assert as_one([one]) == one
-    nothing = replace(one, incr_tokens=0)
+    first, second = replace(task(0, 10, 1.0), hist_tokens=400), replace(task(1, 30, 2.0), hist_tokens=80)
+    assert as_one([first, second]) == replace(first, hist_tokens=160, incr_tokens=40)
+    assert as_one([first]) == first
+    nothing = replace(first, incr_tokens=0)
     assert as_one([nothing, nothing]) == replace(nothing, hist_tokens=0)
 
 
@@ -270,7 +270,7 @@ class Machine:
 
     def run(self, arrivals: Sequence[PrefillTask]) -> int:
         """How many were on time."""
-        coming = sorted(arrivals, key=lambda one: one.arrival_s)
+        coming = sorted(arrivals, key=lambda arrival: arrival.arrival_s)
         queue: list[PrefillTask] = []
         now_s = 0.0
         while coming or queue:
@@ -279,7 +279,7 @@ class Machine:
             while coming and coming[0].arrival_s <= now_s:
                 queue.append(coming.pop(0))
             now_s = self._pass(queue, now_s)
-        return sum(self.ended_s[one.task_id] - one.arrival_s <= one.slo.ttft_s for one in arrivals)
+        return sum(self.ended_s[arrival.task_id] - arrival.arrival_s <= arrival.slo.ttft_s for arrival in arrivals)
 
     def _pass(self, queue: list[PrefillTask], now_s: float) -> float:
         chosen = situations.pick(self.ordering, queue, self.parallelism, self.model, now_s, self.rng)
@@ -296,9 +296,9 @@ class Machine:
             left = replace(members[0], hist_tokens=whole.hist_tokens + tokens, incr_tokens=whole.incr_tokens - tokens)
             queue[chosen.index] = left
             return now_s
-        for one in members:
-            self.ended_s[one.task_id] = now_s
-            queue.remove(next(other for other in queue if other.task_id == one.task_id))
+        for member in members:
+            self.ended_s[member.task_id] = now_s
+            queue.remove(next(other for other in queue if other.task_id == member.task_id))
         return now_s
 
     def _s(self, hist_tokens: int, incr_tokens: int) -> float:
@@ -311,10 +311,10 @@ def arrivals(seed: int, load: float, count: int = 120) -> list[PrefillTask]:
     drawn = []
     for number in range(count):
         incr = max(16, int(dice.lognormvariate(6, 1.2)))
-        one = replace(task(number, incr, dice.choice([0.35, 1.0])), hist_tokens=dice.choice([0, 1000, 15_000]))
-        drawn.append(one)
-    work_s = sum(REAL.prefill_s(one.hist_tokens, one.incr_tokens, TP4) for one in drawn)
-    return [replace(one, arrival_s=dice.uniform(0, work_s / load)) for one in drawn]
+        arrival = replace(task(number, incr, dice.choice([0.35, 1.0])), hist_tokens=dice.choice([0, 1000, 15_000]))
+        drawn.append(arrival)
+    work_s = sum(REAL.prefill_s(arrival.hist_tokens, arrival.incr_tokens, TP4) for arrival in drawn)
+    return [replace(arrival, arrival_s=dice.uniform(0, work_s / load)) for arrival in drawn]
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_a_queue_that_can_all_be_on_time_loses_nobody(rows: list[tuple[int, int]
         now_s += model.prefill_s(0, incr, TP1)
         queue.append(task(number, incr, now_s + spare * TICK_S + 1e-9))
     ordering = OnTimeOrdering(headroom=1.0)
-    jobs = [ordering.job(one, i, model.prefill_s(0, one.incr_tokens, TP1), 0.0) for i, one in enumerate(queue)]
+    jobs = [ordering.job(queued, i, model.prefill_s(0, queued.incr_tokens, TP1), 0.0) for i, queued in enumerate(queue)]
     assert keep(jobs)[1] == 0.0
     random.Random(len(rows)).shuffle(queue)
 
@@ -374,10 +374,10 @@ def test_nobody_starves_below_full_load(quantum_s: float) -> None:
     for seed in range(4):
         coming = arrivals(seed, 0.85, count=250)
         # A twentieth can never be on time.
-        coming = [replace(one, slo=Slo(1e-4, 0.05)) if i % 20 == 0 else one for i, one in enumerate(coming)]
+        coming = [replace(arrival, slo=Slo(1e-4, 0.05)) if i % 20 == 0 else arrival for i, arrival in enumerate(coming)]
         machine = Machine(create_named("ordering", "on-time"), REAL, quantum_s)
         machine.run(coming)
-        waits = [machine.ended_s[one.task_id] - one.arrival_s for one in coming]
+        waits = [machine.ended_s[arrival.task_id] - arrival.arrival_s for arrival in coming]
         assert max(waits) < 30.0, (seed, max(waits))
 
 

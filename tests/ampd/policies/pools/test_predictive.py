@@ -132,11 +132,11 @@ slos = st.builds(Slo, st.floats(0.05, 5), st.floats(0.008, 0.1))
 @given(members(), slos, st.integers(0, 5))
 def test_at_most_one_changes_sides_and_an_owner_stays(workers: list[WorkerView], slo: Slo, seed: int) -> None:
     for change in changes(*workers, model=REAL, slo=slo, seed=seed):
-        (changed,) = [one for one in workers if one.worker_id == change.worker_id]
+        (changed,) = [member for member in workers if member.worker_id == change.worker_id]
         assert changed.role is not change.role
         assert change.lane == ""
         assert turned(workers, [change])
-        assert any(one.role.owns_sessions for one in turned(workers, [change]))
+        assert any(member.role.owns_sessions for member in turned(workers, [change]))
     assert len(changes(*workers, model=REAL, slo=slo, seed=seed)) <= 1
 
 
@@ -144,14 +144,14 @@ def test_at_most_one_changes_sides_and_an_owner_stays(workers: list[WorkerView],
 @untimed
 @given(members(), slos)
 def test_an_idle_cluster_is_left_alone(workers: list[WorkerView], slo: Slo) -> None:
-    assume(any(one.role is Role.DECODE for one in workers))
-    idle = [replace(one, queue=(), decode_batch=0, decode_context_tokens=0) for one in workers]
+    assume(any(member.role is Role.DECODE for member in workers))
+    idle = [replace(member, queue=(), decode_batch=0, decode_context_tokens=0) for member in workers]
     assert changes(*idle, model=REAL, slo=slo) == []
 
 
 def turned(workers: Sequence[WorkerView], made: Sequence[RoleChange]) -> list[WorkerView]:
     roles = {change.worker_id: change.role for change in made}
-    return [replace(one, role=roles.get(one.worker_id, one.role)) for one in workers]
+    return [replace(member, role=roles.get(member.worker_id, member.role)) for member in workers]
 
 
 @pytest.mark.slow
@@ -160,8 +160,8 @@ def turned(workers: Sequence[WorkerView], made: Sequence[RoleChange]) -> list[Wo
 def test_a_load_that_stays_turns_nobody_to_and_fro(workers: list[WorkerView], slo: Slo, moves: bool) -> None:
     """Batches stay with their workers, or spread over the decode workers as sessions end and others begin."""
     flips: list[Role] = []
-    batch = sum(one.decode_batch for one in workers)
-    context_tokens = sum(one.decode_context_tokens for one in workers)
+    batch = sum(member.decode_batch for member in workers)
+    context_tokens = sum(member.decode_context_tokens for member in workers)
     for _ in range(8):
         made = changes(*workers, model=REAL, slo=slo)
         flips += [change.role for change in made]
@@ -172,12 +172,12 @@ def test_a_load_that_stays_turns_nobody_to_and_fro(workers: list[WorkerView], sl
 
 
 def spread(workers: list[WorkerView], batch: int, context_tokens: int) -> list[WorkerView]:
-    count = sum(one.role is Role.DECODE for one in workers)
+    count = sum(member.role is Role.DECODE for member in workers)
     return [
-        replace(one, decode_batch=batch // count, decode_context_tokens=context_tokens // count)
-        if one.role is Role.DECODE
-        else replace(one, decode_batch=0, decode_context_tokens=0)
-        for one in workers
+        replace(member, decode_batch=batch // count, decode_context_tokens=context_tokens // count)
+        if member.role is Role.DECODE
+        else replace(member, decode_batch=0, decode_context_tokens=0)
+        for member in workers
     ]
 
 

@@ -82,9 +82,10 @@ def test_a_late_worker_is_only_bound_when_all_are_late_or_over_their_maximum(
     workers = [worker(str(i), running, itl_s=itl, batch=batch) for i, (running, batch, itl) in enumerate(loads)]
     chosen = workers[int(bind(*workers))]
 
-    def has_room(one: WorkerView) -> bool:
+    def has_room(candidate: WorkerView) -> bool:
         return (
-            one.itl.mean_s <= SLO.itl_s and PLAIN.decode_step_s(one.decode_batch + 1, 0, one.parallelism) <= SLO.itl_s
+            candidate.itl.mean_s <= SLO.itl_s
+            and PLAIN.decode_step_s(candidate.decode_batch + 1, 0, candidate.parallelism) <= SLO.itl_s
         )
 
-    assert has_room(chosen) or not any(has_room(one) for one in workers)
+    assert has_room(chosen) or not any(has_room(candidate) for candidate in workers)

@@ -53,12 +53,12 @@ def test_with_mixed_workers_only_a_round_stays_local() -> None:
 def test_the_target_is_met_whenever_some_worker_meets_it(loads: list[tuple[int, int]], hist: int, incr: int) -> None:
     workers = [prefill(f"p{i}", queue, decode_batch=batch) for i, (queue, batch) in enumerate(loads)]
     decision = route("arrow", round_of(hist, incr), decode(), *workers)
-    chosen = next(one for one in decision.estimates if one.worker_id == decision.worker_id)
-    within = [one for one in decision.estimates if one.total_s <= SLO.ttft_s]
+    chosen = next(estimate for estimate in decision.estimates if estimate.worker_id == decision.worker_id)
+    within = [estimate for estimate in decision.estimates if estimate.total_s <= SLO.ttft_s]
     assert (chosen.total_s <= SLO.ttft_s) == bool(within)
     same_pool = [
-        one.total_s
-        for one, worker in zip(decision.estimates, workers, strict=True)
+        estimate.total_s
+        for estimate, worker in zip(decision.estimates, workers, strict=True)
         if bool(worker.decode_batch) == bool(workers[int(chosen.worker_id[1:])].decode_batch)
     ]
     assert chosen.total_s == min(same_pool)

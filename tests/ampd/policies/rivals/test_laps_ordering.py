@@ -84,7 +84,7 @@ def test_a_pass_has_one_class_in_order_of_arrival_and_longs_run_alone(
     assert all(0 <= position < len(queue) for position in positions)
     assert all(first < second for first, second in pairwise(positions))
     assert len(positions) <= parameters["depth"]
-    classes = [one.incr_tokens <= parameters["boundary_tokens"] for one in queue]
+    classes = [queued.incr_tokens <= parameters["boundary_tokens"] for queued in queue]
     is_short = classes[chosen.index]
     same, other = (
         [position for position, short in enumerate(classes) if short is kind] for kind in (is_short, not is_short)
@@ -102,12 +102,12 @@ def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
     chosen = pick(queue, **parameters)
     if isinstance(chosen, Wait):
         assert chosen.wait_s > 0
-        assert all(one.incr_tokens <= parameters["boundary_tokens"] for one in queue), "no long task waits"
+        assert all(queued.incr_tokens <= parameters["boundary_tokens"] for queued in queue), "no long task waits"
         assert len(queue) < parameters["depth"]
         until_s = NOW_S + chosen.wait_s
-        for one in queue:
-            assert until_s + pass_s(queue) + parameters["margin_s"] <= one.arrival_s + one.slo.ttft_s + 1e-9
-            assert until_s <= one.arrival_s + parameters["max_wait_s"] + 1e-9
+        for queued in queue:
+            assert until_s + pass_s(queue) + parameters["margin_s"] <= queued.arrival_s + queued.slo.ttft_s + 1e-9
+            assert until_s <= queued.arrival_s + parameters["max_wait_s"] + 1e-9
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters
 def test_the_order_within_a_batch_changes_nothing_but_the_order(
     queue: list[PrefillTask], parameters: dict[str, Any], dice: random.Random
 ) -> None:
-    shorts = [one for one in queue if one.incr_tokens <= parameters["boundary_tokens"]]
+    shorts = [queued for queued in queue if queued.incr_tokens <= parameters["boundary_tokens"]]
     assume(shorts)
     assume(len(shorts) <= parameters["depth"])
     shuffled = list(shorts)
@@ -148,9 +148,9 @@ def test_while_both_classes_wait_they_take_turns() -> None:
         classes.append({waiting[position].incr_tokens <= 256 for position in members(chosen)})
         for position in chosen.postponed:
             waiting[position] = replace(waiting[position], postponements=waiting[position].postponements + 1)
-        waiting = [one for position, one in enumerate(waiting) if position not in members(chosen)]
+        waiting = [queued for position, queued in enumerate(waiting) if position not in members(chosen)]
     assert all(len(kinds) == 1 for kinds in classes)
-    assert all(one != other for one, other in pairwise(classes))
+    assert all(earlier != later for earlier, later in pairwise(classes))
 
 
 def test_the_class_that_came_first_begins() -> None:

@@ -38,7 +38,9 @@ def test_a_round_goes_to_the_least_queued_work_of_the_lane_for_its_new_tokens(
 ) -> None:
     decision = route(tokens, *LANES)
     assert (decision.route, decision.worker_id, decision.reason) == (Route.REMOTE, chosen, lane)
-    assert [one.worker_id for one in decision.estimates] == [one.worker_id for one in LANES if one.lane == lane]
+    assert [estimate.worker_id for estimate in decision.estimates] == [
+        lane_worker.worker_id for lane_worker in LANES if lane_worker.lane == lane
+    ]
 
 
 def test_the_boundary_is_a_parameter() -> None:
@@ -53,6 +55,6 @@ def test_a_lane_without_workers_leaves_all_of_them() -> None:
 
 
 def test_a_lane_whose_workers_cannot_take_the_prompt_leaves_all_of_them() -> None:
-    decision = route(100, worker("s", "short", context_tokens=3099), *LANES[2:])
+    decision = route(100, worker("s", "short", context_tokens=3100), *LANES[2:])
     assert (decision.worker_id, decision.reason) == ("l1", "no-lane")
-    assert route(100, worker("s", "short", context_tokens=3100), *LANES[2:]).reason == "short"
+    assert route(100, worker("s", "short", context_tokens=3101), *LANES[2:]).reason == "short"

@@ -147,7 +147,7 @@ def test_nobody_leaves_where_the_others_could_not_carry_the_batch() -> None:
 def test_what_a_worker_can_carry_ends_with_its_memory() -> None:
     few = [decode(name, 4, kv_tokens=10_000) for name in ("d1", "d2")]
     assert arrow(OVERLOADED, *few) == []  # 8 of the 10 sequences that the one left could hold
-    assert arrow(OVERLOADED, *[replace(one, kv_capacity_tokens=100_000) for one in few]) != []
+    assert arrow(OVERLOADED, *[replace(member, kv_capacity_tokens=100_000) for member in few]) != []
 
 
 def test_decode_that_misses_its_target_keeps_its_workers() -> None:
@@ -312,7 +312,9 @@ tasks = st.lists(
     ),
     max_size=5,
 ).map(tuple)
-windows = st.builds(Window, st.floats(0, 5), st.integers(0, 50)).map(lambda one: one if one.count else Window())
+windows = st.builds(Window, st.floats(0, 5), st.integers(0, 50)).map(
+    lambda window: window if window.count else Window()
+)
 
 
 @st.composite
@@ -339,11 +341,11 @@ def histories(draw: st.DrawFn) -> tuple[PoolsPolicy, list[tuple[float, list[Work
         for number, size in enumerate(sizes)
     ]
     cut = draw(st.integers(0, len(members) - 1))
-    members[cut:] = [replace(one, role=Role.DECODE) for one in members[cut:]]
+    members[cut:] = [replace(member, role=Role.DECODE) for member in members[cut:]]
     now_s, moments = 0.0, []
     for _ in range(draw(st.integers(1, 8))):
         now_s += draw(st.floats(0.01, 2))
-        moments.append((now_s, [draw(loads(one)) for one in members]))
+        moments.append((now_s, [draw(loads(member)) for member in members]))
     return policy, moments
 
 
@@ -354,12 +356,12 @@ def test_no_role_is_ever_emptied_no_two_flips_fall_within_a_cooldown_and_every_s
 ) -> None:
     policy, moments = history
     rng = random.Random(seed)
-    roles = {one.worker_id: one.role for one in moments[0][1]}
+    roles = {member.worker_id: member.role for member in moments[0][1]}
     lanes_of = dict.fromkeys(roles, "")
     changed_s, flips = NEVER, []
     had = set(roles.values())
     for now_s, members in moments:
-        seen = [replace(one, role=roles[one.worker_id], lane=lanes_of[one.worker_id]) for one in members]
+        seen = [replace(member, role=roles[member.worker_id], lane=lanes_of[member.worker_id]) for member in members]
         changes = situations.change(policy, seen, SLO, MODEL, now_s, changed_s, rng)
         for change in changes:
             assert (change.role, change.lane) != (roles[change.worker_id], lanes_of[change.worker_id])
@@ -368,7 +370,7 @@ def test_no_role_is_ever_emptied_no_two_flips_fall_within_a_cooldown_and_every_s
             roles[change.worker_id], lanes_of[change.worker_id] = change.role, change.lane
         changed_s = now_s if changes else changed_s
         assert had <= set(roles.values())
-        assert _largest([replace(one, role=roles[one.worker_id]) for one in seen]) >= _largest(seen)
+        assert _largest([replace(member, role=roles[member.worker_id]) for member in seen]) >= _largest(seen)
         counts = Counter(lane for lane in lanes_of.values() if lane)
         assert not counts or set(counts) == set(LANES)
     for earlier, later in pairwise(flips):
@@ -377,4 +379,4 @@ def test_no_role_is_ever_emptied_no_two_flips_fall_within_a_cooldown_and_every_s
 
 
 def _largest(members: list[WorkerView]) -> float:
-    return max(one.kv_capacity_tokens or math.inf for one in members if one.role is Role.DECODE)
+    return max(member.kv_capacity_tokens or math.inf for member in members if member.role is Role.DECODE)

@@ -42,9 +42,9 @@ def test_without_a_prefill_worker_everything_is_local(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ROUTING.names())
 def test_a_prefill_worker_with_too_short_a_context_is_none(policy: str) -> None:
-    short = replace(prefill("p", Window()), max_context_tokens=8399)
+    short = replace(prefill("p", Window()), max_context_tokens=8400)
     assert route(short, policy=policy).reason == "no-prefill-worker"
-    assert route(replace(short, max_context_tokens=8400), policy=policy).reason != "no-prefill-worker"
+    assert route(replace(short, max_context_tokens=8401), policy=policy).reason != "no-prefill-worker"
 
 
 def test_the_first_prefill_worker_with_ttft_slack_takes_it() -> None:

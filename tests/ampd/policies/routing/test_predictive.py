@@ -140,7 +140,7 @@ def test_where_every_place_loses_somebody_the_least_loss_wins() -> None:
     a, b = ahead("a", (100, 0.2)), ahead("b", (101, 0.2))
     assert route(task, own_of(60), a, b).reason == "fewest-late"
     assert route(task, own_of(60), a, b).worker_id == "a", "of equals the earliest"
-    missed = replace(b, queue=tuple(replace(one, session_missed=True) for one in b.queue))
+    missed = replace(b, queue=tuple(replace(queued, session_missed=True) for queued in b.queue))
     decision = route(task, own_of(60), a, missed)
     assert (decision.worker_id, decision.reason) == ("b", "fewest-late"), "it costs half"
     equal = PredictiveRouting(spread=0.0, missed_weight=1.0)
@@ -204,7 +204,7 @@ def test_its_own_worker_is_no_prefill_worker_for_it() -> None:
 def test_a_prompt_that_no_prefill_worker_takes_stays() -> None:
     assert route(round_of(500, 600), own_of(60), prefill("p", max_context=1000)).reason == NO_PREFILL_WORKER
     assert route(round_of(500, 600), own_of(60)).reason == NO_PREFILL_WORKER
-    assert route(round_of(500, 500), own_of(60), prefill("p", max_context=1000)).worker_id == "p"
+    assert route(round_of(500, 500), own_of(60), prefill("p", max_context=1001)).worker_id == "p"
     chosen = route(round_of(500, 600), own_of(60), prefill("p", max_context=1000), prefill("q", 9000))
     assert chosen.worker_id == "q"
 
@@ -248,14 +248,18 @@ def test_the_record_holds_the_chosen_offer_and_the_best_of_the_other_route(
         assert other.route is not chosen.route
     assert len(others) <= 1
     if decision.route is Route.LOCAL:
-        able = [one for one in workers if one is not own and not 0 < one.max_context_tokens < task.context_tokens]
+        able = [
+            candidate
+            for candidate in workers
+            if candidate is not own and not 0 < candidate.max_context_tokens <= task.context_tokens
+        ]
         assert bool(others) == bool(able)
     if decision.reason == "hopeless":
         assert all(chosen.total_s <= other.total_s for other in others)
 
 
 def grown(worker: WorkerView, *incr_tokens: int) -> WorkerView:
-    more = [replace(one, task_id=f"more{i}") for i, one in enumerate(queue_of(*incr_tokens))]
+    more = [replace(queued, task_id=f"more{i}") for i, queued in enumerate(queue_of(*incr_tokens))]
     return replace(worker, queue=(*worker.queue, *more))
 
 
@@ -273,10 +277,11 @@ def test_more_work_at_a_worker_never_makes_it_more_likely(
 ) -> None:
     """Where nobody becomes late, and where only the earliest offer counts."""
     own, workers = cluster
-    target = ([own, *(one for one in workers if one is not own)])[which % (1 + len(workers) - (own in workers))]
+    places = [own, *(candidate for candidate in workers if candidate is not own)]
+    target = places[which % len(places)]
     swapped = {id(target): grown(target, more)}
     own2 = swapped.get(id(own), own)
-    workers2 = tuple(swapped.get(id(one), one) for one in workers)
+    workers2 = tuple(swapped.get(id(candidate), candidate) for candidate in workers)
     task = round_of(hist, incr, Slo(1e6, 0.04))
     for policy in (PredictiveRouting(spread=1e-6), situations.with_constants(PredictiveRouting(spread=1e-6), TRIES=1)):
         before = situations.route(policy, task, own, workers, REAL, 0.0, random.Random(seed))
@@ -298,14 +303,14 @@ def test_a_busier_batch_never_makes_its_worker_more_likely(
     task = round_of(hist, incr, Slo(1e6, 0.04))
     if route_by("predictive(spread=0)", task, own, *workers, seed=seed, model=REAL).route is Route.REMOTE:
         for other in (busier, slower):
-            others = [other if one is own else one for one in workers]
+            others = [other if candidate is own else candidate for candidate in workers]
             again = route_by("predictive(spread=0)", task, other, *others, seed=seed, model=REAL)
             assert again.route is Route.REMOTE
 
 
 def fewest_late(queue: Sequence[PrefillTask]) -> int:
     """How many of a queue must be late, by trying every subset."""
-    jobs = sorted((0.95 * one.slo.ttft_s, PLAIN.prefill_s(0, one.incr_tokens, TP4)) for one in queue)
+    jobs = sorted((0.95 * queued.slo.ttft_s, PLAIN.prefill_s(0, queued.incr_tokens, TP4)) for queued in queue)
     for size in range(len(jobs), 0, -1):
         for subset in combinations(jobs, size):
             ends_s = accumulate(time_s for _, time_s in subset)
@@ -330,7 +335,7 @@ def test_on_time_means_that_nobody_becomes_late_and_that_no_earlier_place_could_
     decision = route(task, own_of(60), *workers)
 
     def loss(worker: WorkerView) -> int:
-        alive = [one for one in worker.queue if not fewest_late([one])]
+        alive = [queued for queued in worker.queue if not fewest_late([queued])]
         return fewest_late([*alive, task]) - fewest_late(alive)
 
     losses = {worker.worker_id: loss(worker) for worker in workers}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
@@ -226,12 +226,12 @@ class Station:
     def step(self) -> None:
         if not self.batch:
             return
-        context_tokens = sum(one.context_tokens + one.tokens for one in self.batch)
+        context_tokens = sum(decoding.context_tokens + decoding.tokens for decoding in self.batch)
         self.now_s += self.model.decode_step_s(len(self.batch), context_tokens, TP4)
-        for one in self.batch:
-            one.tokens += 1
-            one.mean_s = (self.now_s - one.first_s) / (one.tokens - 1)
-        self.batch = [one for one in self.batch if one.tokens < one.end_tokens]
+        for decoding in self.batch:
+            decoding.tokens += 1
+            decoding.mean_s = (self.now_s - decoding.first_s) / (decoding.tokens - 1)
+        self.batch = [decoding for decoding in self.batch if decoding.tokens < decoding.end_tokens]
         self.batch += self.joins(self.now_s)
 
     def prefill(self, task: PrefillTask, most_s: float = inf) -> None:
@@ -240,7 +240,7 @@ class Station:
         while task.incr_tokens:
             assert self.now_s - begun_s <= most_s, "it never ends"
             chosen = situations.slice(
-                self.policy, task, [one.view(self.now_s) for one in self.batch], TP4, self.model, self.now_s
+                self.policy, task, [decoding.view(self.now_s) for decoding in self.batch], TP4, self.model, self.now_s
             )
             if isinstance(chosen, Wait):
                 assert self.batch, "there is no round to wait for"
@@ -296,9 +296,9 @@ def test_no_running_round_misses_its_target_by_a_prefill(case: tuple[Station, Pr
     station, task = case
     rounds = list(station.batch)
     station.prefill(task)
-    for one in rounds:
-        if one.mean_s:
-            assert one.mean_s <= station.policy.ITL_SHARE * one.itl_slo_s * (1 + 1e-9)
+    for decoding in rounds:
+        if decoding.mean_s:
+            assert decoding.mean_s <= station.policy.ITL_SHARE * decoding.itl_slo_s * (1 + 1e-9)
 
 
 @untimed
@@ -307,15 +307,15 @@ def test_a_round_with_the_tokens_left_that_are_counted_on_keeps_its_target(case:
     """No slice comes in its last two tokens: the first is paid for by the second."""
     station, task = case
     rounds = list(station.batch)
-    for one in rounds:
-        one.end_tokens += 1_000_000
+    for decoding in rounds:
+        decoding.end_tokens += 1_000_000
     station.prefill(task)
-    for one in rounds:
-        one.end_tokens = one.tokens + 1
+    for decoding in rounds:
+        decoding.end_tokens = decoding.tokens + 1
     station.step()
-    for one in rounds:
+    for decoding in rounds:
         # Steps grow by the batch's new tokens, which nobody can know before.
-        assert one.mean_s <= station.policy.ITL_SHARE * one.itl_slo_s * (1 + 1e-4)
+        assert decoding.mean_s <= station.policy.ITL_SHARE * decoding.itl_slo_s * (1 + 1e-4)
 
 
 @untimed
@@ -324,10 +324,10 @@ def test_a_round_that_ends_right_after_a_slice_owes_one_steps_gain_at_most(case:
     station, task = case
     rounds = list(station.batch)
     station.prefill(task)
-    for one in rounds:
-        if one.mean_s:
-            target_s = station.policy.ITL_SHARE * one.itl_slo_s
-            assert one.mean_s * (one.tokens - 1) <= target_s * one.tokens * (1 + 1e-4)
+    for decoding in rounds:
+        if decoding.mean_s:
+            target_s = station.policy.ITL_SHARE * decoding.itl_slo_s
+            assert decoding.mean_s * (decoding.tokens - 1) <= target_s * decoding.tokens * (1 + 1e-4)
 
 
 @pytest.mark.slow
@@ -335,16 +335,17 @@ def test_a_round_that_ends_right_after_a_slice_owes_one_steps_gain_at_most(case:
 @given(stations(1.0), st.integers(0, 3))
 def test_slices_and_waits_end_whatever_the_batch(case: tuple[Station, PrefillTask], debts: int) -> None:
     station, task = case
-    for one in station.batch[:debts]:
-        one.first_s -= 10.0
-    for one in station.batch:
-        one.end_tokens = 1_000_000
+    for decoding in station.batch[:debts]:
+        decoding.first_s -= 10.0
+    for decoding in station.batch:
+        decoding.end_tokens = 1_000_000
     station.prefill(task, most_s=60.0)
     needed = task.incr_tokens / max(1, most_tokens(alone(REAL, 40_000, 9000), REAL.prefill_s(0, 1, TP4)))
     assert station.slices <= needed + 9000 / PAGE_TOKENS
 
 
 @untimed
+@example(batch=[running(1, 0.0, 0.01953125)], hist=0, incr=110, ttft_s=1.0)
 @given(
     st.lists(st.builds(running, st.integers(1, 500), st.floats(0, 30), st.floats(0.001, 0.2)), max_size=40),
     st.integers(0, 40_000),
@@ -358,14 +359,18 @@ def test_every_answer_is_valid_and_no_wait_is_longer_than_a_lost_round_is_worth(
     chosen = situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 0.0)
     if isinstance(chosen, Wait):
         assert batch
-        step_s = REAL.decode_step_s(len(batch), sum(one.context_tokens for one in batch), TP4)
+        step_s = REAL.decode_step_s(len(batch), sum(decoding.context_tokens for decoding in batch), TP4)
         assert 0 < chosen.wait_s <= policy.LOST_TOKENS * step_s
         return
     assert 1 <= chosen.tokens <= incr
     seconds = REAL.prefill_s(hist, chosen.tokens, TP4)
     passes = max(policy.LEAST_PASSES, policy.QUANTUM_PASSES)
     assert seconds <= max(policy.quantum * ttft_s, passes * shortest_pass_s(REAL, hist, TP4)) * (1 + 1e-9)
-    assert chosen == situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 9.0)
+    assert chosen == situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 0.0)
+    # One that has waited no longer minds rounds with a tighter ITL target than its own, and is else cut as before.
+    late = situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 10.0)
+    assert isinstance(late, Compute)
+    assert late == chosen or (late.tokens > chosen.tokens and any(decoding.itl_slo_s < 0.04 for decoding in batch))
 
 
 def test_a_step_just_below_the_target_is_no_wait_for_ever() -> None:

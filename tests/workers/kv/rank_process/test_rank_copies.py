@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from workers.kv.checksums import checksum_of  # noqa: E402
 from workers.kv.geometry import KvGeometry, PoolGeometry, head_share  # noqa: E402
 from workers.kv.rank_process import rank_copies  # noqa: E402
 from workers.kv.rank_process.pool_buffers import (  # noqa: E402
@@ -163,8 +164,8 @@ def differences(ours: Mapping[str, PoolBuffers], theirs: Mapping[str, PoolBuffer
     return [name for (name, mine), (_, other) in pairs if not same_bits(mine, other)]
 
 
-def same_bits(one: Any, other: Any) -> bool:
-    return one.contiguous().view(torch.uint8).equal(other.contiguous().view(torch.uint8))
+def same_bits(first: Any, second: Any) -> bool:
+    return first.contiguous().view(torch.uint8).equal(second.contiguous().view(torch.uint8))
 
 
 @pytest.fixture(params=["host", "gpu"])
@@ -187,7 +188,7 @@ def test_any_tp_loads_what_any_tp_wrote(family: str) -> None:
         for loader in TPS:
             for rank in range(loader):
                 assert not differences(lab.loaded(loader, rank), lab.shard(loader, rank)), (writer, loader, rank)
-    assert all(one.equal(other) for one, other in pairwise(stores))
+    assert all(earlier.equal(later) for earlier, later in pairwise(stores))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "MLA" not in name and "1 head" not in name])
@@ -267,11 +268,11 @@ def test_checksums_do_not_depend_on_tp(family: str) -> None:
     for pool in lab.geometry.pools:
         offset = lab.offsets[pool.name][2]
         record = memoryview(lab.store.numpy())[offset : offset + pool.record_bytes]
-        found: list[list[int]] = []
+        found: list[int] = []
         for tp in TPS:
             lab.store.zero_()
             lab.write(tp)
-            found.append(pool.checksums(record))
+            found.append(checksum_of(record))
         assert found == found[:1] * len(TPS)
 
 

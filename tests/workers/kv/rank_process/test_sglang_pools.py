@@ -132,9 +132,9 @@ def test_types_of_one_size_do_not_mix() -> None:
 
 @with_real_pools
 def test_latent_attention_has_one_head_on_every_rank() -> None:
-    one, two = described(mla(), heads=16), described(mla(), heads=16, tp=2)
-    assert sections(one) == {"kv latent": (1, 3, PAGE * 80 * 2)}
-    assert one.geometry == two.geometry
+    tp1, tp2 = described(mla(), heads=16), described(mla(), heads=16, tp=2)
+    assert sections(tp1) == {"kv latent": (1, 3, PAGE * 80 * 2)}
+    assert tp1.geometry == tp2.geometry
 
 
 @with_real_pools

@@ -40,6 +40,13 @@ def store_of(pages: int, *pools: PoolOf, surplus: Surplus | None = None) -> Stor
 
 
 def put(directory: StoreDirectory, session: str, text: str, shared: int = 0, **trailing: str) -> Reservation:
+    """`offer` pages of what becomes the session's context."""
+    if session:
+        directory.sessions.touch(session, keys(text))
+    return offer(directory, session, text, shared, **trailing)
+
+
+def offer(directory: StoreDirectory, session: str, text: str, shared: int = 0, **trailing: str) -> Reservation:
     """Store the pages of a context from page `shared` on; `trailing`: pool=letters whose pages have a record."""
     named = {"kv": tail(text, shared)}
     for pool, letters in trailing.items():

@@ -38,6 +38,7 @@ def test_match_is_the_longest_prefix_over_several_reservations() -> None:
 
 def test_records_are_read_only_once_they_are_written() -> None:
     directory = store_of(100)
+    directory.sessions.touch("s", keys("abcd"))
     first = directory.reserve("s", {"kv": keys("ab")}, 0.0)
     second = directory.reserve("s", {"kv": keys("abcd")}, 0.0)
     assert first is not None
@@ -229,10 +230,10 @@ def test_checksums_come_back_with_the_records() -> None:
     named = {"kv": keys("abc"), "mamba": keys("abc")[2:]}
     reservation = directory.reserve("s", named, 0.0)
     assert reservation is not None
-    directory.written(reservation.id, {"kv": [[1], [2], [3]], "mamba": [[9]]})
+    directory.written(reservation.id, {"kv": [1, 2, 3], "mamba": [9]})
     put(directory, "s", "abcd", 3, mamba="d")
-    assert directory.lease(keys("abc"), 1.0, 0.0).checksums == {"kv": [[1], [2], [3]], "mamba": [[9]]}
-    assert directory.lease(keys("abcd"), 1.0, 0.0).checksums == {"kv": [[1], [2], [3], None], "mamba": [None]}
+    assert directory.lease(keys("abc"), 1.0, 0.0).checksums == {"kv": [1, 2, 3], "mamba": [9]}
+    assert directory.lease(keys("abcd"), 1.0, 0.0).checksums == {"kv": [1, 2, 3, None], "mamba": [None]}
 
 
 # -- pools with windows
@@ -387,46 +388,6 @@ def test_what_precedes_the_new_pages_is_not_evicted_for_them() -> None:
     assert directory.reserve("", {"kv": keys("abcde")}, 0.0) is None
     assert directory.match(keys("abc")) == 3
     assert directory.reserve("", {"kv": keys("abcd")}, 0.0) is not None
-
-
-def test_pages_behind_a_hole_go_first() -> None:
-    directory = store_of(6)
-    put(directory, "", "xy")
-    put(directory, "s", "ab")
-    put(directory, "s", "abcde", 3)
-    directory.sessions.touch("s", keys("abcde"))
-    put(directory, "", "12")
-    assert directory.match(keys("xy")) == 2
-    assert directory.used_tokens == 6 * PAGE
-    put(directory, "", "3")
-    assert directory.match(keys("xy")) == 1
-
-
-def test_pages_behind_a_hole_are_not_held_until_it_is_filled() -> None:
-    directory = store_of(6)
-    put(directory, "s", "abcd")
-    put(directory, "", "xyz")
-    assert directory.sessions.held_tokens("s") == 3 * PAGE
-    put(directory, "s", "abcde", 4)
-    assert directory.sessions.held_tokens("s") == 3 * PAGE
-    directory.sessions.begin_request("s", keys("abcdef"))
-    put(directory, "s", "abcdef", 5)
-    assert directory.sessions.held_tokens("s") == directory.match(keys("abcdef")) * PAGE == 3 * PAGE
-    put(directory, "s", "abcd", 3)
-    assert directory.sessions.held_tokens("s") == directory.match(keys("abcdef")) * PAGE == 6 * PAGE
-
-
-def test_pages_behind_a_writer_that_gave_up_are_not_held() -> None:
-    directory = store_of(9)
-    put(directory, "s", "ab")
-    stopped = directory.reserve("s", {"kv": tail("abcd", 2)}, 0.0)
-    assert stopped is not None
-    put(directory, "s", "abcdef", 4)
-    directory.sessions.take_changed()
-    directory.give_up(stopped.id)
-    assert directory.sessions.take_changed() == {"s": 2 * PAGE}
-    put(directory, "s", "abcdefg", 6)
-    assert directory.sessions.held_tokens("s") == 2 * PAGE
 
 
 # -- forgotten records

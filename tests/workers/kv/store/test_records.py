@@ -37,7 +37,7 @@ def test_nothing_is_taken_when_there_is_too_little() -> None:
     assert allocator.available(64) == 10
 
 
-def test_a_free_chunk_serves_another_size() -> None:
+def test_a_free_slab_serves_another_size() -> None:
     allocator = RecordAllocator(4 * 1024, [64, 1024])
     small = allocator.allocate(64, 4096 // 64)
     assert allocator.available(1024) == 0
@@ -121,8 +121,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.allocator.free(list(self.in_use))
         self.in_use.clear()
         for record_bytes in self.sizes:
-            chunk_bytes, chunks = self.allocator.chunk_bytes, self.allocator.chunks
-            assert self.allocator.available(record_bytes) == chunks * (chunk_bytes // aligned_bytes(record_bytes))
+            slab_bytes, slabs = self.allocator.slab_bytes, self.allocator.slabs
+            assert self.allocator.available(record_bytes) == slabs * (slab_bytes // aligned_bytes(record_bytes))
 
     @invariant()
     def records_do_not_overlap(self) -> None:

@@ -62,9 +62,17 @@ class Worker:
     """A store exchange with the ranks of its engine."""
 
     def __init__(
-        self, ranks: int = 2, fingerprint: str = "f", pages: int = PAGES, *, has_checksums: bool = True
+        self,
+        ranks: int = 2,
+        fingerprint: str = "f",
+        pages: int = PAGES,
+        *,
+        has_checksums: bool = True,
+        checks_loads: bool = True,
     ) -> None:
-        self.exchange = StoreExchange(StoreMemory.create(pages * RECORD), ranks, has_checksums=has_checksums)
+        self.exchange = StoreExchange(
+            StoreMemory.create(pages * RECORD), ranks, has_checksums=has_checksums, checks_loads=checks_loads
+        )
         self.fingerprint = fingerprint
         self.held: dict[str, int] = {}
         self.ranks: list[Rank] = []

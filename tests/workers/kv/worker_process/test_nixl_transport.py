@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from ctypes import addressof, c_char
 from typing import Any
@@ -20,24 +22,14 @@ SIZE = 4096
 FIRST, SECOND = [(0, 512)], [(1024, 512)]
 
 
-class Holding(NixlTransport):
-    """Its reads cannot be taken back once they have begun, as where the network card holds them."""
-
-    @staticmethod
-    def _cancelled(read: object) -> bool:  # noqa: ARG004
-        return False
-
-
 class Store:
     """A store of one worker, filled with one byte, and its transport."""
 
-    def __init__(
-        self, name: str, fill: int, forget_after_s: float = 600.0, kind: type[NixlTransport] = NixlTransport
-    ) -> None:
-        self.memory = bytearray([fill]) * SIZE
-        self._pinned = (c_char * SIZE).from_buffer(self.memory)
+    def __init__(self, name: str, fill: int, forget_after_s: float = 600.0, size: int = SIZE) -> None:
+        self.memory = bytearray([fill]) * size
+        self._pinned = (c_char * size).from_buffer(self.memory)
         address = addressof(self._pinned)
-        self.transport = kind(address, SIZE, forget_after_s)
+        self.transport = NixlTransport(address, size, forget_after_s)
         self.remote = Remote(name, self.transport.metadata, address)
 
     def let_read(self) -> None:
@@ -87,19 +79,62 @@ def test_workers_that_are_used_stay_known(stack: ExitStack) -> None:
     assert ours.known == {"b", "c"}
 
 
-async def test_a_read_that_is_given_up_ends(stack: ExitStack) -> None:
-    ours, frozen = store(stack, "a", 1), store(stack, "frozen", 2)
-    done, abandon = ours.transport.read(frozen.remote, FIRST, SECOND)
+async def test_a_read_that_was_given_up_keeps_its_memory_until_its_last_byte_has_come(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TCP the bytes come when the source goes on, also if the read was given up before."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    size = 1 << 20
+    ours, frozen = store(stack, "a", 1, size=size), store(stack, "frozen", 2, size=size)
+    done, abandon = ours.transport.read(frozen.remote, [(0, size)], [(0, size)])
     await until(lambda: ours.transport._active)
     abandon()
+    await until(lambda: ours.transport._pause_s() == pytest.approx(0.05))
+    # Two turns of the transport, in each of which it could have been taken back.
+    for _ in range(2):
+        await asyncio.wrap_future(in_turn(ours.transport, lambda: None))
+    assert not done.done()
+    assert ours.memory.count(2) < size, "not all bytes have come"
+    frozen.let_read()
     await until(done.done)
-    assert isinstance(done.exception(), TimeoutError)
-    assert not ours.transport._active
+    assert ours.memory.count(2) == size
+
+
+@pytest.mark.parametrize("how", ["it fails for another read", "its worker was restarted"])
+async def test_a_read_from_an_agent_that_is_forgotten_goes_on(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    size = 1 << 20
+    ours, theirs, restarted = (store(stack, name, fill, size=size) for name, fill in (("a", 1), ("b", 2), ("b", 3)))
+    done, _ = ours.transport.read(theirs.remote, [(0, size // 2)], [(0, size // 2)])
+    await until(lambda: ours.transport._active)
+    await asyncio.wrap_future(in_turn(ours.transport, lambda: ours.transport._forget("b")))
+    again = theirs if how == "it fails for another read" else restarted
+    more, _ = ours.transport.read(again.remote, [(size // 2, size // 2)], [(size // 2, size // 2)])
+    await until(lambda: len(ours.transport._active) == 2)
+    theirs.let_read()
+    restarted.let_read()
+    assert await asyncio.wrap_future(done) == await asyncio.wrap_future(more) == size // 2
+    await until(lambda: not ours.transport._leaving)
+    assert ours.memory.count(2) == (size if again is theirs else size // 2)
+
+
+def in_turn(transport: NixlTransport, work: Callable[[], None]) -> Future[None]:
+    """Run something on the thread of a transport; returns when it has run."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        work()
+        done.set_result(None)
+
+    transport._jobs.put(run)
+    return done
 
 
 async def test_a_frozen_worker_gets_one_read_and_keeps_no_more_of_our_memory(stack: ExitStack) -> None:
     """Nothing drives the other side, as if its process were stopped; later it goes on."""
-    ours = store(stack, "a", 1, kind=Holding)
+    ours = store(stack, "a", 1)
     frozen, other = store(stack, "frozen", 2), store(stack, "other", 3)
     done, abandon = ours.transport.read(frozen.remote, FIRST, SECOND)
     await until(lambda: ours.transport._active)

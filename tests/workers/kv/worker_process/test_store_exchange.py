@@ -16,6 +16,9 @@ pytest.importorskip("msgspec")
 from tests.waiting import until
 from tests.workers.kv.store.store_lab import forget_all
 from tests.workers.kv.worker_process.exchange_lab import PAGE, PAGES, RECORD, Worker, record_of, workers
+from workers.kv.rank_messages import Forgotten
+from workers.kv.worker_process import engine_store
+from workers.kv.worker_process.rank_links import RankLinks
 
 
 def text(seed: int, pages: int) -> list[int]:
@@ -73,6 +76,31 @@ async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
         keys = page_keys(prompts[1], PAGE, tenant="")
         assert b.exchange.hold("r2", keys) == 10 * PAGE
         assert b.stored(keys) == [record_of(key) for key in keys]
+
+
+async def test_a_read_holds_what_another_read_has_brought() -> None:
+    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
+        prompt = text(1, 4)
+        await a.compute("s", prompt)
+        may_end, ending = asyncio.Event(), asyncio.Event()
+
+        async def hold_up(request: KvRequest) -> None:
+            if request["op"] == "unlease":
+                ending.set()
+                await may_end.wait()
+
+        peers.before = hold_up  # type: ignore[assignment]
+        first = asyncio.create_task(b.read("r", prompt, "a", 60.0))
+        await ending.wait()
+        second = asyncio.create_task(b.read("r2", prompt, "a", 60.0))
+        may_end.set()
+        fetched = [await read for read in (first, second)]
+        assert [(each.tokens, each.bytes) for each in fetched] == [(4 * PAGE, 4 * RECORD), (4 * PAGE, 0)]
+        await b.exchange.discard("r")
+        directory = b.exchange.store.directory
+        assert directory.evicted_tokens.total() == 0
+        assert directory.used_tokens == 4 * PAGE
+        assert "r2" in directory._holds
 
 
 async def test_another_kind_of_kv_is_refused() -> None:
@@ -223,6 +251,28 @@ async def test_the_store_outlives_its_engine() -> None:
         assert (await b.read("r", tokens, "a", 10.0)).tokens == 6 * PAGE
 
 
+async def test_the_last_messages_of_an_engine_do_not_reach_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a rank says that its first 500 offers are over. The next engine counts its offers from 0."""
+    async with workers(a=(a := Worker())):
+        store = a.exchange.store
+        for rank in a.ranks:
+            rank.close()
+        close = RankLinks.close
+
+        async def close_late(links: RankLinks) -> None:
+            store._receive(1, Forgotten(500))
+            await close(links)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RankLinks, "close", close_late)
+            await store.replace_engine()
+        a.start_ranks()
+        await a.exchange.open(10.0)
+        tokens = text(1, 4)
+        assert await a.compute("s", tokens) == page_keys(tokens, PAGE, tenant="")
+        assert a.held["s"] == 4 * PAGE
+
+
 async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:
     async with workers(a=(a := Worker(pages=8))):
         store = a.exchange.store
@@ -254,8 +304,11 @@ async def test_sessions_report_what_they_hold() -> None:
         assert a.held["s"] == 0
 
 
-@pytest.mark.parametrize("has_checksums", [True, False])
-async def test_a_record_that_changed_after_it_was_written_is_not_taken(has_checksums: bool) -> None:
+@pytest.mark.parametrize(("has_checksums", "at_once_bytes"), [(True, 1 << 30), (True, 1), (False, 1)])
+async def test_a_record_that_changed_after_it_was_written_is_not_taken(
+    has_checksums: bool, at_once_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_store, "_AT_ONCE_BYTES", at_once_bytes)
     a, b = Worker(has_checksums=has_checksums), Worker(has_checksums=has_checksums)
     async with workers(a=a, b=b):
         tokens = text(1, 4)
@@ -269,6 +322,15 @@ async def test_a_record_that_changed_after_it_was_written_is_not_taken(has_check
             assert not b.exchange.store.directory.used_bytes
         else:
             assert b.stored(keys) != [record_of(key) for key in keys]
+
+
+async def test_loads_are_checked_only_if_that_is_asked_for() -> None:
+    async with workers(a=(a := Worker(checks_loads=False))):
+        store, tokens = a.exchange.store, text(1, 4)
+        keys = await a.compute("s", tokens)
+        store.memory.map[store.hold("look", keys).records["kv"].offsets[2]] ^= 1
+        assert await store.begin_request("r", "s", keys) == 4 * PAGE
+        store.end_request("r", "s", keys)
 
 
 async def test_a_damaged_record_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,9 +101,9 @@ def test_what_is_deflected_is_executed_within_the_target_in_the_time_that_was_pr
     step_s = MODEL.decode_step_s(batch, batch * context, TP4)
     running = [RunningRound(5, 0.1, itl_s, context)] * batch
     total_s = 0.0
-    for one in (*own.queue, task):
-        for done, tokens in slices(one, running):
-            slice_s = MODEL.prefill_s(one.hist_tokens + done, tokens, TP4)
+    for queued in (*own.queue, task):
+        for done, tokens in slices(queued, running):
+            slice_s = MODEL.prefill_s(queued.hist_tokens + done, tokens, TP4)
             assert slice_s + step_s <= itl_s + 1e-12
             total_s += slice_s + step_s
     assert total_s == pytest.approx(here.total_s)

@@ -59,10 +59,10 @@ def worker(name: str = "p", *incr_tokens: int) -> WorkerView:
 
 
 def route(
-    one: PrefillTask, table: Any, *workers: WorkerView, seed: int = 0, output_tokens: float | None = None
+    routed: PrefillTask, table: Any, *workers: WorkerView, seed: int = 0, output_tokens: float | None = None
 ) -> RouteDecision:
     policy = create("routing", "table", table=table, output_tokens=output_tokens)
-    return situations.route(policy, one, DECODE, workers or (worker(),), MODEL, 0.0, random.Random(seed))
+    return situations.route(policy, routed, DECODE, workers or (worker(),), MODEL, 0.0, random.Random(seed))
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def route(
     ],
 )
 def test_a_bucket_begins_at_its_first_value(hist_tokens: int, incr_tokens: int, place: tuple[int, int]) -> None:
-    one = task(hist_tokens, incr_tokens)
-    assert route(one, document((*place, 0, 0))).reason == "table-local"
+    routed = task(hist_tokens, incr_tokens)
+    assert route(routed, document((*place, 0, 0))).reason == "table-local"
     others = [(c, i, 0, 0) for c in range(3) for i in range(3) if (c, i) != place]
-    assert route(one, document(*others)).reason == "table-remote"
+    assert route(routed, document(*others)).reason == "table-remote"
 
 
 def test_load_is_the_least_queue_over_the_ttft_target() -> None:
@@ -151,10 +151,9 @@ def test_a_file_is_read_back_equal_and_once(tmp_path: Path) -> None:
     policy = create_named("routing", f"table(table={path})")
     path.unlink()
     again = pickle.loads(pickle.dumps(policy))
-    for one in (policy, again):
-        assert (
-            situations.route(one, task(1, 100), DECODE, [worker()], MODEL, 0.0, random.Random(0)).route is Route.LOCAL
-        )
+    for table_policy in (policy, again):
+        decision = situations.route(table_policy, task(1, 100), DECODE, [worker()], MODEL, 0.0, random.Random(0))
+        assert decision.route is Route.LOCAL
 
 
 def test_rows_may_come_in_any_order() -> None:

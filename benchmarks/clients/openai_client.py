@@ -1,0 +1,131 @@
+"""What is tried with the package openai: the options of a request, and what is refused."""
+
+from __future__ import annotations
+
+from benchmarks.clients.feature import CALLS, CONTEXT_TOKENS, SCHEMA, TOOL, Client, Feature
+
+_OPENAI = f"""
+from openai import APIStatusError, OpenAI
+named = {{"x-dynamo-session-id": SESSION}}
+client = OpenAI(base_url=f"{{URL}}/v1", api_key="none", max_retries=0, default_headers=named)
+hello = [{{"role": "user", "content": "Good morning"}}]
+tool, schema = {TOOL!r}, {SCHEMA!r}
+form = {{"type": "json_schema", "json_schema": {{"name": "answer", "schema": schema, "strict": True}}}}
+def chat(**options):
+    return client.chat.completions.create(**{{"model": "tiny", "messages": hello, "max_tokens": 60, **options}})
+def respond(**options):
+    return client.responses.create(**{{"model": "tiny", "max_output_tokens": 200, **options}})
+def streamed(**options):
+    return list(chat(stream=True, **options))
+def refused(**options):
+    try:
+        chat(**options)
+    except APIStatusError as error:
+        return error
+    raise AssertionError("it was accepted")
+def numbers(error):
+    assert error.status_code == 400, error
+    assert "{CONTEXT_TOKENS}" in str(error), error
+long = [{{"role": "user", "content": "word " * {CONTEXT_TOKENS}}}]
+"""
+
+_BY_ROUTE = "500 or 400, by the route"
+_REASONLESS = '500 "Internal server error", or 200 with an error event'
+
+OPENAI = Client(
+    "openai",
+    "openai",
+    _OPENAI,
+    (
+        Feature(
+            "a chat without `max_tokens` ends",
+            "assert client.chat.completions.create(model='tiny', messages=hello).choices[0].finish_reason",
+            "never ended on the modelled engine",
+        ),
+        Feature(
+            "a stream with usage", "assert streamed(stream_options={'include_usage': True})[-1].usage.total_tokens"
+        ),
+        Feature("`tool_choice` required", "assert chat(tools=[tool], tool_choice='required').choices", _REASONLESS),
+        Feature(
+            "`tool_choice` with a name",
+            "assert chat(tools=[tool], tool_choice={'type': 'function', 'function': {'name': 'add'}}).choices",
+            _REASONLESS,
+        ),
+        Feature(
+            "`tool_choice` required, streamed", "assert streamed(tools=[tool], tool_choice='required')", _REASONLESS
+        ),
+        Feature(
+            "`response_format` with a schema", "assert chat(response_format=form).choices[0].message.content", "400"
+        ),
+        Feature("`response_format`, streamed", "assert streamed(response_format=form)", _REASONLESS),
+        Feature(
+            "`logprobs` of a chat",
+            "assert chat(logprobs=True).choices[0].logprobs.content[0].logprob <= 0",
+            "400 on SGLang",
+        ),
+        Feature(
+            "`top_logprobs: 0`",
+            "assert chat(logprobs=True, top_logprobs=0).choices[0].logprobs.content",
+            "null on SGLang",
+        ),
+        Feature(
+            "`logprobs` of a completion",
+            "done = client.completions.create(model='tiny', prompt='Good', max_tokens=5, logprobs=2)\n"
+            "assert done.choices[0].logprobs.token_logprobs",
+            "500 on SGLang",
+        ),
+        Feature("`seed` at temperature 0", "assert chat(seed=7, temperature=0).choices", "no effect, and always local"),
+        Feature(
+            "prompt + `max_tokens` beyond the context, chat",
+            "assert chat(max_tokens=70000, stop=['zzzz']).choices[0].finish_reason",
+            _BY_ROUTE,
+        ),
+        Feature("the same, streamed", "assert streamed(max_tokens=70000)[-1].choices[0].finish_reason", _REASONLESS),
+        Feature("the same, with tools", "assert chat(max_tokens=70000, tools=[tool]).choices", _REASONLESS),
+        Feature(
+            "the same, completion",
+            "assert client.completions.create(model='tiny', prompt='Good', max_tokens=70000).choices",
+            '500 "Failed to fold completions stream"',
+        ),
+        Feature("a prompt beyond the workers' context, chat", "numbers(refused(messages=long))"),
+        Feature("the same, streamed", "numbers(refused(messages=long, stream=True))", _REASONLESS),
+        Feature("the same, with tools", "numbers(refused(messages=long, tools=[tool]))", _REASONLESS),
+        Feature("`/v1/responses`", "assert respond(input=hello).output_text"),
+        Feature(
+            "the same, streamed",
+            "kinds = [event.type for event in respond(input=hello, stream=True)]\n"
+            "ends = ('response.completed', 'response.incomplete')\n"
+            "assert 'response.output_text.delta' in kinds and kinds[-1] in ends, kinds[-3:]",
+        ),
+        Feature(
+            "the same, tool call and its result",
+            "asked = [*hello]\n"
+            "first = respond(input=asked, tools=[{'type': 'function', 'strict': False, **tool['function']}])\n"
+            "(call,) = (item for item in first.output if item.type == 'function_call')\n"
+            "asked += [call.model_dump(exclude_none=True),\n"
+            "          {'type': 'function_call_output', 'call_id': call.call_id, 'output': '10'}]\n"
+            "assert respond(input=asked).output_text.strip() == 'It is 10.'",
+            replies=CALLS,
+        ),
+        Feature(
+            "a refusal with tools",
+            "body = {'nvext': {'annotations': ['ttft_target:never']}}\n"
+            "error = refused(tools=[tool], extra_body=body)\n"
+            "assert error.status_code == 400 and 'ttft_target' in str(error), error",
+            '500 "Internal server error"',
+        ),
+        Feature(
+            "a session id of 600 characters, chat",
+            "error = refused(extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
+            "assert error.status_code == 400 and '512' in str(error), error",
+        ),
+        Feature(
+            "headers that name a session",
+            "for name in ('x-dynamo-session-id', 'session-id', 'x-session-id', 'x-claude-code-session-id'):\n"
+            "    other = OpenAI(base_url=f'{URL}/v1', api_key='none', default_headers={name: f'{SESSION}-{name}'})\n"
+            "    body = {'nvext': {'extra_fields': ['engine_data']}}\n"
+            "    done = other.chat.completions.create(model='tiny', messages=hello, max_tokens=5, extra_body=body)\n"
+            "    assert done.nvext['engine_data']['ampd']['session_id'] == f'{SESSION}-{name}', (name, done.nvext)",
+        ),
+    ),
+)

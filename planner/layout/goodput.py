@@ -1,0 +1,45 @@
+"""The highest rate that a layout carries, from the rates that were tried: which rate is the next to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, sqrt
+
+PRECISION = 1.05
+"""The goodput and the next rate that fails are at most this factor apart."""
+MOST_HEADROOM = 3.0
+"""A search ends here, in units of its start: more reserve than that need not be known."""
+_LEAST = 0.02
+"""A search gives up below this, in units of its start."""
+_FIRST_STEP = 1.1
+"""Factor of the first step. One halving of it reaches the precision."""
+_LONGEST_STEP = 1.6
+
+
+def goodput(carried: Mapping[float, bool]) -> float:
+    """The highest rate that is carried, below the lowest one that is not; 0: none."""
+    failing = _lowest_failure(carried)
+    return max((rate for rate, carries in carried.items() if carries and rate < failing), default=0.0)
+
+
+def next_rate(carried: Mapping[float, bool], start: float, precision: float = PRECISION) -> float | None:
+    """The next rate to try; None: the goodput is known.
+
+    Args:
+        carried: the rates that were tried, and whether they are carried.
+        start: a rate that is about right, which is tried first.
+    """
+    low, high = goodput(carried), _lowest_failure(carried)
+    if low < start < high:
+        return start
+    if high == inf:
+        step = min(_FIRST_STEP * max(low / start, 1.0), _LONGEST_STEP)
+        return low * step if low < MOST_HEADROOM * start else None
+    if not low:
+        return high / (_FIRST_STEP * max(start / high, 1.0)) if high > _LEAST * start else None
+    return sqrt(low * high) if high / low > precision else None
+
+
+def _lowest_failure(carried: Mapping[float, bool]) -> float:
+    # Attainment is noisy. A rate that holds above one that fails does not count.
+    return min((rate for rate, carries in carried.items() if not carries), default=inf)

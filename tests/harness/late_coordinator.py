@@ -1,0 +1,26 @@
+"""`python -m router` that is late when it registers its model again, as on a busy machine."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from router.__main__ import main
+from router.model_card import ModelCard
+
+LATE_S = 3.0
+
+_unregister = ModelCard._unregister
+
+
+async def _unregister_late(card: ModelCard, endpoint: Any) -> None:
+    await asyncio.sleep(LATE_S)
+    await _unregister(card, endpoint)
+
+
+if __name__ == "__main__":
+    ModelCard._unregister = _unregister_late  # type: ignore[method-assign]
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,30 @@
+"""When an outlook is better than another one."""
+
+from planner.look_ahead.outlook import Outlook
+from planner.look_ahead.replay import Replay
+
+
+def replay(count: int) -> Replay:
+    return Replay(frozenset(("s", number) for number in range(count)), count / 100)
+
+
+def test_one_better_replay_is_enough_if_the_other_is_not_worse() -> None:
+    now = Outlook(replay(80), replay(80))
+    assert Outlook(replay(90), replay(80)).is_better_than(now, 0.02)
+    assert Outlook(replay(79), replay(90)).is_better_than(now, 0.02)
+    assert not Outlook(replay(81), replay(81)).is_better_than(now, 0.02)
+
+
+def test_the_latest_rounds_alone_must_show_a_larger_gain() -> None:
+    """Seven rounds won and none lost are 2.6 standard deviations."""
+    now = Outlook(replay(80), replay(80))
+    assert not Outlook(replay(87), replay(80)).is_better_than(now, 0.02)
+    assert Outlook(replay(80), replay(87)).is_better_than(now, 0.02)
+
+
+def test_a_loss_in_one_replay_outweighs_any_gain_in_the_other() -> None:
+    now = Outlook(replay(80), replay(80))
+    torn = Outlook(replay(100), replay(60))
+    assert not torn.is_better_than(now, 0.02)
+    assert torn.gains(now, 0.02)
+    assert torn.share == now.share

@@ -1,0 +1,117 @@
+"""The copies that mypyc compiles say what the originals do."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from dataclasses import fields, is_dataclass
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from ampd.compiled import source_of
+from ampd.policies.registry import Policy, Registry
+from tools.compile import modules
+from tools.compiled_sources import prepared
+
+SOURCE = '''"""Doc."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point.
+
+    Attributes:
+        x, y: where it is.
+    """
+
+    x: int
+    y: float = 0.5
+    names: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def far(self) -> bool:
+        return self.x > 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Base:
+    a: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Derived(Base):
+    b: tuple[int, ...] = ()
+'''
+
+
+_ADD = Registry.add
+
+
+def _add_originals(registry: Registry[Any], name: str, policy: type[Policy]) -> None:
+    """As `Registry.add`, for all but the copies. A copy may be the first that imports another policy."""
+    if policy.__module__ != "copied":
+        _ADD(registry, name, policy)
+
+
+def made(source: str) -> ModuleType:
+    """A module from its text. A policy in it is not registered: the original has its name."""
+    module = ModuleType("copied")
+    sys.modules["copied"] = module
+    try:
+        with patch.object(Registry, "add", _add_originals):
+            exec(source, module.__dict__)
+    finally:
+        del sys.modules["copied"]
+    return module
+
+
+def test_a_written_out_dataclass_is_made_and_compared_as_the_original() -> None:
+    original, copy = made(SOURCE), made(prepared(SOURCE))
+    for values in ((3,), (3, 1.5), (3, 1.5, {"n": 1})):
+        assert repr(copy.Point(*values)) == repr(original.Point(*values))
+    assert copy.Point(3) == copy.Point(3, 0.5, {})
+    assert copy.Point(1).names is not copy.Point(1).names
+    assert hash(copy.Point(1, 2.0, ())) == hash(original.Point(1, 2.0, ()))  # type: ignore[arg-type]
+    assert copy.Derived(a=1).b == ()
+    with pytest.raises(TypeError, match="positional"):
+        copy.Derived(1)
+
+
+def test_a_dataclass_without_a_blank_line_behind_its_fields_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Point: no blank line"):
+        prepared(SOURCE.replace("(default_factory=dict)\n\n", "(default_factory=dict)\n"))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_no_line_moves(name: str) -> None:
+    """So that an error names the line of the original."""
+    source = source_of(name).read_text()
+
+    def lines(text: str) -> dict[str, int]:
+        found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        return {f"{node.name} {node.lineno}": node.lineno for node in found if node.name != "__init__"}
+
+    assert lines(prepared(source)) == lines(source)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_dataclass_takes_the_same_arguments(name: str) -> None:
+    source = source_of(name).read_text()
+    if "@dataclass" not in source:
+        return
+    original, copy = made(source), made(prepared(source))
+    for class_name, kind in vars(original).items():
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == "copied":
+            ours = inspect.signature(vars(copy)[class_name]).parameters.values()
+            theirs = inspect.signature(kind).parameters.values()
+            assert [(each.name, each.kind) for each in ours] == [(each.name, each.kind) for each in theirs]
+            assert [each.name for each in fields(vars(copy)[class_name])] == [each.name for each in fields(kind)]
