@@ -1,9 +1,11 @@
-"""How long `ampd plan` takes to its first answer and to its end, by GPUs.
+"""How long `ampd plan` takes to its first answer and to its end, by GPUs and in the AMPD paper's settings.
 
-    python benchmarks/plan_time.py [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
+    python -m benchmarks.plan_time [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
+    python -m benchmarks.plan_time --paper
 
-ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs; whole processes, medians. A
-plan that the budget ended takes that long. The first answer is the layout of the integer programme, before any
+ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
+settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second. Whole processes,
+medians. A plan that the budget ended takes that long. The first answer is the layout of the integer programme, before any
 simulation. Its time is that of the search, without the start of the process. The paper's figures (arXiv 2602.14516, its
 own machine) stand beside them for orientation, not as a race.
 """
@@ -18,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampd.cli.serve.running import ampd_command
+from benchmarks.policies.settings import PAPER_GPUS, PAPER_SLOS_MS
 from planner.layout.layout import layout_label
 from workloads.generate import Lengths, generate
 from workloads.trace import write_trace
@@ -31,19 +36,40 @@ _FIRST = re.compile(r"^best after ([0-9.]+) s: ", re.MULTILINE)
 _PAPER_S = {8: 0.54, 16: 1.93, 32: 5.06, 64: 14.50, 128: 28.88, 256: 61.67}
 
 
+_PAPER_RATE = 2.0
+"""Sessions per second, of the rates that the paper varies."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for. Times in milliseconds, the rate in sessions per second."""
+
+    model: str
+    trace: str
+    gpus: int
+    rate: float
+    ttft_ms: float
+    itl_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.trace}, {self.rate:g}/s on {self.gpus} GPUs"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, nargs="+", default=list(_GPUS))
+    parser.add_argument("--paper", action="store_true", help="the paper's twelve settings instead")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
+    questions = list(_paper_questions()) if options.paper else [_question(gpus) for gpus in options.gpus]
     rows = []
-    with tempfile.TemporaryDirectory(prefix="ampd-plan-") as name:
-        trace = Path(name) / "toolbench.jsonl"
-        write_trace(generate("toolbench", 400, 1.0, 0, Lengths.PER_SESSION), trace)
-        for gpus in options.gpus:
-            rows.append(_row(trace, gpus, options.repeats, options.budget_s))
+    with tempfile.TemporaryDirectory(prefix="ampd-plan-") as folder:
+        for question in questions:
+            trace = Path(folder) / f"{question.trace}.jsonl"
+            write_trace(generate(question.trace, 400, 1.0, 0, Lengths.PER_SESSION), trace)
+            rows.append(_row(question, trace, options.repeats, options.budget_s))
             if not options.json:
                 print(_line(rows[-1]), flush=True)
     if options.json:
@@ -51,9 +77,21 @@ def main() -> int:
     return 0
 
 
-def _row(trace: Path, gpus: int, repeats: int, budget_s: float) -> dict[str, Any]:
-    argv = [*ampd_command("plan"), str(trace), "--model", "qwen3-32b", "--gpu", "h20", "--gpus", str(gpus)]
-    argv += ["--rate", str(gpus / 4), "--ttft", "0.35", "--itl", "0.04", "--budget-s", str(budget_s), "--json"]
+def _question(gpus: int) -> Question:
+    return Question("qwen3-32b", "toolbench", gpus, gpus / 4, 350, 40)
+
+
+def _paper_questions() -> Iterator[Question]:
+    for model, targets in PAPER_SLOS_MS.items():
+        for trace, (ttft_ms, itl_ms) in targets.items():
+            yield Question(model, trace, PAPER_GPUS[trace], _PAPER_RATE, ttft_ms, itl_ms)
+
+
+def _row(question: Question, trace: Path, repeats: int, budget_s: float) -> dict[str, Any]:
+    argv = [*ampd_command("plan"), str(trace), "--model", question.model, "--gpu", "h20"]
+    argv += ["--gpus", str(question.gpus), "--rate", str(question.rate)]
+    argv += ["--ttft", str(question.ttft_ms / 1e3), "--itl", str(question.itl_ms / 1e3)]
+    argv += ["--budget-s", str(budget_s), "--json"]
     times_s, firsts_s = [], []
     for _ in range(repeats):
         start_s = time.perf_counter()
@@ -63,11 +101,12 @@ def _row(trace: Path, gpus: int, repeats: int, budget_s: float) -> dict[str, Any
     plan = json.loads(done.stdout)
     best = plan["layouts"][0]
     return {
-        "gpus": gpus,
+        "question": str(question),
+        "gpus": question.gpus,
         "first_s": statistics.median(firsts_s),
         "seconds": statistics.median(times_s),
         "stopped": plan["stopped"],
-        "paper_s": _PAPER_S.get(gpus),
+        "paper_s": _PAPER_S.get(question.gpus) if question == _question(question.gpus) else None,
         "layout": layout_label(best),
         "used_gpus": best["gpus"],
         "attainment": best["attainment"]["mean"],
@@ -77,7 +116,7 @@ def _row(trace: Path, gpus: int, repeats: int, budget_s: float) -> dict[str, Any
 def _line(row: dict[str, Any]) -> str:
     paper = "-" if row["paper_s"] is None else f"{row['paper_s']:.2f} s"
     return (
-        f"{row['gpus']:>5} GPUs: first {row['first_s']:.1f} s, end {row['seconds']:.1f} s"
+        f"{row['question']}: first {row['first_s']:.1f} s, end {row['seconds']:.1f} s"
         f"{' (budget)' if row['stopped'] else ''}, paper {paper}; {row['layout']} on {row['used_gpus']} GPUs, "
         f"attainment {row['attainment']:.1%}"
     )
