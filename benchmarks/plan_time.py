@@ -5,9 +5,9 @@
 
 ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
 settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second. Whole processes,
-medians. A plan that the budget ended takes that long. The first answer is the layout of the integer programme, before any
-simulation. Its time is that of the search, without the start of the process. The paper's figures (arXiv 2602.14516, its
-own machine) stand beside them for orientation, not as a race.
+medians. A plan that the budget ended takes that long. The first answer is the layout of the integer programme, before
+any simulation. Its time is that of the search, without the start of the process. The paper's figures
+(arXiv 2602.14516, its own machine) stand beside them for orientation, not as a race.
 """
 
 from __future__ import annotations
