@@ -200,15 +200,22 @@ class _Planner:
         """Whether a layout carries the rate, in long trials with several seeds too. It has the fewest such GPUs."""
         self._search.fewest()
         tried: set[Layout] = set()
+        widened: set[int] = set()
         while True:
-            for layouts in _by_gpus(layout for layout in self._search.carrying if layout not in tried):
-                tried.update(layouts)
-                if (best := self._confirmed(layouts)) is not None:
-                    rest = [layout for layout in self._search.carrying if layout not in tried]
-                    self._show_fewest(best, [*layouts, *rest])
-                    return True
-            if not self._search.more():
-                return False
+            groups = _by_gpus(layout for layout in self._search.carrying if layout not in tried)
+            if not groups:
+                if not self._search.more():
+                    return False
+                continue
+            layouts = groups[0]
+            tried.update(layouts)
+            if (best := self._confirmed(layouts)) is not None:
+                rest = [layout for layout in self._search.carrying if layout not in tried]
+                self._show_fewest(best, [*layouts, *rest])
+                return True
+            if layouts[0].gpus not in widened:
+                widened.add(layouts[0].gpus)
+                self._search.beside(layouts)
 
     def _confirmed(self, layouts: Sequence[Layout]) -> Layout | None:
         """The best layout among these that carries the rate; None if there is none."""

@@ -134,6 +134,13 @@ class Search:
             gpus = self._enough(self._grown(gpus))
         return len(self.carrying) > known
 
+    def beside(self, layouts: Sequence[Layout]) -> None:
+        """Try other layouts of as many GPUs as these, which carry the rate with the seed of the search only."""
+        self.rate, gpus = self.case.rate, layouts[0].gpus
+        near = [each for layout in layouts[:_CENTRES] for each in self._near(layout, gpus, _MOST_NEAR)]
+        others = [each for each in [*self._proposed(gpus), *near] if each.gpus == gpus and self._may_carry(each)]
+        self._try(self._fresh(others)[:_BATCH])
+
     def _enough(self, gpus: int) -> int:
         """The first number of GPUs, from this one on, of which a layout carries the rate; the last one, if none."""
         while True:
@@ -157,16 +164,20 @@ class Search:
 
     def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
         """Whether one of the layouts, or a known one within the GPUs, carries the case's rate."""
-        fresh = [
-            layout
-            for layout in dict.fromkeys(layouts)
-            if layout not in self.carrying and not any(is_part(layout, failed) for failed in self._failed)
-        ]
+        fresh = self._fresh(layouts)
         for start in range(0, len(fresh), _BATCH):
             self._try(fresh[start : start + _BATCH])
             if any(layout.gpus <= gpus for layout in self.carrying):
                 break
         return any(layout.gpus <= gpus for layout in self.carrying)
+
+    def _fresh(self, layouts: Sequence[Layout]) -> list[Layout]:
+        """Those of which it is not known whether they carry the case's rate."""
+        return [
+            layout
+            for layout in dict.fromkeys(layouts)
+            if layout not in self.carrying and not any(is_part(layout, failed) for failed in self._failed)
+        ]
 
     def _try(self, layouts: Sequence[Layout]) -> None:
         """Add layouts that carry the case's rate to `carrying`: short trials of all, then long ones of the best."""

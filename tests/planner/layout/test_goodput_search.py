@@ -49,6 +49,20 @@ def test_no_layout_of_fewer_gpus_carries_the_rate(rate: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_trials")
+def test_other_layouts_of_as_many_gpus_are_found_when_the_first_ones_are_not_enough() -> None:
+    case = replace(CASE, rate=160.0)
+    with Trials(case, 1, MUCH) as trials:
+        search = Search(case, trials)
+        search.fewest()
+        first = [layout for layout in search.carrying if layout.gpus == search.carrying[0].gpus]
+        search.beside(first)
+        others = [layout for layout in search.carrying if layout.gpus == first[0].gpus and layout not in first]
+    assert others
+    assert set(others) < carrying(160.0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_trials")
 def test_where_none_carries_the_rate_there_is_still_an_order() -> None:
     case = replace(CASE, slo=Slo(1e-4, 1e-5))
     with Trials(case, 1, MUCH) as trials:
