@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -28,6 +29,10 @@ from ampd.errors import UserError, one_line_of
 PREFIX = "AMPD_"
 DYNAMO_PREFIX = "DYN_"
 
+_DEFAULT = " (default: "
+_NO_VALUES = ("None)", ")")
+"""Defaults that help does not show. Where one means something, the field's description says what."""
+
 
 @dataclass(frozen=True, slots=True)
 class OldFlag:
@@ -49,10 +54,12 @@ class Settings(BaseSettings):
 
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
     alias uses the alias as its flag and, after `AMPD_`, as its variable. `old_flags` lists the flags of the previous
-    version, by name as in `--name`.
+    version, by name as in `--name`. `known_names` gives the names that a field's value may have, where they are found
+    at run time: `--help` lists them.
     """
 
     old_flags: ClassVar[Mapping[str, OldFlag]] = {}
+    known_names: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -99,7 +106,8 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
     Raises:
         UserError: an unknown flag or a value that does not fit, as one line.
     """
-    parser = _Parser(prog=prog, description=model.__doc__, allow_abbrev=False)
+    parser = _Parser(prog=prog, description=model.__doc__, formatter_class=_Formatter, allow_abbrev=False)
+    parser.known_names = _of_all_bases(model, "known_names")
     source = _Flags(model, root_parser=parser)
     try:
         return CliApp.run(model, cli_args=_without_old_flags(model, argv, prog), cli_settings_source=source)
@@ -111,7 +119,7 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
 
 def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) -> list[str]:
     """The arguments with every old flag replaced by its new one, or left out. Old variables become arguments."""
-    old_flags = {name: flag for base in model.__mro__ for name, flag in getattr(base, "old_flags", {}).items()}
+    old_flags = _of_all_bases(model, "old_flags")
     kept: list[str] = []
 
     def replace(name: str, written: str, value: str) -> None:
@@ -138,6 +146,12 @@ def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) ->
     return kept
 
 
+def _of_all_bases(model: type[Settings], attribute: str) -> dict[str, Any]:
+    """What a model and its bases have under an attribute. A model's own entries win."""
+    bases = [base for base in reversed(model.__mro__) if attribute in vars(base)]
+    return {name: entry for base in bases for name, entry in vars(base)[attribute].items()}
+
+
 class _Flags(CliSettingsSource[Any]):
     """The flags of a model. Help shows choices as they are typed. By itself pydantic shows the names of the enum."""
 
@@ -162,8 +176,35 @@ class _Flags(CliSettingsSource[Any]):
         return text.replace(f"(default: {default.name})", f"(default: {default.value})")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Help whose lines never end within a name."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises its errors as one line instead of printing the usage and exiting."""
+    """An argparse parser that raises its errors as one line instead of printing the usage and exiting.
+
+    Attributes:
+        known_names: field -> the names that its value may have. They are asked for when help is printed.
+    """
+
+    known_names: Mapping[str, Callable[[], Iterable[str]]] = {}
+
+    def format_help(self) -> str:
+        for action in self._actions:
+            text, default, value = (action.help or "").partition(_DEFAULT)
+            names = self._known(action.dest)
+            known = f" Known: {', '.join(names)}." if names else ""
+            action.help = text + known + (default + value if value not in _NO_VALUES else "")
+        return super().format_help()
+
+    def _known(self, field: str) -> Iterable[str]:
+        try:
+            return self.known_names[field]() if field in self.known_names else ()
+        except UserError:  # a broken module of the user's own; running the command names it
+            return ()
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")

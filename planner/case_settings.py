@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
@@ -11,11 +11,13 @@ from pydantic_settings import CliPositionalArg
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.gpus import GPUS
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.piecewise import PiecewiseModel, load_performance_model, profile_names
 from ampd.perf.presets import MODELS, analytic_model
+from ampd.policies import registry
 from ampd.settings import Settings
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import ReplicaGroup, parse_groups
+from workloads.trace import shipped_traces
 
 _GIB = 1 << 30
 
@@ -29,6 +31,8 @@ class PerfSource(StrEnum):
 
 class CaseSettings(Settings):
     """A workload on a kind of hardware."""
+
+    known_names: ClassVar = {**registry.NAMES, "perf": profile_names, "trace": shipped_traces}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     model: str | None = Field(

@@ -12,7 +12,14 @@ from typing import Any
 from ampd.errors import UserError
 from ampd.types import WorkerView
 from router.other_cards import OtherCards
-from router.settings import PROG, CoordinatorSettings, context_length, vocabulary_size
+from router.settings import (
+    PROG,
+    CoordinatorSettings,
+    context_length,
+    reasoning_parsers,
+    tool_call_parsers,
+    vocabulary_size,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +35,12 @@ class ModelCard:
     """
 
     def __init__(self, settings: CoordinatorSettings, folder: Path) -> None:
-        from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
-
         self.folder = folder
         self.name = settings.served_name
         self.context_length = context_length(folder, settings.context_length)
         self.vocabulary_size = vocabulary_size(folder)
-        self.tool_call_parser = _known("--dyn-tool-call-parser", settings.dyn_tool_call_parser, get_tool_parser_names())
-        self.reasoning_parser = _known(
-            "--dyn-reasoning-parser", settings.dyn_reasoning_parser, get_reasoning_parser_names()
-        )
+        self.tool_call_parser = _known("--dyn-tool-call-parser", settings.dyn_tool_call_parser, tool_call_parsers())
+        self.reasoning_parser = _known("--dyn-reasoning-parser", settings.dyn_reasoning_parser, reasoning_parsers())
         self.template = _template(settings.custom_jinja_template)
         self.kv_block_size = settings.kv_block_size
         self._registered: tuple[int | None] | None = None
@@ -104,7 +107,7 @@ def smallest_context_tokens(workers: Iterable[WorkerView]) -> int | None:
 
 def _known(flag: str, name: str | None, known: Sequence[str]) -> str | None:
     if name is not None and name not in known:
-        raise UserError(f"{PROG}: {flag}: unknown parser {name!r}; known: {', '.join(sorted(known))}")
+        raise UserError(f"{PROG}: {flag}: unknown parser {name!r}; known: {', '.join(known)}")
     return name
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,8 @@ from pydantic import AliasChoices, Field
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.page_keys import PAGE_TOKENS
-from ampd.policies import defaults
+from ampd.perf.piecewise import profile_names
+from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
 from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag
@@ -28,9 +29,28 @@ CALL_TIMEOUT_S = 2.0
 """Longest wait for a worker's answer to a question about KV."""
 
 
+def tool_call_parsers() -> Sequence[str]:
+    """The names of Dynamo's parsers of tool calls, sorted."""
+    from dynamo._core import get_tool_parser_names
+
+    return sorted(get_tool_parser_names())
+
+
+def reasoning_parsers() -> Sequence[str]:
+    """The names of Dynamo's parsers of reasoning, sorted."""
+    from dynamo._core import get_reasoning_parser_names
+
+    return sorted(get_reasoning_parser_names())
+
+
+PARSER_NAMES = {"dyn_tool_call_parser": tool_call_parsers, "dyn_reasoning_parser": reasoning_parsers}
+"""Setting -> the names that its value may have."""
+
+
 class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
 
+    known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
     old_flags: ClassVar = {
         "--suspect-s": OldFlag(f"it is always {SUSPECT_S:g} s; leave it out"),
         "--call-timeout-s": OldFlag(f"it is always {CALL_TIMEOUT_S:g} s; leave it out"),

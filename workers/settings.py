@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
-from ampd.policies import defaults
+from ampd.perf.piecewise import profile_names
+from ampd.policies import defaults, registry
 from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
 from ampd.settings import OldFlag
 from ampd.state.overlay import PUBLISH_INTERVAL_S
@@ -22,6 +23,7 @@ PROG = "python -m workers"
 class WorkerSettings(GraphSettings):
     """One AMPD worker: a Dynamo component that prefills and decodes rounds of agent sessions on one engine replica."""
 
+    known_names: ClassVar = {**registry.NAMES, "perf": profile_names}
     old_flags: ClassVar = {
         "--prefill-concurrency": OldFlag(f"it is always {CONCURRENCY}; leave it out"),
         "--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out"),

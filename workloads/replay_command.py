@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import uvloop
@@ -30,7 +30,7 @@ from workloads.result_table import format_result
 from workloads.results import RoundRecord, summarise
 from workloads.retime import retime
 from workloads.text import synthetic_token_ids, synthetic_words
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, shipped_traces
 
 PROG = "ampd replay"
 _INTERRUPTED = 130
@@ -46,6 +46,8 @@ class Api(StrEnum):
 
 class ReplaySettings(Settings):
     """Replay a trace of agent sessions against an OpenAI endpoint."""
+
+    known_names: ClassVar = {"trace": shipped_traces}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")

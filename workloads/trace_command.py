@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
@@ -21,6 +22,8 @@ from workloads.trace import Session, shipped_traces, stream_trace, write_trace
 
 class ConvertSettings(Settings):
     """Convert a trace of another format (`ampd trace formats` lists them) to ours."""
+
+    known_names: ClassVar = {"format": formats}
 
     format: CliPositionalArg[str] = Field(description="Name of the source format.")
     source: CliPositionalArg[Path] = Field(description="File or folder to read; .gz is unpacked.")
@@ -51,6 +54,8 @@ class GenerateSettings(Settings):
 
 class StatsSettings(Settings):
     """Describe a trace: sessions, rounds, tokens, gaps, rewrites and percentiles."""
+
+    known_names: ClassVar = {"trace": shipped_traces}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object instead of the table.")

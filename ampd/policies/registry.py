@@ -138,6 +138,9 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     registry.kind: registry for registry in (BINDING, ROUTING, ORDERING, SLICING, POOLS)
 }
 
+NAMES: dict[str, Callable[[], tuple[str, ...]]] = {kind: registry.names for kind, registry in _REGISTRIES.items()}
+"""Kind -> the known names, for the help of the settings that name a policy."""
+
 
 def register(kind: Kind, name: str) -> Callable[[type[PolicyT]], type[PolicyT]]:
     """Class decorator that makes a policy known under `name`.

@@ -116,6 +116,10 @@ class Colour(StrEnum):
 class Painting(Settings):
     """Choices."""
 
+    known_names: ClassVar = {"brush": lambda: ("flat-brush", "fan-brush")}
+
+    brush: str = Field("flat-brush", description="100 % of the paint is put on with it.")
+    canvas: str | None = Field(None, description="What to paint on; default: paper.")
     colour: Colour = Field(Colour.DARK_RED, description="What to paint with.")
 
 
@@ -126,3 +130,37 @@ def test_help_shows_choices_as_they_are_typed(capsys: pytest.CaptureFixture[str]
     assert "{dark-red,blue}" in text
     assert "(default: dark-red)" in text
     assert parse_settings(Painting, ["--colour", "dark-red"], "paint").colour is Colour.DARK_RED
+
+
+def _broken() -> tuple[str, ...]:
+    raise UserError("a module of the user's own cannot be imported")
+
+
+class Framed(Painting):
+    """Choices of its own, and those of its base."""
+
+    known_names: ClassVar = {"frame": _broken}
+
+    frame: str = Field("", description="Around it.")
+
+
+@pytest.mark.parametrize("model", [Painting, Framed])
+def test_help_lists_the_names_that_are_known_at_run_time(
+    model: type[Settings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        parse_settings(model, ["--help"], "paint")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "100 % of the paint is put on with it. Known: flat-brush, fan-brush. (default: flat-brush)" in text
+    assert "default: paper." in text
+    assert "(default: None)" not in text
+    assert "(default: )" not in text
+
+
+def test_help_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in range(60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit):
+            parse_settings(Painting, ["--help"], "paint")
+        assert not [line for line in capsys.readouterr().out.splitlines() if line.endswith("-")]

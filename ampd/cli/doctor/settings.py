@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
 from ampd.graph_settings import GraphSettings
+from ampd.perf.piecewise import profile_names
 from ampd.settings import Settings
 
 
 class DoctorSettings(Settings):
     """Report whether this machine can run a graph, and how well: ok, slow or wrong, with a fix for each check."""
+
+    known_names: ClassVar = {"perf": profile_names}
 
     engine: EngineName = Field(EngineName.SGLANG, description="Engine of the two workers that are tried.")
     model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`.")

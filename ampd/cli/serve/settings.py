@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
-from ampd.policies import defaults
+from ampd.perf.piecewise import profile_names
+from ampd.policies import defaults, registry
 from ampd.types import Role
+from router.settings import PARSER_NAMES
 
 EMBEDDED = "embedded"
 TINY = "tiny"
@@ -24,6 +27,8 @@ class EngineName(StrEnum):
 
 class ServeSettings(GraphSettings):
     """Start the whole graph on this machine: Redis, Dynamo frontend, coordinators and workers. Ctrl-C stops it."""
+
+    known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
 
     prefill: int | None = Field(None, ge=0, le=64, description="Number of prefill workers; default: 1, with --mixed 0.")
     decode: int | None = Field(None, ge=0, le=64, description="Number of decode workers; default: 1, with --mixed 0.")

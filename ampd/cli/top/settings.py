@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
+from ampd.perf.piecewise import profile_names
 from ampd.settings import Settings
 
 
 class TopSettings(Settings):
     """Watch a running graph: workers, queues, latencies against the SLO, routes, sessions. q or Ctrl-C ends it."""
+
+    known_names: ClassVar = {"perf": profile_names}
 
     namespace: str | None = Field(
         None,
