@@ -213,32 +213,6 @@ async def test_a_round_that_ends_with_its_first_token_leaves_its_kv_at_the_decod
     )
 
 
-@pytest.mark.parametrize(
-    ("headers", "name"),
-    [
-        ({"x-dynamo-session-id": "dynamo"}, "dynamo"),
-        ({"session-id": "codex"}, "codex"),
-        ({"x-session-id": "plain"}, "plain"),
-        ({"x-claude-code-session-id": "claude"}, "claude"),
-        ({"x-claude-code-session-id": "claude", "x-claude-code-agent-id": "helper"}, "helper"),
-        ({"x-claude-code-agent-id": "helper"}, None),
-        ({"x-correlation-id": "aiperf"}, None),
-        ({"x-session-affinity": "aiperf"}, "aiperf"),
-        ({"x-session-affinity": "aiperf", "x-dynamo-session-id": "dynamo"}, "dynamo"),
-        ({"x-litellm-session-id": "litellm"}, None),
-        ({"session_id": "underscore"}, None),
-    ],
-)
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_headers_that_name_a_session(
-    remote: httpx.AsyncClient, path: str, headers: dict[str, str], name: str | None
-) -> None:
-    """docs/coordinator.md has this list."""
-    body = chat(HELLO, max_tokens=2) if path.startswith("chat") else completion("hello", max_tokens=2)
-    found = record(await post(remote, path, body, **headers))["session_id"]
-    assert found == name if name else found is None or found.startswith("single-")
-
-
 async def test_streams_end_with_usage_and_record(remote: httpx.AsyncClient) -> None:
     body = completion("hello there", max_tokens=6, stream=True, stream_options={"include_usage": True})
     async with remote.stream("POST", "/v1/completions", json=body) as response:
@@ -271,45 +245,6 @@ async def test_targets_of_a_request_are_milliseconds(remote: httpx.AsyncClient) 
         statuses.append((await remote.post("/v1/completions", json=body)).status_code)
     # Dynamo reports every error of a completion as 500.
     assert statuses == [200, 500]
-
-
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"tools": [TOOL]}, {"tools": [TOOL], "stream": True}])
-async def test_a_prompt_that_is_too_long_gets_both_numbers(remote: httpx.AsyncClient, more: dict[str, Any]) -> None:
-    """The frontend refuses it, because the model is registered with the context of the workers."""
-    message = {"role": "user", "content": WORDS * 200}
-    reply = await remote.post("/v1/chat/completions", json=chat([message], max_tokens=2, **more))
-    assert reply.status_code == 400
-    numbers = [int(number) for number in re.findall(r"\d+", reply.json()["message"])]
-    assert LIMIT_TOKENS in numbers
-    assert max(numbers) > LIMIT_TOKENS
-
-
-async def test_the_model_is_listed_with_the_context_of_the_workers(remote: httpx.AsyncClient) -> None:
-    (model,) = (await remote.get("/v1/models")).json()["data"]
-    assert LIMIT_TOKENS in model.values(), model
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("options", [{}, {"presence_penalty": 0.5}])
-async def test_an_answer_ends_with_the_context_on_every_route(
-    remote: httpx.AsyncClient, options: dict[str, Any], stream: bool
-) -> None:
-    prompt = [5 + position % 300 for position in range(LIMIT_TOKENS - 8)]
-    body = completion(prompt, max_tokens=70_000, **options)
-    if stream:
-        wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        async with remote.stream("POST", "/v1/completions", json=wanted) as response:
-            seen = [event async for event in events(response)]
-        usage = next(event["usage"] for event in seen if event.get("usage"))
-        reasons = [reason for event in seen for choice in event["choices"] if (reason := choice.get("finish_reason"))]
-    else:
-        answer = await post(remote, "completions", body)
-        assert record(answer)["route"] == ("local" if options else "remote")
-        usage, reasons = answer["usage"], [choice["finish_reason"] for choice in answer["choices"]]
-    assert (usage["completion_tokens"], reasons) == (8, ["length"])
 
 
 async def test_rewritten_context_keeps_its_valid_prefix(remote: httpx.AsyncClient) -> None:

@@ -1,0 +1,136 @@
+"""The headers that name a session, end it and name its tenant, on every route of the API."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from ampd.cli.serve.metrics import free_ports, system_environment, system_url
+from ampd.session_key import session_key
+from ampd.state.store import StateStore
+from ampd.telemetry.metrics import names
+from tests.harness.graph import HELLO, MODEL, Graph, profile
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+HOST = "127.0.0.1"
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": MODEL, "messages": HELLO, "max_tokens": 2},
+    "completions": {"model": MODEL, "prompt": "hello", "max_tokens": 2},
+    "responses": {"model": MODEL, "input": HELLO, "max_output_tokens": 2},
+    "messages": {"model": MODEL, "messages": HELLO, "max_tokens": 2},
+}
+
+
+class Site:
+    """A graph with its client, its shared state, and its coordinator's metrics."""
+
+    def __init__(self, client: httpx.AsyncClient, store: StateStore, control: str) -> None:
+        self._client = client
+        self._store = store
+        self._control = control
+
+    async def send(self, path: str, headers: dict[str, str], more: dict[str, Any] | None = None) -> None:
+        reply = await self._client.post(f"/v1/{path}", json={**BODIES[path], **(more or {})}, headers=headers)
+        assert reply.status_code == 200, reply.text
+
+    async def is_bound(self, name: str, tenant: str = "") -> bool:
+        return await self._store.binding(session_key(tenant, name)) is not None
+
+    async def counted(self, metric: names.Metric) -> float:
+        """The sum of a counter of the coordinator."""
+        text = (await self._client.get(f"{self._control}/metrics")).text
+        return sum(float(value) for value in re.findall(rf"^{metric.name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+    async def unnamed(self, path: str, headers: dict[str, str], more: dict[str, Any] | None = None) -> float:
+        """How many of the rounds of one request came without a session."""
+        rounds, before = await self.counted(names.ROUNDS), await self.counted(names.ROUNDS_UNNAMED)
+        await self.send(path, headers, more)
+
+        async def is_counted() -> bool:
+            return await self.counted(names.ROUNDS) > rounds
+
+        await until(is_counted, poll_s=0.02)
+        return await self.counted(names.ROUNDS_UNNAMED) - before
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(graph: Graph) -> AsyncIterator[Site]:
+    perf = profile(graph.folder, prefill_s=0.001, long_prefill_s=0.01, step_s=0.001)
+    (port,) = free_ports(HOST, 1)
+    graph.environment |= {"DYN_ENABLE_ANTHROPIC_API": "1", **system_environment(HOST, port)}
+    coordinator = graph.start_coordinator("always-local")
+    graph.environment |= system_environment(HOST, None)
+    graph.start_frontend()
+    await graph.new_worker("decode", perf)
+    await graph.until_answers([coordinator])
+    store = await graph.store()
+    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+        yield Site(client, store, system_url(HOST, port))
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"x-dynamo-session-id": "dynamo"}, "dynamo"),
+        ({"session-id": "codex"}, "codex"),
+        ({"x-session-id": "plain"}, "plain"),
+        ({"x-session-affinity": "aiperf"}, "aiperf"),
+        ({"x-claude-code-session-id": "claude"}, "claude"),
+        ({"x-claude-code-session-id": "claude", "x-claude-code-agent-id": "helper"}, "helper"),
+        ({"x-session-affinity": "second", "session-id": "first"}, "first"),
+        ({"x-session-affinity": "second", "x-session-id": "first"}, "first"),
+        ({"x-session-affinity": "second", "x-claude-code-session-id": "first"}, "first"),
+        ({"x-session-id": "second", "session-id": "first"}, "first"),
+        ({"session-id": "second", "x-claude-code-session-id": "first"}, "first"),
+        ({"x-claude-code-session-id": "second", "x-dynamo-session-id": "first"}, "first"),
+    ],
+)
+@pytest.mark.parametrize("path", BODIES)
+async def test_headers_that_name_a_session(site: Site, path: str, headers: dict[str, str], name: str) -> None:
+    """docs/coordinator.md has this list, in the order in which they count."""
+    own = f"{path} {'+'.join(headers)} "
+    assert await site.unnamed(path, {header: own + value for header, value in headers.items()}) == 0
+    assert await site.is_bound(own + name)
+    assert [value for value in headers.values() if await site.is_bound(own + value)] == [name]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"x-claude-code-agent-id": "other"}, {}),
+        ({"x-claude-code-parent-agent-id": "other"}, {}),
+        ({"x-dynamo-parent-session-id": "other"}, {}),
+        ({"x-parent-session-id": "other"}, {}),
+        ({"x-correlation-id": "other"}, {}),
+        ({"x-litellm-session-id": "other"}, {}),
+        ({"x-request-id": "other"}, {}),
+        ({"session_id": "other"}, {}),
+        ({}, {"user": "other"}),
+        ({}, {"metadata": {"user_id": "other", "session_id": "other"}}),
+    ],
+)
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_names_no_session(site: Site, path: str, headers: dict[str, str], body: dict[str, Any]) -> None:
+    """docs/coordinator.md names these too."""
+    assert await site.unnamed(path, headers, body) == 1
+    assert not await site.is_bound("other")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_last_round_and_the_tenant_are_named_by_headers_on_every_route(site: Site, path: str) -> None:
+    headers = {"x-dynamo-session-id": f"last of {path}", "x-tenant-id": "acme"}
+    await site.send(path, headers)
+    assert await site.is_bound(f"last of {path}", "acme")
+    assert not await site.is_bound(f"last of {path}")
+    await site.send(path, {**headers, "x-dynamo-session-final": "true"})
+
+    async def has_ended() -> bool:
+        return not await site.is_bound(f"last of {path}", "acme")
+
+    await until(has_ended)
