@@ -226,14 +226,17 @@ def test_nothing_is_left_when_serve_itself_is_killed() -> None:
 
 
 @pytest.mark.long
-def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not() -> None:
-    with serving("--engine", "modelled", "--prefill", "1", "--decode", "1") as graph:
+def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr, serving("--engine", "modelled", stderr=stderr) as graph:
         os.kill(graph.pid_of("workers", "--role prefill"), signal.SIGKILL)
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
         assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=30).status_code == 200
+        _wait_for(errors, "prefill-0 ended with exit code -9")
         os.kill(graph.pid_of("workers", "--role decode"), signal.SIGKILL)
         assert graph.process.wait(30) == 1
         _wait_gone(graph.tree)
+    assert "no decode worker is left: decode-0 ended with exit code -9 (Killed" in errors.read_text()
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_process
 from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targets
-from ampd.cli.serve.processes import Supervisor, first_error
+from ampd.cli.serve.processes import Supervisor, first_error, late_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.cli.serve.starting import start_processes, worker_server
@@ -218,12 +218,13 @@ async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: async
     """Report processes that end. Return at a stop signal, and fail when the graph can no longer serve."""
     reported: set[str] = set()
     while not stopped.is_set():
-        ended = supervisor.ended()
-        for name in ended.keys() - reported:
+        ended = supervisor.ended(late_error)
+        new = sorted(ended.keys() - reported)
+        for name in new:
             _progress(ended[name])
         reported |= ended.keys()
         if lost := _lost_part(settings, reported):
-            raise RunError(f"ampd serve: no {lost} is left: {ended[max(reported)]}")
+            raise RunError(f"ampd serve: no {lost} is left: {ended[new[-1]]}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), _WATCH_S)
 

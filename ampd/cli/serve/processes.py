@@ -19,6 +19,7 @@ from ampd.child_process import tied_to_parent
 _TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
 _WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
+_LAST_LINES = 50
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -103,7 +104,7 @@ class Supervisor:
             code = child.process.poll()
             if code is not None:
                 name, reason = child.spec.name, (explain or last_line)(child.log)
-                lines[name] = f"{name} ended with exit code {code}: {reason} (log: {child.log})"
+                lines[name] = f"{name} ended with exit code {code}{_signal_of(code)}: {reason} (log: {child.log})"
         return lines
 
     def stop(self, grace_s: float = 10.0, wanted: Callable[[str], bool] = lambda _: True) -> None:
@@ -135,7 +136,15 @@ def first_error(log: Path) -> str:
 
     Later lines are consequences: chained exceptions, and parents that end because a child has ended.
     """
-    lines = log_lines(log)
+    return _first_error_of(log_lines(log)) or last_line(log)
+
+
+def late_error(log: Path) -> str:
+    """What ended a process that had served: the first error among its last lines, if there is one."""
+    return _first_error_of(log_lines(log)[-_LAST_LINES:]) or "no error in its last lines"
+
+
+def _first_error_of(lines: Sequence[str]) -> str | None:
     for number, line in enumerate(lines):
         if _TRACEBACK.search(line):
             margin = re.match(r"[\s|]*", line)  # of an exception in a group
@@ -143,8 +152,7 @@ def first_error(log: Path) -> str:
             after = (each.removeprefix(margin[0]) for each in lines[number + 1 :])
             if exception := next((each for each in after if not each.startswith((" ", "\t"))), None):
                 return exception
-    errors = (line for line in lines if _ERROR.search(line) and not _WARNING.search(line))
-    return next(errors, last_line(log)).strip()
+    return next((line.strip() for line in lines if _ERROR.search(line) and not _WARNING.search(line)), None)
 
 
 def last_line(log: Path) -> str:
@@ -161,6 +169,14 @@ def log_lines(log: Path) -> list[str]:
 def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:
     """The command line `python -m module flags...` with this interpreter."""
     return (sys.executable, "-m", module, *flags)
+
+
+def _signal_of(code: int) -> str:
+    """The signal behind a negative exit code, in words."""
+    if code >= 0:
+        return ""
+    hint = ", as the kernel does when memory is short" if -code == signal.SIGKILL else ""
+    return f" ({signal.strsignal(-code) or 'a signal'}{hint})"
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, last_line, python_module
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, last_line, late_error, python_module
 
 
 def _python(code: str) -> tuple[str, ...]:
@@ -83,8 +83,18 @@ def test_a_process_that_did_not_start_is_explained_by_its_first_error(tmp_path: 
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("broken", _python(f"import asyncio, logging, os, traceback\n{code}{NOISE}")))
     _wait(lambda: supervisor.ended())
-    assert re.match(f"broken ended with exit code -9: {reason}", supervisor.ended(first_error)["broken"])
+    killed = re.escape("exit code -9 (Killed, as the kernel does when memory is short)")
+    assert re.match(f"broken ended with {killed}: {reason}", supervisor.ended(first_error)["broken"])
     supervisor.stop()
+
+
+def test_a_process_that_had_served_is_not_explained_by_what_happened_long_before(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    served = ["ERROR a client sent nonsense", *(f"INFO round {number} served" for number in range(100))]
+    log.write_text("\n".join(served))
+    assert late_error(log) == "no error in its last lines"
+    log.write_text("\n".join([*served, "Traceback (most recent call last):", "  a", "MemoryError", "INFO bye"]))
+    assert late_error(log) == "MemoryError"
 
 
 def test_stop_ends_processes_that_ignore_sigterm_and_their_children(tmp_path: Path) -> None:
