@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ampd.cli.doctor import gpus, kernel, model, shared_state, software
@@ -24,6 +25,7 @@ from ampd.perf.presets import analytic_model
 from ampd.settings import parse_settings
 
 PROG = "ampd doctor"
+_STDOUT = Path("-")
 _MIB = 1 << 20
 _TINY_CPU = "tiny-cpu"
 
@@ -35,17 +37,25 @@ def run(argv: Sequence[str]) -> int:
         UserError: a wrong flag, a performance model that cannot be read, or a file that cannot be written.
     """
     settings = parse_settings(DoctorSettings, argv, PROG)
-    check_writable(settings.out, replaces=True)
+    prints = settings.out == _STDOUT
+    if prints and settings.as_json:
+        raise UserError(f"{PROG}: --json and --out - both print on stdout; choose one")
+    file = None if prints else settings.out
+    check_writable(file, replaces=True)
     if settings.perf:
         load_performance_model(settings.perf)
     examination = Examination(settings)
     examination.make()
     report = Report(examination.findings, examination.readings)
-    print(report.to_json() if settings.as_json else report.table(shutil.get_terminal_size((120, 24)).columns))
-    if settings.out:
-        trial = examination.readings.get("two engines")
-        write_document(report.attachment(trial.logs if trial else {}), settings.out, "report")
-        print(f"{PROG}: for a bug report: {settings.out}", file=sys.stderr)
+    trial = examination.readings.get("two engines")
+    attachment = report.attachment(trial.logs if trial else {})
+    if prints:
+        print(attachment, end="")
+    else:
+        print(report.to_json() if settings.as_json else report.table(shutil.get_terminal_size((120, 24)).columns))
+    if file:
+        write_document(attachment, file, "report")
+        print(f"{PROG}: for a bug report: {file}", file=sys.stderr)
     return 1 if worst(examination.findings) is Verdict.WRONG else 0
 
 

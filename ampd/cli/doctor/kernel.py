@@ -20,28 +20,54 @@ _SMALLEST_GRAPH = 4
 _GOOD_GRAPH = 16
 _MANY_FILES = 4096
 _BUSY_SHARE = 0.5
+_CPU_MAX, _CPU_QUOTA = Path("sys/fs/cgroup/cpu.max"), Path("sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+"""A container's own limit, in the two versions of cgroups."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:
-    """Processes that ran or waited for a core in the last minute, on average, and the cores of this process."""
+    """What there is to compute on, and what it does already.
+
+    Attributes:
+        processes: of the whole machine that ran or waited for a core in the last minute, on average.
+        cores: that this process may run on.
+        limit_cores: how many of them a container may keep busy; None: all.
+    """
 
     processes: float
     cores: int
+    limit_cores: float | None = None
 
 
-def read_load() -> LoadReading:
+def read_load(root: Path = Path("/")) -> LoadReading:
     """Before anything else is started."""
-    return LoadReading(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    return LoadReading(os.getloadavg()[0], len(os.sched_getaffinity(0)), _limit_cores(root))
+
+
+def _limit_cores(root: Path) -> float | None:
+    if (root / _CPU_MAX).exists():
+        quota, period = (root / _CPU_MAX).read_text().split()
+    elif (root / _CPU_QUOTA).exists():
+        quota = (root / _CPU_QUOTA).read_text().strip()
+        period = (root / _CPU_QUOTA).with_name("cpu.cfs_period_us").read_text()
+    else:
+        return None
+    return int(quota) / int(period) if quota.isdigit() else None
 
 
 def judge_load(reading: LoadReading) -> list[Finding]:
-    """Whether other programs take the cores, so that all times of the report are too long."""
+    """Whether other programs or a container's limit take the cores, so that all times of the report are too long."""
     found = f"{reading.processes:.1f} on {reading.cores} cores"
     if reading.processes > _BUSY_SHARE * reading.cores:
         found += ": other programs run, so the times below are too long"
         return [Finding("load", Verdict.SLOW, found, "end them, and run it again")]
-    return [Finding("load", Verdict.OK, found)]
+    if reading.limit_cores is None or reading.limit_cores >= reading.cores:
+        return [Finding("load", Verdict.OK, found)]
+    found += f", of which this container may use {reading.limit_cores:g}"
+    if reading.limit_cores >= _SMALLEST_GRAPH:
+        return [Finding("load", Verdict.OK, found)]
+    fix = "give it no limit of CPU time (limits.cpu, docker run --cpus): a limit stops its processes at each burst"
+    return [Finding("load", Verdict.SLOW, found, fix)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +154,8 @@ def judge_huge_pages(reading: HugePagesReading) -> list[Finding]:
     if chosen not in ("", "never", "deny"):
         return [Finding(name, Verdict.OK, f"transparent ones for shared memory ({chosen})")]
     found = f"none: the pool has {_gib(reading.pool_bytes)}, transparent ones for shared memory are off"
-    return [Finding(name, Verdict.SLOW, found, f"as root: echo advise > {TRANSPARENT}")]
+    fix = f"as root, on the host of a container: echo advise > {TRANSPARENT}"
+    return [Finding(name, Verdict.SLOW, found, fix)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +208,10 @@ def _inotify(reading: LimitsReading) -> list[Finding]:
     limit, used = reading.inotify_instances, reading.inotify_used
     room = max(0, limit - used) // WATCHES_PER_PROCESS
     found = f"{used} of {limit} instances taken: room for {room} processes of a graph"
-    fix = f"as root: sysctl -w fs.inotify.max_user_instances={max(1024, 2 * limit)}"
+    fix = f"as root, on the host of a container: sysctl -w fs.inotify.max_user_instances={max(1024, 2 * limit)}"
     if reading.inotify_watches is not None and reading.inotify_watches < WATCHES_PER_PROCESS * _GOOD_GRAPH:
         found += f"; only {reading.inotify_watches} watches"
-        fix = "as root: sysctl -w fs.inotify.max_user_watches=65536"
+        fix = "as root, on the host of a container: sysctl -w fs.inotify.max_user_watches=65536"
         return [Finding("inotify", Verdict.WRONG, found, fix)]
     verdict = Verdict.WRONG if room < _SMALLEST_GRAPH else Verdict.SLOW if room < _GOOD_GRAPH else Verdict.OK
     return [Finding("inotify", verdict, found, "" if verdict is Verdict.OK else fix)]

@@ -43,5 +43,7 @@ class DoctorSettings(Settings):
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the two engines may take to become ready.")
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
     out: Path | None = Field(
-        None, description="Write the report to this file, too, with what was read and the logs of a failure."
+        None,
+        description="Write the report to this file, too, with what was read and the logs of a failure; -: print it on "
+        "stdout instead of the table.",
     )

@@ -60,6 +60,16 @@ def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ampd doctor: Redis" in captured.err
 
 
+def test_the_file_for_a_bug_report_may_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*MODELLED, "--no-engines", "--out", "-"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Report of `ampd doctor`")
+    assert "ok       Python" in printed
+    assert json.loads(printed.partition("```json\n")[2].partition("\n```")[0])["readings"]["Python"]
+    assert main([*MODELLED, "--no-engines", "--out", "-", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_a_redis_that_is_away_is_wrong_and_nothing_else_stops(capsys: pytest.CaptureFixture[str]) -> None:
     code, document = _json(capsys, *MODELLED, "--no-engines", "--state-url", "redis://me:hunter2@127.0.0.1:1/0")
     assert code == 1

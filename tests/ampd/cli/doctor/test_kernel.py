@@ -1,6 +1,7 @@
 """Memory and limits of machines that are not this one."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from ampd.cli.doctor.kernel import (
     judge_memory,
     read_huge_pages,
     read_limits,
+    read_load,
     read_memory,
 )
 
@@ -96,6 +98,40 @@ def test_memory_that_must_be_locked(locks_gib: int, verdicts: list[Verdict]) -> 
 def test_load(processes: float, verdict: Verdict) -> None:
     (finding,) = judge_load(LoadReading(processes, 16))
     assert finding.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("limit_cores", "verdict", "words"),
+    [
+        (None, Verdict.OK, "16 cores"),
+        (64.0, Verdict.OK, "16 cores"),
+        (6.0, Verdict.OK, "use 6"),
+        (0.5, Verdict.SLOW, "use 0.5"),
+    ],
+)
+def test_a_container_may_have_less_than_the_machine(limit_cores: float | None, verdict: Verdict, words: str) -> None:
+    (finding,) = judge_load(LoadReading(0.3, 16, limit_cores))
+    assert finding.verdict is verdict
+    assert finding.found.endswith(words)
+    assert ("limits.cpu" in finding.fix) is (verdict is Verdict.SLOW)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit_cores"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "250000 100000\n"}, 2.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+    ],
+)
+def test_the_limit_of_a_container_is_read(tmp_path: Path, files: dict[str, str], limit_cores: float | None) -> None:
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert read_load(tmp_path).limit_cores == limit_cores
 
 
 def test_this_machine_is_read() -> None:
