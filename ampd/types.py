@@ -62,6 +62,10 @@ class Slo:
         return itl_s is None or itl_s <= self.itl_s
 
 
+ATTAINMENT = 0.9
+"""Attainment of the targets: the share of rounds within both that counts as carrying a load. Goodput asks for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """How one worker replica is partitioned over GPUs (theta in the paper)."""

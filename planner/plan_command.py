@@ -13,7 +13,8 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
-from planner.layout.search import PlanCase, demand_of, memory_needs
+from planner.layout.case import PlanCase
+from planner.layout.demand import demand_of, memory_needs
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_result import planned
 from planner.plan_settings import PlanSettings
@@ -131,7 +132,7 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
 
 def _require_memory(case: PlanCase) -> None:
     """Refuse a rate whose sessions do not fit into the memory of all GPUs."""
-    needs = memory_needs(case, demand_of(case))
+    needs = memory_needs(case.kv_capacity_tokens, case.kv_store_tokens, demand_of(case))
     kinds = ["resident, a GPU of a decode replica holds"]
     if len(needs) > 1:
         kinds = ["running, a GPU of a decode replica holds", "resident, the KV store of a GPU holds"]

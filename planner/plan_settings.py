@@ -9,8 +9,8 @@ from pydantic import Field
 
 from ampd.policies import defaults
 from ampd.settings import OldFlag
+from ampd.types import ATTAINMENT
 from planner.case_settings import CaseSettings
-from planner.layout.search import ATTAINMENT
 from planner.layout.trials import BUDGET_S
 
 

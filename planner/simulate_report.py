@@ -13,7 +13,7 @@ import numpy as np
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
 from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, legend_above, mark_missed, svg
-from ampd.types import Slo
+from ampd.types import ATTAINMENT, Slo
 from planner.combination import Combination, papers_note
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from workloads.missed_rounds import MissedRound, missed_rounds
@@ -157,7 +157,7 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
         # Every second line is dashed, so that equal results show both colours.
         style = {"marker": "o", "markersize": 3.5, "linestyle": "--" if number % 2 else "-"}
         axes.plot(*zip(*sorted(points), strict=True), color=colour, label=label, **style)
-    axes.axhline(0.9, color="#9aa3b2", linestyle=":", linewidth=1)
+    axes.axhline(ATTAINMENT, color="#9aa3b2", linestyle=":", linewidth=1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("sessions per second")
     axes.set_ylabel("share that meets both targets")

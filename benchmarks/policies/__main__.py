@@ -23,7 +23,6 @@ from benchmarks.policies.report import check_markers, put_between_markers, table
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
 from benchmarks.policies.standings import Groups, Standings
 from benchmarks.policies.studies import PLACES, STUDIES, Bench, study
-from planner.layout.cache import default_cache
 from planner.parallel import in_parallel
 
 PROG = "python -m benchmarks.policies"
@@ -68,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(options.data, options.write, options.page)
     if options.write:
         check_markers(options.write, [f"study {name}" for name in studies] or ["tables"])
-    prepared = Prepared(options.cache or default_cache().parent / "policies")
+    prepared = Prepared(options.cache or _default_cache())
     jobs = options.jobs or os.cpu_count() or 1
     ledger = Ledger(options.data, _again(options.again))
     if studies:
@@ -84,6 +83,11 @@ def run(argv: Sequence[str]) -> int:
     if options.page:
         write_plots(options.page, standings, groups)
     return 0
+
+
+def _default_cache() -> Path:
+    """A folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampd" / "policies"
 
 
 def prepare(prepared: Prepared, contestants: Sequence[Contestant], setting: Setting) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ampd.perf.model import PerformanceModel
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
+from ampd.types import ATTAINMENT
 from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
 from planner.rate_search import RateSearch
@@ -22,7 +23,7 @@ from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.trace import Session
 
-TARGET = 0.9
+TARGET = ATTAINMENT
 """Share of the rounds, or of the sessions, that goodput asks for."""
 CRITERIA = ("sustained_rounds", "sustained_sessions")
 """The criteria of the search.

@@ -12,15 +12,16 @@ from typing import Any
 from ampd.documents import replacing
 from ampd.policies import defaults
 from ampd.types import Slo
+from benchmarks.paper_plan.curve_cache import CurveCache
+from benchmarks.paper_plan.search import checked_layouts
 from benchmarks.policies.contest import TARGET, measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
 from benchmarks.policies.settings import Setting
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import fit_table
 from benchmarks.routing_table.table_file import write_table
-from planner.layout.cache import CurveCache
+from planner.layout.case import PlanCase
 from planner.layout.layout import Replicas
-from planner.layout.search import PlanCase, make_plan
 from planner.rate_search import RateSearch
 from planner.simulator.options import SimulationOptions
 
@@ -89,7 +90,7 @@ def _planned(setting: Setting, rate: float, curves: Path) -> dict[str, str]:
         for theta in model.parallelisms
         if theta.tp in _DEGREES and theta.tp < setting.gpus
     }
-    plan = make_plan(
+    checked = checked_layouts(
         PlanCase(
             sessions=sessions,
             rate=rate,
@@ -106,7 +107,7 @@ def _planned(setting: Setting, rate: float, curves: Path) -> dict[str, str]:
         cache=CurveCache(curves),
         jobs=1,
     )
-    layout = plan.layouts[0].choice.layout
+    layout = checked[0].choice.layout
     return {"prefill": _text(layout.prefill), "decode": _text(layout.decode)}
 
 

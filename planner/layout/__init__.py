@@ -1,1 +1,1 @@
-"""The search for the cluster's layout: capacities by simulation, the choice by SCIP, the check by simulation."""
+"""The search for the cluster's layout: an integer programme proposes layouts, simulations of the cluster decide."""

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from planner.intervals import mean_interval
+from planner.layout.case import PlanCase
 from planner.layout.goodput import PRECISION, goodput, next_rate
 from planner.layout.layout import Layout
-from planner.layout.search import PlanCase
 from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask, Variation
 from planner.layout.trials import Trials
 from planner.sustained import IN_TIME

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.layout.appraisal import Appraised, Figure
+from planner.layout.case import PlanCase
+from planner.layout.demand import memory_needs
 from planner.layout.goodput_plan import GoodputPlan, NextStep
-from planner.layout.search import PlanCase, memory_needs
 from planner.layout.trial import Trial
 
 BINDS = {
@@ -50,7 +51,7 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
     owners = [*appraised.layout.decode, *appraised.layout.mixed]
     kv_memory, *host_memory = (
         sum(tokens[n] * count for n, count in owners) / need if need else float("inf")
-        for tokens, need in memory_needs(case, plan.demand)
+        for tokens, need in memory_needs(case.kv_capacity_tokens, case.kv_store_tokens, plan.demand)
     )
     simulated = appraised.simulated
     return Slack(

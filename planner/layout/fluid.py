@@ -7,144 +7,23 @@ layout is co-located. For x(n), y(n) replicas and session rates of remote prefil
     r(n) P(n) <= x(n),   l(n) P(n) + d(n) D(n) <= y(n),   sum r(n) + l(n) = sum d(n) = rate
     sum n (x(n) + y(n)) <= GPUs,   sum y(n) kv(n) >= rate * KV of a session (token seconds), the same for KV stores
 
-The rate is maximised. A degree whose idle replica misses a target in
-too many rounds gets none of that phase. Queues are left out, so the rate is an upper bound, and only a simulation can
-tell how much of it a layout carries. `Costs.with_queues` is a better guess of that: it takes the share of a replica's
-time that prefills can use before too many of them wait too long, by the formula of a single queue in heavy traffic.
+The rate is maximised. A degree whose idle replica misses a target in too many rounds gets none of that phase. Queues
+are left out, so the rate is an upper bound, and only a simulation can tell how much of it a layout carries.
+`Costs.with_queues` is a better guess of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import exp
 from typing import Any
 
 from pyscipopt import Model, quicksum
 
-from ampd.types import Parallelism
-from planner.layout.capacity import Phase, Question, full_rate, mean_stay
-from planner.layout.formulation import exclude, solved
+from planner.layout.costs import Costs
 from planner.layout.layout import Layout, replicas_of
-from planner.layout.search import PlanCase, even_choice
-from workloads.trace import Session
 
-_SESSIONS = 100
-"""Most sessions of the trace from which costs are computed."""
-_DECODE_SHARE = 0.9
-"""The share of a full decode batch that replicas can keep up, because load is uneven over time and replicas."""
-_LEAST_SHARE = 0.1
 _WORTH_A_TRIAL = 0.45
 """A proposal whose bound is below this share of the best one is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The time and the memory that a session takes.
-
-    Attributes:
-        prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target lack.
-        memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that is limited.
-        usable: degree -> the share of a replica's time that prefills can use.
-    """
-
-    degrees: tuple[int, ...]
-    prefill_s: Mapping[int, float]
-    decode_s: Mapping[int, float]
-    memories: Sequence[tuple[Mapping[int, float], float]]
-    usable: Mapping[int, float] = field(default_factory=dict)
-
-    def with_queues(self) -> Costs:
-        """The costs with the time that must stay idle, so that rates are about those that simulations find."""
-        prefill_s = {n: seconds / self.usable.get(n, 1.0) for n, seconds in self.prefill_s.items()}
-        return replace(
-            self, prefill_s=prefill_s, decode_s={n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
-        )
-
-    def bound(self, layout: Layout) -> float:
-        """About the fluid rate of a layout, without memory: all replicas share the work as their speeds allow."""
-        prefilled = sum(count / self.prefill_s[n] for n, count in layout.prefill if n in self.prefill_s)
-        owners = [*layout.decode, *layout.mixed]
-        decoded = sum(count / self.decode_s[n] for n, count in owners if n in self.decode_s)
-        both = sum(
-            count / (self.prefill_s[n] + self.decode_s[n])
-            for n, count in owners
-            if n in self.prefill_s and n in self.decode_s
-        )
-        if not decoded or prefilled >= decoded:
-            return decoded
-        # Of every session, the share `remote` is prefilled elsewhere, so the owners' time goes into the rest.
-        local_s = 1 / both - 1 / decoded if both else 0.0
-        return (1 + prefilled * local_s) * both if both else min(prefilled, decoded)
-
-
-def costs_of(case: PlanCase) -> Costs:
-    """The costs of the mean session."""
-    sessions = even_choice(case.sessions, _SESSIONS)
-    stay = mean_stay(sessions, case.model)
-    seconds: dict[Phase, dict[int, float]] = {"prefill": {}, "decode": {}}
-    for degree in case.degrees:
-        for phase in seconds:
-            question = Question(
-                phase,
-                degree,
-                sessions,
-                case.model,
-                case.ordering,
-                case.slicing,
-                case.slo,
-                case.options,
-                case.kv_capacity_tokens[degree],
-            )
-            seconds[phase][degree] = 1 / full_rate(question)
-    running = {degree: float(tokens) for degree, tokens in case.kv_capacity_tokens.items() if tokens}
-    memories = []
-    if len(running) == len(case.degrees):
-        memories.append((running, stay.running_token_s if case.kv_store_tokens else stay.resident_token_s))
-    if case.kv_store_tokens:
-        stores = {degree: float(tokens) for degree, tokens in case.kv_store_tokens.items()}
-        memories.append((stores, stay.resident_token_s))
-    prefill, decode = (
-        {degree: table[degree] for degree in _able(case, sessions, phase)} for phase, table in seconds.items()
-    )
-    usable = {degree: _usable_share(case, sessions, degree) for degree in prefill}
-    return Costs(case.degrees, prefill, decode, [memory for memory in memories if memory[1] > 0], usable)
-
-
-def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> float:
-    """The utilisation at which the wait of a prefill leaves as many rounds in time as wanted.
-
-    In a single queue, about `u exp(-2 (1 - u) t E[S] / E[S^2])` of the prefills wait longer than t at utilisation u.
-    """
-    prompts = [pair for session in sessions for pair in session.computed_tokens()]
-    seconds = [case.model.prefill_s(hist, incr, Parallelism(degree)) for hist, incr in prompts]
-    mean_s = sum(seconds) / len(seconds)
-    waits = max(case.slo.ttft_s - mean_s, 0.0) * sum(seconds) / sum(each * each for each in seconds)
-    allowed = max(1 - case.attainment, 0.01)
-    low, high = _LEAST_SHARE, 1.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        if middle * exp(-2 * (1 - middle) * waits) <= allowed:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _able(case: PlanCase, sessions: Sequence[Session], phase: Phase) -> list[int]:
-    """The degrees that can keep the phase's target in enough rounds on an idle replica; all, if none can."""
-
-    def share(degree: int) -> float:
-        theta, model = Parallelism(degree), case.model
-        prompts = [pair for session in sessions for pair in session.prompts_tokens()]
-        if phase == "prefill":
-            met = [model.prefill_s(hist, incr, theta) <= case.slo.ttft_s for hist, incr in prompts]
-        else:
-            met = [model.decode_step_s(1, hist + incr, theta) <= case.slo.itl_s for hist, incr in prompts]
-        return sum(met) / len(met)
-
-    able = [degree for degree in case.degrees if share(degree) >= case.attainment]
-    return able or list(case.degrees)
 
 
 def most_rate(
@@ -277,3 +156,29 @@ class _Programme:
             model.addCons(used <= count)
         model.addCons(quicksum(prefilled) >= self._rate)
         model.addCons(quicksum(decoded) >= self._rate)
+
+
+def exclude(model: Any, x: Mapping[int, Any], y: Mapping[int, Any], layout: Layout, gpus: int) -> None:
+    """A no-good cut: some count of the variables must be larger or smaller than in this layout."""
+    differs = []
+    for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
+        for degree, variable in variables.items():
+            most, value = gpus // degree, replicas.get(degree, 0)
+            more, fewer = model.addVar(vtype="B"), model.addVar(vtype="B")
+            model.addCons(variable >= (value + 1) * more)
+            model.addCons(variable <= most - (most - value + 1) * fewer)
+            differs += [more, fewer]
+    model.addCons(quicksum(differs) >= 1)
+
+
+def solved(model: Any) -> bool:
+    """Solve, and whether there is a solution."""
+    model.optimize()
+    status: str = model.getStatus()
+    if status == "infeasible":
+        return False
+    if status == "userinterrupt":
+        raise KeyboardInterrupt
+    if status != "optimal":
+        raise RuntimeError(f"SCIP ended with the status {status}")
+    return True

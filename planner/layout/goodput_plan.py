@@ -15,12 +15,13 @@ from itertools import groupby
 from math import ceil, floor, log10
 
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser, Figure
-from planner.layout.fluid import costs_of, fewest_gpus, proposals
-from planner.layout.formulation import Demand
+from planner.layout.case import PlanCase
+from planner.layout.costs import costs_of
+from planner.layout.demand import Demand, demand_of
+from planner.layout.fluid import fewest_gpus, proposals
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, neighbours, scaled
-from planner.layout.search import PlanCase, demand_of
 from planner.layout.trial import ONCE, SHORT, TimeOverError, TrialTask, Variation
 from planner.layout.trials import BUDGET_S, Trials
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from planner.layout.fluid import Costs, costs_of, fewest_gpus, most_rate, proposals
+from planner.layout.case import PlanCase
+from planner.layout.costs import Costs, costs_of
+from planner.layout.fluid import fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, is_part, neighbours, scaled
-from planner.layout.search import PlanCase
 from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask
 from planner.layout.trials import Trials
 

@@ -10,10 +10,11 @@ from math import inf
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Slo
+from planner.layout.case import PlanCase
 from planner.layout.layout import Layout
-from planner.layout.search import BINDING, PlanCase
 from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
@@ -147,7 +148,7 @@ class TrialTask:
                 ),
                 _slower(case.model, self.variation.seconds),
                 Policies(
-                    create_named("binding", BINDING),
+                    create_named("binding", defaults.BINDING),
                     create_named("routing", case.routing),
                     create_named("ordering", case.ordering),
                     create_named("slicing", case.slicing),

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from planner.layout.case import PlanCase
 from planner.layout.processes import Processes
-from planner.layout.search import PlanCase
 from planner.layout.trial import TimeOverError, Trial, TrialTask
 
 BUDGET_S = 60.0

@@ -13,10 +13,10 @@ from typing import Any
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS
+from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from planner.layout.layout import Layout
-from planner.layout.search import BINDING, POOLS
 from planner.manifest.base import base_objects
 from planner.manifest.deployment import Deployment, Policies
 from planner.manifest.expectations import expectations, miss, with_warnings
@@ -95,7 +95,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
-        policies=Policies(settings.routing, BINDING, POOLS, settings.ordering, settings.slicing),
+        policies=Policies(settings.routing, defaults.BINDING, defaults.POOLS, settings.ordering, settings.slicing),
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,

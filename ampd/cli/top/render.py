@@ -15,9 +15,7 @@ from ampd.cli.top.snapshot import Row
 from ampd.cli.top.table import MISSED, QUIET, Cell, Column, clipped, table
 from ampd.cli.top.units import age, bar, count, percent, printable, rate, seconds
 from ampd.serving.kv_tiers import TIERS
-
-ATTAINMENT_TARGET = 0.9
-"""Attainment below this share is marked. Goodput is usually stated for this share."""
+from ampd.types import ATTAINMENT
 
 _BAR = 4
 _SHORT_ID = 8
@@ -287,7 +285,7 @@ def _late(value_s: float | None, target_s: float | None) -> Cell:
 
 
 def _attained(share: float | None) -> Cell:
-    return _marked(percent(share), share is not None and share < ATTAINMENT_TARGET)
+    return _marked(percent(share), share is not None and share < ATTAINMENT)
 
 
 def _marked(text: str, is_missed: bool) -> Cell:

@@ -1,9 +1,8 @@
-"""A workload, a case that is planned in moments, and questions about the load that one replica carries."""
+"""A workload, and a case that is planned in moments."""
 
 from ampd.perf.presets import analytic_model
-from ampd.types import Parallelism, Slo
-from planner.layout.capacity import Phase, Question
-from planner.layout.search import PlanCase
+from ampd.types import Slo
+from planner.layout.case import PlanCase
 from planner.simulator.options import SimulationOptions
 from workloads.generate import Lengths, generate
 from workloads.trace import Round, Session
@@ -25,8 +24,3 @@ CASE = PlanCase(
     slicing="whole",
     options=SimulationOptions(),
 )
-
-
-def question(phase: Phase, degree: int) -> Question:
-    capacity = MODEL.kv_capacity_tokens(Parallelism(degree)) or 0
-    return Question(phase, degree, SESSIONS, MODEL, "fcfs", "whole", SLO, SimulationOptions(), capacity)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner.layout.appraisal import VARIATIONS, Appraised, Figure
+from planner.layout.demand import Demand
 from planner.layout.explain import headroom_of, sentences, shortfall, slack_of
-from planner.layout.formulation import Demand
 from planner.layout.goodput_plan import GoodputPlan, NextStep
 from planner.layout.layout import Layout
 from planner.layout.trial import Trial

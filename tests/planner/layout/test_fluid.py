@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.layout.fluid import Costs, costs_of, fewest_gpus, most_rate, proposals
+from planner.layout.costs import Costs
+from planner.layout.fluid import fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
-
-from .lab import CASE
 
 COSTS = Costs((1, 2, 4), {1: 1.0, 2: 0.6, 4: 0.4}, {1: 0.5, 2: 0.3, 4: 0.2}, [])
 
@@ -53,16 +52,3 @@ def test_proposals_differ_and_include_colocated_layouts() -> None:
     assert any(layout.prefill for layout in found)
     assert all(layout.decode and layout.gpus <= 4 for layout in found)
     assert proposals(COSTS, 0) == []
-
-
-def test_a_degree_that_misses_a_target_alone_gets_none_of_that_phase() -> None:
-    costs = costs_of(CASE)
-    assert set(costs.prefill_s) == set(costs.decode_s) == set(CASE.degrees)
-    from dataclasses import replace
-
-    from ampd.types import Parallelism, Slo
-
-    step_s = {n: CASE.model.decode_step_s(1, 80, Parallelism(n)) for n in CASE.degrees}
-    between = replace(CASE, slo=Slo(10.0, (step_s[1] + step_s[2]) / 2))
-    assert set(costs_of(between).decode_s) == {2}
-    assert set(costs_of(replace(CASE, slo=Slo(10.0, 1e-6))).decode_s) == set(CASE.degrees)

@@ -10,10 +10,10 @@ import pytest
 
 from ampd.types import Slo
 from planner.layout import goodput_plan
+from planner.layout.case import PlanCase
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import Wishes, make_goodput_plan, scale_of
 from planner.layout.layout import Layout
-from planner.layout.search import PlanCase
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 
 from .lab import CASE as LAB_CASE

@@ -7,8 +7,7 @@ level times the target, interpolated linearly between the simulated loads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,8 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.policies.routing.always_remote import AlwaysRemote
 from ampd.types import Parallelism, Slo
+from planner.layout.costs import decode_rate, prefill_rate
+from planner.layout.demand import mean_stay
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
@@ -70,7 +71,7 @@ class LoadCurve:
 
 def load_curve(question: Question) -> LoadCurve:
     """Simulate one replica at growing load."""
-    busy_rate, lifetime_s = full_rate(question), mean_stay(question.sessions, question.model).lifetime_s
+    busy_rate, lifetime_s = _busy_rate(question), mean_stay(question.sessions, question.model).lifetime_s
     rates, levels = [], []
     worst = 0.0
     for utilisation in _UTILISATIONS:
@@ -103,6 +104,14 @@ def _level(question: Question, rate: float, lifetime_s: float) -> float:
     return float(np.percentile(values, 95)) / target_s if values else 0.0
 
 
+def _busy_rate(question: Question) -> float:
+    """Sessions per second that keep the replica busy all the time."""
+    theta = Parallelism(question.degree)
+    if question.phase == "prefill":
+        return prefill_rate(question.sessions, question.model, theta)
+    return decode_rate(question.sessions, question.model, theta, question.slo.itl_s, question.kv_capacity_tokens)
+
+
 def _laboratory(question: Question) -> Cluster:
     """One replica of the phase in question, and more than enough replicas of the other phase."""
     best = max(theta.tp for theta in question.model.parallelisms)
@@ -110,73 +119,3 @@ def _laboratory(question: Question) -> Cluster:
     ample = ReplicaGroup(_AMPLE, Parallelism(best), 0)
     prefill, decode = (examined, ample) if question.phase == "prefill" else (ample, examined)
     return Cluster((decode,), (prefill,), question.model.profile.max_context_tokens or 0)
-
-
-def full_rate(question: Question) -> float:
-    """Sessions per second that keep the replica busy all the time."""
-    theta, model = Parallelism(question.degree), question.model
-    prompts = [pair for session in question.sessions for pair in session.computed_tokens()]
-    if question.phase == "prefill":
-        busy_s = sum(model.prefill_s(hist, incr, theta) for hist, incr in prompts)
-        return len(question.sessions) / busy_s
-    rounds = [item for session in question.sessions for item in session.rounds]
-    tokens = sum(item.output_tokens for item in rounds)
-    context = sum((hist + incr) * item.output_tokens for (hist, incr), item in zip(prompts, rounds, strict=True))
-    tokens_per_s = _batch_throughput(question, context / tokens)
-    return len(question.sessions) * tokens_per_s / tokens
-
-
-def _batch_throughput(question: Question, context_tokens: float) -> float:
-    """Tokens per second of the largest batch that fits the memory and keeps the ITL target.
-
-    If a single sequence misses half the target, the limit is twice the time of its step.
-    """
-    theta, model = Parallelism(question.degree), question.model
-    limit_s = max(question.slo.itl_s, 2 * model.decode_step_s(1, int(context_tokens), theta))
-    most = question.kv_capacity_tokens / context_tokens if question.kv_capacity_tokens else 4096
-    batch = 1
-    while batch * 2 <= most and model.decode_step_s(batch * 2, int(2 * batch * context_tokens), theta) <= limit_s:
-        batch *= 2
-    return batch / model.decode_step_s(batch, int(batch * context_tokens), theta)
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A session in an idle cluster of the largest degree, or the mean of several.
-
-    Attributes:
-        lifetime_s: from its first request to its last token, tools included. running_s: the same without tools.
-        resident_token_s, running_token_s: tokens of KV times seconds, in the two times. Times the session rate, this
-            is the mean KV of all sessions. The prefix that a session shares is no part of it.
-    """
-
-    lifetime_s: float
-    running_s: float
-    resident_token_s: float
-    running_token_s: float
-
-
-def mean_stay(sessions: Sequence[Session], model: PiecewiseModel) -> Stay:
-    """The mean of sessions."""
-    stays = [_stay(session, model) for session in sessions]
-    columns = zip(*(astuple(stay) for stay in stays), strict=True)
-    return Stay(*(sum(column) / len(stays) for column in columns))
-
-
-def _stay(session: Session, model: PiecewiseModel) -> Stay:
-    """One session; its KV stays until its next round begins."""
-    theta = max(model.parallelisms, key=lambda theta: theta.tp)
-    lifetime_s = running_s = resident_token_s = running_token_s = 0.0
-    rounds = zip(session.computed_tokens(), session.shared_tokens(), session.rounds, strict=True)
-    for index, ((hist, incr), shared, item) in enumerate(rounds):
-        context = hist + incr
-        own_tokens = context - shared + item.output_tokens
-        seconds = model.prefill_s(hist, incr, theta)
-        seconds += item.output_tokens * model.decode_step_s(1, context, theta)
-        running_s += seconds
-        running_token_s += seconds * own_tokens
-        if index + 1 < len(session.rounds):
-            seconds += session.rounds[index + 1].tool_s
-        lifetime_s += seconds
-        resident_token_s += seconds * own_tokens
-    return Stay(lifetime_s, running_s, resident_token_s, running_token_s)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from ampd.documents import replacing
-from planner.layout.capacity import LoadCurve, Question
+from benchmarks.paper_plan.load_curves import LoadCurve, Question
 from workloads.trace import Session, dump_session
 
 _FORMAT = 3
 """To be raised whenever a change alters simulated curves."""
-
-
-def default_cache() -> Path:
-    """The folder in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampd" / "plan"
 
 
 class CurveCache:

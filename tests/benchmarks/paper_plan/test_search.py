@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.layout.cache import CurveCache, digest_sessions, key_of
-from planner.layout.capacity import LEVELS, LoadCurve, Phase, Question
-from planner.layout.search import demand_of, make_plan, simulated_capacities
-
-from .lab import CASE, MODEL, SLO
+from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
+from benchmarks.paper_plan.load_curves import LEVELS, LoadCurve, Phase, Question
+from benchmarks.paper_plan.search import checked_layouts, simulated_capacities
+from tests.planner.layout.lab import CASE, MODEL, SLO
 
 
 def rate_of(phase: Phase, degree: int) -> float:
@@ -39,25 +38,16 @@ def test_known_curves_are_not_simulated_again(cache: CurveCache) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_has_checked_layouts_within_the_gpus_and_the_next_step(cache: CurveCache) -> None:
-    plan = make_plan(CASE, 3, cache, 1)
-    assert 1 <= len(plan.layouts) <= 3
-    assert len({entry.choice.layout for entry in plan.layouts}) == len(plan.layouts)
-    for entry in plan.layouts:
+def test_layouts_are_checked_and_within_the_gpus_and_the_best_is_first(cache: CurveCache) -> None:
+    checked = checked_layouts(CASE, 3, cache, 1)
+    assert 1 <= len(checked) <= 3
+    assert len({entry.choice.layout for entry in checked}) == len(checked)
+    for entry in checked:
         assert entry.choice.layout.gpus <= CASE.gpus
         assert entry.simulated["rounds"] > 0
-    attained = [round(entry.attainment, 3) for entry in plan.layouts]
+    attained = [round(entry.attainment, 3) for entry in checked]
     assert attained == sorted(attained, reverse=True)
-    assert plan.next_step is not None
-    gpus, choice = plan.next_step
-    assert gpus == 1
-    assert choice.headroom >= max(entry.choice.headroom for entry in plan.layouts)
 
 
 def test_without_room_for_two_replicas_there_is_no_layout(cache: CurveCache) -> None:
-    assert make_plan(replace(CASE, gpus=1), 3, cache, 1).layouts == []
-
-
-def test_memory_is_planned_for_more_sessions_than_the_mean_and_less_so_where_there_are_many() -> None:
-    few, many = (demand_of(replace(CASE, rate=rate)) for rate in (0.1, 1000.0))
-    assert few.resident_kv_tokens / 0.1 > many.resident_kv_tokens / 1000.0
+    assert checked_layouts(replace(CASE, gpus=1), 3, cache, 1) == []

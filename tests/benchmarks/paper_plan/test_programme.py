@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.layout.formulation import Capacities, Choice, Demand, best_layouts, choice_of
+from benchmarks.paper_plan.programme import Capacities, Choice, best_layouts, choice_of
+from planner.layout.demand import Demand
 from planner.layout.layout import Layout, replicas_of
 
 DEGREES = (1, 2, 4, 8)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
-from planner.layout.cache import CurveCache, digest_sessions, key_of
-from planner.layout.capacity import LoadCurve
+from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
+from benchmarks.paper_plan.load_curves import LoadCurve
 from planner.simulator.options import SimulationOptions
+from tests.planner.layout.lab import SESSIONS
 
-from .lab import SESSIONS, question
+from .lab import question
 
 
 def test_the_key_of_a_curve_names_everything_that_it_depends_on() -> None:

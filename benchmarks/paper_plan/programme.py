@@ -12,9 +12,11 @@ module solves, for x(n), y(n) replicas of degree n for prefill and decode:
              with a KV store in host memory:  sum y(n) kv(n) >= running KV,  sum y(n) store(n) >= resident KV
     then     of equal layouts the one with the fewest GPUs
 
-The steps are separate solves, because one weighted objective would trade them against each other by rounding. If no
-level carries the rate, step 2 at the highest level gives the closest layout. No-good cuts give the K best: each
-solution is excluded, and the programme is solved again.
+TTFT and ITL are comparable because each is divided by its target. The steps are separate solves, because one weighted
+objective would trade them against each other by rounding. If no level carries the rate, step 2 at the highest level
+gives the closest layout. Resident KV is the 95th percentile of a Poisson number of sessions of mean size in an idle
+cluster. Running KV is the same for the time in which a round of the session runs, without its tools. The K best layouts
+are found by no-good cuts: each solution is excluded, and the programme is solved again.
 """
 
 from __future__ import annotations
@@ -25,24 +27,11 @@ from typing import Any
 
 from pyscipopt import Model, quicksum
 
+from planner.layout.demand import Demand, memory_needs
+from planner.layout.fluid import exclude, solved
 from planner.layout.layout import Layout, replicas_of
 
 _TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The load that the layout must carry.
-
-    Attributes:
-        rate: sessions per second.
-        resident_kv_tokens: KV of all sessions that are in the cluster at the same time.
-        running_kv_tokens: the part of it whose rounds run.
-    """
-
-    rate: float
-    resident_kv_tokens: float = 0.0
-    running_kv_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +50,6 @@ class Capacities:
     decode: Mapping[int, Sequence[float]]
     kv_tokens: Mapping[int, float]
     store_tokens: Mapping[int, float] = field(default_factory=dict)
-
-    def memory_needs(self, demand: Demand) -> list[tuple[Mapping[int, float], float]]:
-        """(tokens of a replica by degree, tokens that the decode replicas need together), for each kind of memory.
-
-        With a store, KV memory holds the running rounds and host memory the resident sessions. Without one, KV memory
-        holds them all.
-        """
-        if not self.store_tokens:
-            return [(self.kv_tokens, demand.resident_kv_tokens)]
-        return [(self.kv_tokens, demand.running_kv_tokens), (self.store_tokens, demand.resident_kv_tokens)]
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -176,38 +155,12 @@ class _Programme:
         model.addCons(quicksum(x.values()) >= 1)
         model.addCons(quicksum(y.values()) >= 1)
         # In units of the demand, because SCIP's tolerances are absolute.
-        for tokens, need in self._capacities.memory_needs(self._demand):
+        for tokens, need in memory_needs(self._capacities.kv_tokens, self._capacities.store_tokens, self._demand):
             if need:
                 model.addCons(quicksum(tokens[n] / need * y[n] for n in degrees) >= 1)
         for layout in self._excluded:
             exclude(model, x, y, layout, self._gpus)
         return model, x, y
-
-
-def exclude(model: Any, x: Mapping[int, Any], y: Mapping[int, Any], layout: Layout, gpus: int) -> None:
-    """A no-good cut: some count of the variables must be larger or smaller than in this layout."""
-    differs = []
-    for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
-        for degree, variable in variables.items():
-            most, value = gpus // degree, replicas.get(degree, 0)
-            more, fewer = model.addVar(vtype="B"), model.addVar(vtype="B")
-            model.addCons(variable >= (value + 1) * more)
-            model.addCons(variable <= most - (most - value + 1) * fewer)
-            differs += [more, fewer]
-    model.addCons(quicksum(differs) >= 1)
-
-
-def solved(model: Any) -> bool:
-    """Solve, and whether there is a solution."""
-    model.optimize()
-    status: str = model.getStatus()
-    if status == "infeasible":
-        return False
-    if status == "userinterrupt":
-        raise KeyboardInterrupt
-    if status != "optimal":
-        raise RuntimeError(f"SCIP ended with the status {status}")
-    return True
 
 
 def choice_of(layout: Layout, capacities: Capacities, demand: Demand) -> Choice:

@@ -1,0 +1,160 @@
+"""The time and the memory that a session takes on replicas of each degree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp
+
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.types import Parallelism
+from planner.layout.case import PlanCase
+from planner.layout.demand import mean_stay
+from planner.layout.layout import Layout
+from workloads.trace import Session
+
+_SESSIONS = 100
+"""Most sessions of the trace from which costs are computed."""
+_DECODE_SHARE = 0.9
+"""The share of a full decode batch that replicas can keep up, because load is uneven over time and replicas."""
+_LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The time and the memory that a session takes.
+
+    Attributes:
+        prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target lack.
+        memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that is limited.
+        usable: degree -> the share of a replica's time that prefills can use.
+    """
+
+    degrees: tuple[int, ...]
+    prefill_s: Mapping[int, float]
+    decode_s: Mapping[int, float]
+    memories: Sequence[tuple[Mapping[int, float], float]]
+    usable: Mapping[int, float] = field(default_factory=dict)
+
+    def with_queues(self) -> Costs:
+        """The costs with the time that must stay idle, so that rates are about those that simulations find."""
+        prefill_s = {n: seconds / self.usable.get(n, 1.0) for n, seconds in self.prefill_s.items()}
+        return replace(
+            self, prefill_s=prefill_s, decode_s={n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
+        )
+
+    def bound(self, layout: Layout) -> float:
+        """About the fluid rate of a layout, without memory: all replicas share the work as their speeds allow."""
+        prefilled = sum(count / self.prefill_s[n] for n, count in layout.prefill if n in self.prefill_s)
+        owners = [*layout.decode, *layout.mixed]
+        decoded = sum(count / self.decode_s[n] for n, count in owners if n in self.decode_s)
+        both = sum(
+            count / (self.prefill_s[n] + self.decode_s[n])
+            for n, count in owners
+            if n in self.prefill_s and n in self.decode_s
+        )
+        if not decoded or prefilled >= decoded:
+            return decoded
+        # Of every session, the share `remote` is prefilled elsewhere, so the owners' time goes into the rest.
+        local_s = 1 / both - 1 / decoded if both else 0.0
+        return (1 + prefilled * local_s) * both if both else min(prefilled, decoded)
+
+
+def costs_of(case: PlanCase) -> Costs:
+    """The costs of the mean session."""
+    sessions = even_choice(case.sessions, _SESSIONS)
+    stay = mean_stay(sessions, case.model)
+    running = {degree: float(tokens) for degree, tokens in case.kv_capacity_tokens.items() if tokens}
+    memories = []
+    if len(running) == len(case.degrees):
+        memories.append((running, stay.running_token_s if case.kv_store_tokens else stay.resident_token_s))
+    if case.kv_store_tokens:
+        stores = {degree: float(tokens) for degree, tokens in case.kv_store_tokens.items()}
+        memories.append((stores, stay.resident_token_s))
+    model, slo = case.model, case.slo
+    prefill = {
+        degree: 1 / prefill_rate(sessions, model, Parallelism(degree))
+        for degree in _able(case, sessions, lambda *prompt: model.prefill_s(*prompt) <= slo.ttft_s)
+    }
+    decode = {
+        degree: 1 / decode_rate(sessions, model, Parallelism(degree), slo.itl_s, case.kv_capacity_tokens[degree])
+        for degree in _able(
+            case, sessions, lambda hist, incr, theta: model.decode_step_s(1, hist + incr, theta) <= slo.itl_s
+        )
+    }
+    usable = {degree: _usable_share(case, sessions, degree) for degree in prefill}
+    return Costs(case.degrees, prefill, decode, [memory for memory in memories if memory[1] > 0], usable)
+
+
+def prefill_rate(sessions: Sequence[Session], model: PiecewiseModel, theta: Parallelism) -> float:
+    """Sessions per second whose prefills keep a replica busy all the time."""
+    busy_s = sum(model.prefill_s(*pair, theta) for session in sessions for pair in session.computed_tokens())
+    return len(sessions) / busy_s
+
+
+def decode_rate(
+    sessions: Sequence[Session], model: PiecewiseModel, theta: Parallelism, itl_s: float, kv_capacity_tokens: int
+) -> float:
+    """Sessions per second that keep the largest batch of a replica full all the time."""
+    prompts = [pair for session in sessions for pair in session.computed_tokens()]
+    rounds = [item for session in sessions for item in session.rounds]
+    tokens = sum(item.output_tokens for item in rounds)
+    context = sum(sum(pair) * item.output_tokens for pair, item in zip(prompts, rounds, strict=True))
+    tokens_per_s = _batch_throughput(model, theta, itl_s, kv_capacity_tokens, context / tokens)
+    return len(sessions) * tokens_per_s / tokens
+
+
+def _batch_throughput(
+    model: PiecewiseModel, theta: Parallelism, itl_s: float, kv_capacity_tokens: int, context_tokens: float
+) -> float:
+    """Tokens per second of the largest batch that fits the memory and keeps the ITL target.
+
+    If a single sequence misses half the target, the limit is twice the time of its step.
+    """
+    limit_s = max(itl_s, 2 * model.decode_step_s(1, int(context_tokens), theta))
+    most = kv_capacity_tokens / context_tokens if kv_capacity_tokens else 4096
+    batch = 1
+    while batch * 2 <= most and model.decode_step_s(batch * 2, int(2 * batch * context_tokens), theta) <= limit_s:
+        batch *= 2
+    return batch / model.decode_step_s(batch, int(batch * context_tokens), theta)
+
+
+def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> float:
+    """The utilisation at which the wait of a prefill leaves as many rounds in time as wanted.
+
+    In a single queue, about `u exp(-2 (1 - u) t E[S] / E[S^2])` of the prefills wait longer than t at utilisation u.
+    """
+    prompts = [pair for session in sessions for pair in session.computed_tokens()]
+    seconds = [case.model.prefill_s(hist, incr, Parallelism(degree)) for hist, incr in prompts]
+    mean_s = sum(seconds) / len(seconds)
+    waits = max(case.slo.ttft_s - mean_s, 0.0) * sum(seconds) / sum(each * each for each in seconds)
+    allowed = max(1 - case.attainment, 0.01)
+    low, high = _LEAST_SHARE, 1.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if middle * exp(-2 * (1 - middle) * waits) <= allowed:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _able(case: PlanCase, sessions: Sequence[Session], met: Callable[[int, int, Parallelism], bool]) -> list[int]:
+    """The degrees whose idle replica meets a target in enough rounds; all, if none does.
+
+    Args:
+        met: whether a round with this history and increment meets the target.
+    """
+    prompts = [pair for session in sessions for pair in session.prompts_tokens()]
+
+    def share(degree: int) -> float:
+        return sum(met(*prompt, Parallelism(degree)) for prompt in prompts) / len(prompts)
+
+    return [degree for degree in case.degrees if share(degree) >= case.attainment] or list(case.degrees)
+
+
+def even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
+    """`count` sessions, spread evenly over the trace."""
+    if len(sessions) <= count:
+        return tuple(sessions)
+    return tuple(sessions[index * len(sessions) // count] for index in range(count))
