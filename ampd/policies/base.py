@@ -221,6 +221,10 @@ class PoolsSituation(Situation):
     load: Load = field(default_factory=dict)
     others: OtherPolicies = field(default_factory=OtherPolicies)
 
+    def changed_within(self, seconds: float) -> bool:
+        """Whether the latest change of a role is less than this long ago."""
+        return self.now_s - self.changed_s < seconds
+
 
 class PoolsPolicy(Protocol):
     """Chooses the roles of the workers. A worker finishes what it has after a change.

@@ -69,7 +69,7 @@ class LookAheadPools(Policy):
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         by_rule = _RULE.change(situation)
         for_memory = [change for change in by_rule if change.reason == KV_SHORT]
-        is_due = situation.now_s - situation.changed_s >= self.cooldown_s and (bool(by_rule) or self._misses(situation))
+        is_due = not situation.changed_within(self.cooldown_s) and (bool(by_rule) or self._misses(situation))
         return self._look(situation, for_memory, is_due) if for_memory or is_due else ()
 
     def _misses(self, situation: PoolsSituation) -> bool:

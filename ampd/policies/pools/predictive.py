@@ -59,7 +59,7 @@ class PredictivePools(Policy):
     cooldown_s: float = Field(5.0, ge=0, description="Least time between two changes, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        if situation.now_s - situation.changed_s < self.cooldown_s:
+        if situation.changed_within(self.cooldown_s):
             return ()
         model, workers, ttft_s = situation.model, situation.workers, situation.slo.ttft_s
         prefill = [worker for worker in workers if worker.role is Role.PREFILL]

@@ -186,7 +186,7 @@ class ArrowPools(Policy):
     cooldown_s: float = Field(1.0, ge=0, description="Least time between two changes, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        if situation.now_s - situation.changed_s < self.cooldown_s:
+        if situation.changed_within(self.cooldown_s):
             return ()
         prefill = [worker for worker in situation.workers if worker.role is Role.PREFILL]
         decode = [worker for worker in situation.workers if worker.role is Role.DECODE]

@@ -189,7 +189,7 @@ class LapsPools(Policy):
         joining = [worker for worker in prefill if worker.lane not in LANES]
         if joining:
             return _joined(joining, {lane: len(members) for lane, members in lanes.items()})
-        if situation.now_s - situation.changed_s < self.cooldown_s:
+        if situation.changed_within(self.cooldown_s):
             return ()
         for lane, other in ((SHORT, LONG), (LONG, SHORT)):
             if len(lanes[lane]) < self.n_min:
