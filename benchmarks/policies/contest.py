@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.perf.scaled import ScaledModel
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
 from ampd.types import ATTAINMENT
@@ -19,7 +20,6 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from planner.sustained import IN_TIME, end_s, in_time_share
-from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.trace import Session
 
@@ -101,8 +101,8 @@ class Condition:
             return model
         if self.belief == "random":
             rng = random.Random(f"{seed}/belief")
-            return WrongModel(model, *(rng.uniform(0.7, 1.3) for _ in range(3)))
-        return WrongModel(model, *(float(self.belief),) * 3)
+            return ScaledModel(model, *(rng.uniform(0.7, 1.3) for _ in range(3)))
+        return ScaledModel(model, *(float(self.belief),) * 3)
 
 
 USUAL = Condition()

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
+from ampd.perf.scaled import ScaledModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Slo
@@ -19,7 +20,6 @@ from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
 from planner.sustained import IN_TIME, end_s, in_time_share, longest_s, time_at_targets_s
-from planner.wrong_model import WrongModel
 from workloads.results import meets
 from workloads.retime import retime
 from workloads.trace import Session
@@ -230,7 +230,7 @@ def _means(sessions: tuple[Session, ...], slo: Slo) -> tuple[float, float]:
 
 
 def _slower(model: PerformanceModel, factor: float) -> PerformanceModel:
-    return model if factor == 1.0 else WrongModel(model, prefill=factor, decode=factor)
+    return model if factor == 1.0 else ScaledModel(model, prefill=factor, decode=factor)
 
 
 def _longer(sessions: Sequence[Session], factor: float) -> Sequence[Session]:
