@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 
 class Role(StrEnum):
@@ -29,9 +30,24 @@ class Role(StrEnum):
         return self is not Role.DECODE
 
 
-def pool_name(role: Role, lane: str) -> str:
-    """A role's pool, or the part of it that a pools policy calls `lane`, for logs."""
-    return f"{role}/{lane}" if lane else str(role)
+class PoolMember(Protocol):
+    """A worker, or a change of it, with the pool that it names: all workers of a role, or a lane of them."""
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def lane(self) -> str: ...
+
+
+def in_same_pool(member: PoolMember, other: PoolMember) -> bool:
+    """Whether role and lane are the same."""
+    return (member.role, member.lane) == (other.role, other.lane)
+
+
+def pool_name(member: PoolMember) -> str:
+    """The pool for logs: the role, and the lane if there is one."""
+    return f"{member.role}/{member.lane}" if member.lane else str(member.role)
 
 
 class Route(StrEnum):

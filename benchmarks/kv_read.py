@@ -31,6 +31,7 @@ import numpy as np
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
+from ampd.cli.doctor.raw_read import RawTransport
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.workers.kv.store.store_lab import forget_all
@@ -40,7 +41,6 @@ from workers.kv.rank_process.rank_link import RankLink
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.descriptor import decode_descriptor
 from workers.kv.worker_process.nixl_transport import Remote
-from workers.kv.worker_process.raw_read import RawTransport
 from workers.kv.worker_process.store_exchange import StoreExchange
 
 PAGE = 16

@@ -24,9 +24,9 @@ from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, next
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
-from ampd.types import Role, WorkerView, pool_name
+from ampd.types import Role, WorkerView, in_same_pool, pool_name
+from router.considered_roles import ConsideredRoles
 from router.load_recorder import LoadRecorder
-from router.looks import Looks
 from router.policy_process import PolicyProcess
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class PoolsKeeper:
 
     Attributes:
         assignments: how often a role was assigned, by role and reason.
-        looks: the sets of roles that the policy considered.
+        considered: the sets of roles that the policy considered.
         recorder: observes this coordinator's rounds, for a policy that reads the recent load; None: it reads none.
     """
 
@@ -84,7 +84,7 @@ class PoolsKeeper:
         self.recorder = LoadRecorder(store, policy.load_s, clock) if policy.load_s else None
         self._process = PolicyProcess(policy, clock) if policy.is_slow else None
         self._next_s = -inf
-        self.looks = Looks()
+        self.considered = ConsideredRoles()
         self._task = SupervisedTask("pools", self._run)
 
     @property
@@ -150,7 +150,7 @@ class PoolsKeeper:
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
         wanted = await self._wanted(now_s, changed_s)
         if isinstance(wanted, Considered):
-            self.looks.add(wanted)
+            self.considered.add(wanted)
         due = due_changes(self._as_assigned(now_s), wanted)
         for kept in due.kept:
             change = kept.change
@@ -199,8 +199,8 @@ class PoolsKeeper:
         log.info(
             "worker %s: %s -> %s (%s)",
             change.worker_id,
-            pool_name(before.role, before.lane),
-            pool_name(change.role, change.lane),
+            pool_name(before),
+            pool_name(change),
             change.reason,
         )
         return True
@@ -210,7 +210,7 @@ class PoolsKeeper:
         views = {view.worker_id: view for view in self._view.workers()}
         for worker_id, assigned in list(self._assigned.items()):
             view = views.get(worker_id)
-            if view is None or now_s >= assigned.until_s or (view.role, view.lane) == (assigned.role, assigned.lane):
+            if view is None or now_s >= assigned.until_s or in_same_pool(view, assigned):
                 del self._assigned[worker_id]
             else:
                 views[worker_id] = replace(view, role=assigned.role, lane=assigned.lane)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
-from ampd.types import Role, pool_name
+from ampd.types import Role, in_same_pool, pool_name
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -27,12 +27,12 @@ class WorkerRole:
 
     def adopt(self, assigned: RoleAssigned) -> bool:
         """Take an assigned role. Returns True if role or lane changed."""
-        if (assigned.role, assigned.lane) == (self.role, self.lane):
+        if in_same_pool(assigned, self):
             return False
         log.info(
             "role: %s -> %s (%s)",
-            pool_name(self.role, self.lane),
-            pool_name(assigned.role, assigned.lane),
+            pool_name(self),
+            pool_name(assigned),
             assigned.reason,
         )
         self.changes[assigned.role] += assigned.role is not self.role

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OtherPolicies, PoolsPolicy, PoolsSituation, RoleChange
 from ampd.recent_load import Load
-from ampd.types import Slo, WorkerView
+from ampd.types import Slo, WorkerView, in_same_pool
 
 POOLS_INTERVAL_S = 0.5
 """Time between two questions to the pools policy, where no other is set."""
@@ -50,7 +50,7 @@ def next_question_s(policy: PoolsPolicy, now_s: float, lasted_s: float = 0.0) ->
 
 
 class RoleReview:
-    """A pools policy, and what is done of its answers."""
+    """A pools policy, and the questions to it."""
 
     def __init__(
         self,
@@ -86,14 +86,6 @@ class RoleReview:
             others=self._others,
         )
 
-    def due(self, situation: PoolsSituation) -> DueChanges:
-        """Ask the policy, and leave out what cannot be done.
-
-        Raises:
-            UserError: the performance model lacks a worker's parallelism.
-        """
-        return due_changes(situation.workers, self.policy.change(situation))
-
 
 def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> DueChanges:
     """The changes that are made of those that a policy wants.
@@ -106,7 +98,7 @@ def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> 
     kept: list[DueChange] = []
     for change in wanted:
         before = current.get(change.worker_id)
-        if before is None or (before.role, before.lane) == (change.role, change.lane):
+        if before is None or in_same_pool(before, change):
             continue
         if _leaves_an_owner(current, change):
             changes.append(DueChange(change, before))

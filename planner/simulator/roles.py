@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.policies.base import OtherPolicies
-from ampd.serving.roles import DueChange, RoleReview, next_question_s
+from ampd.serving.roles import DueChange, RoleReview, due_changes, next_question_s
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
@@ -55,7 +55,7 @@ class RoleKeeper:
         now_s = self._loop.now_s
         load = {} if self._load is None else self._load.until(now_s)
         situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load)
-        for due in self._review.due(situation).changes:
+        for due in due_changes(situation.workers, self._review.policy.change(situation)).changes:
             self._apply(due)
         self._loop.at(max(now_s + self._interval_s, next_question_s(self._review.policy, now_s)), self._ask)
 

@@ -9,26 +9,21 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.serving.roles import DueChanges, RoleReview, next_question_s
+from ampd.serving.roles import DueChanges, RoleReview, due_changes, next_question_s
 from ampd.types import Role, Slo, WorkerView
 
 MODEL = load_performance_model("tiny-cpu")
 SLO = Slo(1.0, 0.1)
 
 
-class Wants:
-    """Wants these changes, and keeps the last situation."""
+class WantsNothing:
+    """Wants no change."""
 
     is_idle = is_slow = False
     interval_s = load_s = 0.0
 
-    def __init__(self, *changes: RoleChange) -> None:
-        self._changes = changes
-        self.situation: PoolsSituation | None = None
-
-    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        self.situation = situation
-        return self._changes
+    def change(self, _: PoolsSituation) -> Sequence[RoleChange]:
+        return ()
 
 
 def turn(worker_id: str, role: Role, lane: str = "") -> RoleChange:
@@ -36,9 +31,7 @@ def turn(worker_id: str, role: Role, lane: str = "") -> RoleChange:
 
 
 def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
-    views = [WorkerView(name, role) for name, role in workers.items()]
-    review = RoleReview(Wants(*changes), MODEL, SLO, random.Random(1))
-    return review.due(review.situation(views, 5.0, 1.0))
+    return due_changes([WorkerView(name, role) for name, role in workers.items()], changes)
 
 
 def names(found: DueChanges) -> tuple[list[str], list[str]]:
@@ -46,7 +39,7 @@ def names(found: DueChanges) -> tuple[list[str], list[str]]:
 
 
 def test_a_policy_is_asked_after_its_interval_and_a_slow_one_rests() -> None:
-    policy = Wants()
+    policy = WantsNothing()
     assert next_question_s(policy, 5.0) == 5.0
     policy.interval_s = 10.0
     assert next_question_s(policy, 5.0) == next_question_s(policy, 5.0, lasted_s=1.0) == 15.0
@@ -57,12 +50,8 @@ PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}
 
 
 def test_the_policy_sees_the_situation() -> None:
-    policy, views, rng = Wants(), [WorkerView("d", Role.DECODE)], random.Random(1)
-    review = RoleReview(policy, MODEL, SLO, rng)
-    found = review.due(review.situation(views, 5.0, -math.inf))
-    assert names(found) == ([], [])
-    seen = policy.situation
-    assert seen is not None
+    views, rng = [WorkerView("d", Role.DECODE)], random.Random(1)
+    seen = RoleReview(WantsNothing(), MODEL, SLO, rng).situation(views, 5.0, -math.inf)
     assert (seen.workers, seen.slo, seen.model, seen.now_s, seen.changed_s) == (views, SLO, MODEL, 5.0, -math.inf)
     assert seen.rng is rng
 

@@ -1,4 +1,4 @@
-"""What a pools policy tried: one line for a look, and the counts by outcome."""
+"""The answers of a pools policy that considered several sets of roles: one line for each, and counts by outcome."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 from ampd.policies.base import RoleChange
 from ampd.policies.considered import Considered, TriedRoles
 from ampd.types import Role
-from router.looks import Looks, considered_in_words
+from router.considered_roles import ConsideredRoles, considered_in_words
 
 TRIED = (TriedRoles("2 prefill, 2 decode", 0.9, is_now=True), TriedRoles("1 prefill, 3 decode", 0.95))
 LINE = "400 recent rounds served again: 1 prefill, 3 decode 95.0%; 2 prefill, 2 decode (now) 90.0%: "
@@ -16,18 +16,18 @@ KEPT = Considered([], TRIED, 400)
 CHANCE = Considered([], TRIED, 400, is_chance=True)
 
 
-def test_a_look_is_one_line() -> None:
+def test_an_answer_is_one_line() -> None:
     assert considered_in_words(CHANGED) == LINE + "changes of roles: 1"
     assert considered_in_words(KEPT) == LINE + "all stay"
     assert considered_in_words(CHANCE) == LINE + "all stay, because a gain may be chance"
 
 
-def test_looks_are_counted_by_outcome_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    looks = Looks()
-    assert looks.last == ""
+def test_answers_are_counted_by_outcome_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    considered = ConsideredRoles()
+    assert considered.last == ""
     with caplog.at_level(logging.INFO):
-        for considered in (CHANGED, KEPT, CHANCE, KEPT):
-            looks.add(considered)
-    assert looks.outcomes == {"changed": 1, "kept": 2, "chance": 1}
-    assert looks.last == LINE + "all stay"
-    assert [record.getMessage() for record in caplog.records].count("pools: " + looks.last) == 2
+        for answer in (CHANGED, KEPT, CHANCE, KEPT):
+            considered.add(answer)
+    assert considered.outcomes == {"changed": 1, "kept": 2, "chance": 1}
+    assert considered.last == LINE + "all stay"
+    assert [record.getMessage() for record in caplog.records].count("pools: " + considered.last) == 2

@@ -1,4 +1,4 @@
-"""The looks of a pools policy: what it tried last, in words, and the counts for metrics."""
+"""The sets of roles that a pools policy considered: the last ones in words, and counts for metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ampd.telemetry.metrics import names
 log = logging.getLogger(__name__)
 
 
-class Looks:
-    """The sets of roles that a pools policy tried, look by look.
+class ConsideredRoles:
+    """What a pools policy answered after it had considered several sets of roles.
 
     Attributes:
-        last: in words; "": there was no look.
-        outcomes: looks by outcome.
+        last: the last answer in words; "": there was none.
+        outcomes: answers by outcome.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Looks:
         self.outcomes = Counter[str]()
 
     def add(self, considered: Considered) -> None:
-        """Count and log a look."""
+        """Count and log an answer."""
         self.outcomes[_outcome(considered)] += 1
         self.last = considered_in_words(considered)
         log.info("pools: %s", self.last)
