@@ -190,7 +190,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
         (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, look-ahead, predictive, static"),
-        (["--pools", "arrow(low_load=0)"], r"low_load: .*greater than 0"),
+        (["--pools", "arrow(cooldown_s=-1)"], r"cooldown_s: .*greater than or equal to 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),
         (["--pools-interval-s", "0"], r"--pools-interval-s"),

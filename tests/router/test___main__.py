@@ -28,7 +28,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model", MODEL, "--binding", "psychic"], ["psychic", "least-kv"]),
         (["--model", MODEL, "--routing", "ampd(gamma=1)"], ["gamma", "alpha"]),
         (["--model", MODEL, "--routing", "ampd(alpha=-1)"], ["alpha", "-1"]),
-        (["--model", MODEL, "--binding", "arrow(tokens=1)"], ["tokens", "max_running_tokens"]),
+        (["--model", MODEL, "--binding", "kv-router(tokens=1)"], ["tokens", "overlap_weight"]),
         (["--model", MODEL, "--routing-params", "alpha"], ["--routing-params", "name=value"]),
         (["--model", MODEL, "--perf", "no-such"], ["no-such", "tiny-cpu"]),
         (["--model", MODEL, "--dyn-tool-call-parser", "no-such"], ["no-such", "hermes"]),
@@ -60,7 +60,7 @@ def test_a_folder_that_is_no_model_is_refused(
         (["--routing", "ampd(alpha=-1)", "--routing-params", "beta=1"], ["alpha", "-1"]),
         (["--routing", "ampd", "--routing-params", "gamma=1"], ["gamma", "alpha"]),
         (["--routing", "ampd", "--routing-params", "alpha=-1"], ["alpha", "-1"]),
-        (["--routing", "ampd", "--binding", "arrow", "--binding-params", "tokens=1"], ["tokens", "max_running_tokens"]),
+        (["--routing", "ampd", "--binding", "kv-router", "--binding-params", "tokens=1"], ["tokens", "overlap_weight"]),
     ],
 )
 def test_parameters_in_the_old_form_count_after_a_warning(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from ampd.policies.base import BindingSituation
 from ampd.policies.capacity import fits, session_memory
 from ampd.policies.estimates import index_of_least, queued_s, step_with_s
@@ -21,18 +19,16 @@ class PredictiveBinding(Policy):
 
     Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the least sum of
     three shares: the modelled step of the batch with the session in it, of the ITL target; the queued local prefills,
-    of the TTFT target; `memory_weight` times the KV memory in use with the session in it, of the whole. That memory is
-    the worker's KV store, or the device's without one. What the worker holds of the prompt for other sessions needs no
-    memory, and the prefill time that it saves counts against the sum. Of equal workers one at random. Shares make
-    workers of different sizes comparable, where `least-kv` counts tokens.
+    of the TTFT target; the KV memory in use with the session in it, of the whole. That memory is the worker's KV store,
+    or the device's without one. What the worker holds of the prompt for other sessions needs no memory, and the prefill
+    time that it saves counts against the sum. Of equal workers one at random. Shares make workers of different sizes
+    comparable, where `least-kv` counts tokens.
 
     Limits: sessions stay where they are bound, and how long they will grow is not known. Between two rounds a session
     counts with its memory and not with its time, because the time of its next round is not known.
 
     Example: `--binding predictive`
     """
-
-    memory_weight: float = Field(1.0, ge=0, description="Weight of the memory's share against those of time.")
 
     def bind(self, situation: BindingSituation) -> str:
         task, shared = situation.task, situation.shared_tokens
@@ -48,7 +44,7 @@ class PredictiveBinding(Policy):
         used_tokens, capacity_tokens = session_memory(worker)
         if capacity_tokens:
             memory = (used_tokens + task.context_tokens - shared_tokens) / capacity_tokens
-        load = step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + self.memory_weight * memory
+        load = step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + memory
         return load - self._saved_s(situation, worker, shared_tokens) / task.slo.ttft_s if shared_tokens else load
 
     def _saved_s(self, situation: BindingSituation, worker: WorkerView, shared_tokens: int) -> float:

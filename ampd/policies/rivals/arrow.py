@@ -18,6 +18,10 @@ from ampd.types import Parallelism, Role, RouteDecision, RouteEstimate, WorkerVi
 _IDLE_TTFT_SHARE = 0.5
 """Share of the TTFT target. A prefill worker whose windowed TTFT is above it is not idle, even with an empty queue."""
 
+_LOW_LOAD, _HIGH_LOAD = 0.6, 0.8
+"""Shares of what decode workers can carry: up to the first one of them may leave, above the second idle prefill workers
+help."""
+
 _MOST_SEQUENCES = 4096
 
 
@@ -52,9 +56,8 @@ class ArrowBinding(Policy):
 
     Rule: workers whose free KV memory and context length take the whole prompt come first, if there are any. A worker
     has room if its windowed ITL meets the target and its running tokens (the contexts that decode now), this prompt
-    included, are at most its maximum: `max_running_tokens`, or, if that is 0, its KV memory and the context at which
-    the modelled step meets the target. Workers that have prefills left from their time as prefill workers (pool P->D)
-    come after those that have none (D).
+    included, fit its KV memory and a modelled step that meets the target. Workers that have prefills left from their
+    time as prefill workers (pool P->D) come after those that have none (D).
 
     1. The worker of D with the fewest running tokens among those with room.
     2. Otherwise the same in P->D.
@@ -69,10 +72,6 @@ class ArrowBinding(Policy):
     Example: `--binding arrow`
     """
 
-    max_running_tokens: int = Field(
-        0, ge=0, description="Most tokens of context that decode on one worker; 0: as memory and ITL target allow."
-    )
-
     def bind(self, situation: BindingSituation) -> str:
         workers = [worker for worker in situation.decode if fits(worker, situation.task)] or situation.decode
         roomy = [worker for worker in workers if self._has_room(situation, worker)]
@@ -86,8 +85,6 @@ class ArrowBinding(Policy):
         if worker.itl.count and worker.itl.mean_s > itl_slo_s:
             return False
         running_tokens = worker.decode_context_tokens + task.context_tokens
-        if self.max_running_tokens:
-            return running_tokens <= self.max_running_tokens
         if 0 < worker.kv_capacity_tokens < running_tokens:
             return False
         return step_with_s(situation.model, worker, task.context_tokens) <= itl_slo_s
@@ -158,13 +155,13 @@ class ArrowPools(Policy):
 
     1. `ttft-miss`, D to P: the least predicted TTFT over P and D->P (queued work plus the mean prefill of all that is
        queued anywhere) misses the target, the worker would do better, and decode load is low: the other decode workers
-       would have at most `low_load` of the running tokens that they can carry, and the ITL target is met. P->D goes
+       would have at most 60 % of the running tokens that they can carry, and the ITL target is met. P->D goes
        first, then D, the fewest running tokens. A worker can carry the largest batch of the mean context whose step
        meets the ITL target and whose KV fits.
     2. `itl-miss`, P to D: the windowed ITL of all that decode, weighted by tokens, exceeds the target, and no decode
        worker is empty (it would take the next sessions first). D->P goes first, then P, the least queued work.
     3. `prefill-idle`, P to D: no prefill worker has work or was close to its target lately, while the decode workers
-       have more than `high_load` of what they can carry.
+       have more than 80 % of what they can carry.
 
     At least one worker of each role remains, and one of the decode workers with the most KV memory.
 
@@ -177,12 +174,6 @@ class ArrowPools(Policy):
     Example: `--pools arrow`
     """
 
-    low_load: float = Field(
-        0.6, gt=0, description="Share of what decode workers can carry up to which one of them may leave."
-    )
-    high_load: float = Field(
-        0.8, gt=0, description="Share of what decode workers can carry above which idle prefill workers help."
-    )
     cooldown_s: float = Field(1.0, ge=0, description="Least time between two changes, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
@@ -194,7 +185,7 @@ class ArrowPools(Policy):
             is_any_empty = any(not worker.decode_batch and not worker.queue for worker in decode)
             return () if is_any_empty else _to_decode(situation, prefill, "itl-miss")
         if _are_idle(prefill, situation.slo.ttft_s):
-            is_busy = _load(situation, decode, decode) > self.high_load
+            is_busy = _load(situation, decode, decode) > _HIGH_LOAD
             return _to_decode(situation, prefill, "prefill-idle") if is_busy else ()
         return self._to_prefill(situation, prefill, decode)
 
@@ -214,7 +205,7 @@ class ArrowPools(Policy):
         remaining = [worker for worker in decode if worker is not chosen]
         if queued_s(chosen, model) + next_s[chosen.parallelism] >= least_s:
             return ()
-        if _load(situation, decode, remaining) > self.low_load:
+        if _load(situation, decode, remaining) > _LOW_LOAD:
             return ()
         return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-miss"),)
 

@@ -23,6 +23,10 @@ _BATCHES = (1, 64)
 """Least and greatest bucket of a captured graph, in tokens of the longest member and in members."""
 _WORTH_S = 0.001
 """No timer is exact enough for a shorter wait."""
+_BUSY = 0.1
+"""Pressure that is taken off a worker that has work."""
+_TAU = 0.5
+"""Least relative difference in pressure for which a worker moves."""
 
 
 @register("ordering", "laps")
@@ -160,12 +164,11 @@ class LapsPools(Policy):
     target.
 
     Rule: prefill workers without a lane get the smaller one, the short lane first (`joined`). Then, at most once in
-    `cooldown_s`: a worker's pressure is `backlog_weight` x (modelled seconds of its waiting prefills / TTFT target)
-    + `miss_weight` x (share by which its windowed TTFT exceeds the target) - `busy_weight` x (1 if it has work). A
-    lane's pressure is the 90th percentile over its workers, and 0 at least. The worker with the least queued work of
-    the other lane joins the lane whose pressure exceeds 1 + `tau` times the other's (`pressure`). `n_min` workers stay
-    in each lane; a lane that has lost workers is filled up first (`refill`). With fewer than two times `n_min` prefill
-    workers there are no lanes.
+    `cooldown_s`: a worker's pressure is the modelled seconds of its waiting prefills, over the TTFT target, plus the
+    share by which its windowed TTFT exceeds the target, less 0.1 if it has work. A lane's pressure is the 90th
+    percentile over its workers, and 0 at least. The worker with the least queued work of the other lane joins the lane
+    whose pressure exceeds 1.5 times the other's (`pressure`). A worker stays in each lane; a lane that has lost its
+    last one gets another first (`refill`). A single prefill worker has no lane.
 
     Limits: roles stay, so it does not fix a shortage of prefill or decode workers as a whole. A view has no measured
     utilisation, so having work counts as full. Prefills that are longer than the TTFT target keep their lane under
@@ -174,16 +177,11 @@ class LapsPools(Policy):
     Example: `--pools laps`, with `--routing laps`
     """
 
-    backlog_weight: float = Field(1.0, ge=0, description="Weight of the work that waits, in TTFT targets.")
-    miss_weight: float = Field(1.0, ge=0, description="Weight of the share by which TTFT exceeds its target.")
-    busy_weight: float = Field(0.1, ge=0, description="Pressure that is taken off a worker that has work.")
-    tau: float = Field(0.5, ge=0, description="Minimum relative difference in pressure before a worker moves.")
-    n_min: int = Field(1, ge=1, description="Workers that stay in each lane.")
     cooldown_s: float = Field(5.0, ge=0, description="Least time between two moves, in seconds.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         prefill = [worker for worker in situation.workers if worker.role is Role.PREFILL]
-        if len(prefill) < 2 * self.n_min:
+        if len(prefill) < len(LANES):
             return ()
         lanes = {lane: [worker for worker in prefill if worker.lane == lane] for lane in LANES}
         joining = [worker for worker in prefill if worker.lane not in LANES]
@@ -192,11 +190,11 @@ class LapsPools(Policy):
         if situation.changed_within(self.cooldown_s):
             return ()
         for lane, other in ((SHORT, LONG), (LONG, SHORT)):
-            if len(lanes[lane]) < self.n_min:
+            if not lanes[lane]:
                 return _moved(situation, lanes[other], lane, "refill")
         pressure = {lane: self._pressure(situation, members) for lane, members in lanes.items()}
         for lane, other in ((SHORT, LONG), (LONG, SHORT)):
-            if pressure[lane] > (1.0 + self.tau) * pressure[other] and len(lanes[other]) > self.n_min:
+            if pressure[lane] > (1.0 + _TAU) * pressure[other] and len(lanes[other]) > 1:
                 return _moved(situation, lanes[other], lane, "pressure")
         return ()
 
@@ -210,7 +208,7 @@ class LapsPools(Policy):
         waiting = replace(worker, queue=worker.queue[1:])
         backlog = queued_s(waiting, situation.model) / ttft_slo_s
         miss = max(worker.ttft.mean_s / ttft_slo_s - 1.0, 0.0) if worker.ttft.count else 0.0
-        return self.backlog_weight * backlog + self.miss_weight * miss - self.busy_weight * bool(worker.queue)
+        return backlog + miss - _BUSY * bool(worker.queue)
 
 
 def _joined(joining: Sequence[WorkerView], sizes: dict[str, int]) -> Sequence[RoleChange]:

@@ -8,6 +8,10 @@ from math import inf
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask
 
+FLOOR_TOKENS = 16
+"""Smallest chunk of a schedule, beside the last one. So many are computed between two steps even if that makes the step
+late."""
+
 
 def largest_chunk_tokens(
     hist_tokens: int,
@@ -41,7 +45,6 @@ def chunked_s(
     tasks: Iterable[PrefillTask],
     step_s: float,
     itl_slo_s: float,
-    floor_tokens: int,
     until_s: float,
     parallelism: Parallelism,
     model: PerformanceModel,
@@ -49,7 +52,7 @@ def chunked_s(
     """Time until the last of `tasks`, cut one after the other, is done; infinite if the batch leaves too little room.
 
     Before each chunk the batch makes a step of `step_s` (0: nothing decodes, and nothing is cut). Each chunk is the
-    largest that keeps chunk and step within `itl_slo_s`; one below `floor_tokens` is not worth its step, unless it is
+    largest that keeps chunk and step within `itl_slo_s`; one below `FLOOR_TOKENS` is not worth its step, unless it is
     all that is left. The sum stops where it has reached `until_s`.
     """
     room_s = itl_slo_s - step_s if step_s > 0.0 else inf
@@ -58,7 +61,7 @@ def chunked_s(
         hist, left = task.hist_tokens, task.incr_tokens
         while left > 0 and total_s < until_s:
             tokens = largest_chunk_tokens(hist, left, room_s, parallelism, model, guess)
-            if tokens < min(floor_tokens, left):
+            if tokens < min(FLOOR_TOKENS, left):
                 return inf
             total_s += step_s + model.prefill_s(hist, tokens, parallelism)
             if tokens < left:

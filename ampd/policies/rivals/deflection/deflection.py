@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
 from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local
@@ -24,7 +22,7 @@ class Deflection(Policy):
     chunks that fit between two decode steps within the ITL target.
 
     1. `deflected`: local if such a schedule exists and is faster; its time is recorded with the remote ones.
-    2. `itl`: remote because the batch leaves no room for chunks of `floor_tokens`.
+    2. `itl`: remote because the batch leaves no room for chunks of 16 tokens.
     3. `faster`: remote because no schedule is faster; the remote estimates are recorded.
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`. To be used with
@@ -36,8 +34,6 @@ class Deflection(Policy):
 
     Example: `--routing deflection`, with `--slicing itl-chunks`
     """
-
-    floor_tokens: int = Field(16, ge=1, description="Smallest chunk, beside the last one, that a schedule may have.")
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
         decode = situation.decode
@@ -62,9 +58,9 @@ class Deflection(Policy):
         parallelism, itl_slo_s = decode.parallelism, task.slo.itl_s
         step_s = model.decode_step_s(decode.decode_batch, decode.decode_context_tokens, parallelism)
         step_s = step_s if decode.decode_batch else 0.0
-        queue_s = chunked_s(decode.queue, step_s, itl_slo_s, self.floor_tokens, until_s, parallelism, model)
+        queue_s = chunked_s(decode.queue, step_s, itl_slo_s, until_s, parallelism, model)
         left_s = until_s - queue_s
-        prefill_s = chunked_s((task,), step_s, itl_slo_s, self.floor_tokens, left_s, parallelism, model)
+        prefill_s = chunked_s((task,), step_s, itl_slo_s, left_s, parallelism, model)
         total_s = queue_s + prefill_s
         if total_s == float("inf"):
             return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import Policy, register
-from ampd.policies.rivals.deflection.chunks import largest_chunk_tokens
+from ampd.policies.rivals.deflection.chunks import FLOOR_TOKENS, largest_chunk_tokens
 
 
 @register("slicing", "itl-chunks")
@@ -19,16 +17,14 @@ class ItlChunks(Policy):
     and step times of the performance model.
 
     Rule: between two decode steps, the most tokens whose modelled prefill time fits into the strictest ITL target of
-    the batch less the modelled time of its next step; at least `floor_tokens`. While nothing decodes: all that is left.
+    the batch less the modelled time of its next step; at least 16. While nothing decodes: all that is left.
 
     Limits: strict step by step. ITL that a round has saved before is not spent, so a prefill takes longer than the
     batch's mean ITL would allow, and pays the fixed cost of a pass for every slice. Where the room is below
-    `floor_tokens`, ITL is late by the difference.
+    16 tokens, ITL is late by the difference.
 
     Example: `--slicing itl-chunks`
     """
-
-    floor_tokens: int = Field(16, ge=1, description="Computed between two steps even if that makes the step late.")
 
     def slice(self, situation: SlicingSituation) -> Slice:
         task, running, model, parallelism = situation.task, situation.running, situation.model, situation.parallelism
@@ -38,4 +34,4 @@ class ItlChunks(Policy):
         step_s = model.decode_step_s(len(running), context_tokens, parallelism)
         room_s = min(round_.itl_slo_s for round_ in running) - step_s
         tokens = largest_chunk_tokens(task.hist_tokens, task.incr_tokens, room_s, parallelism, model)
-        return Compute(min(max(tokens, self.floor_tokens), task.incr_tokens))
+        return Compute(min(max(tokens, FLOOR_TOKENS), task.incr_tokens))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from ampd.policies.base import BindingSituation
 from ampd.policies.capacity import session_memory
 from ampd.policies.estimates import index_of_least
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Role, WorkerView
+
+_WATERMARK = 0.95
+"""Share of its KV memory up to which a decode worker is chosen."""
 
 
 @register("binding", "taichi")
@@ -24,9 +25,8 @@ class TaiChiBinding(Policy):
     (95 %), its decode with the longest output so far moves to a prefill-heavy instance. It moves back when its time
     per token comes close to the target.
 
-    Rule: among the decode workers whose KV memory, with the prompt in it, is at most `watermark` full, the least full.
-    Without one, the least full mixed worker, and without mixed workers the least full of all. Of equal ones one at
-    random.
+    Rule: among the decode workers whose KV memory, with the prompt in it, is at most 95 % full, the least full. Without
+    one, the least full mixed worker, and without mixed workers the least full of all. Of equal ones one at random.
 
     Our reading: sessions take the part of decodes, and the overflow happens when they begin.
 
@@ -36,12 +36,10 @@ class TaiChiBinding(Policy):
     Example: `--binding taichi`, with `--routing taichi` and `--slicing taichi`
     """
 
-    watermark: float = Field(0.95, gt=0, description="Share of its KV memory up to which a decode worker is chosen.")
-
     def bind(self, situation: BindingSituation) -> str:
         shares = {worker.worker_id: _share(worker, situation.task) for worker in situation.decode}
         light = [worker for worker in situation.decode if worker.role is Role.DECODE]
-        roomy = [worker for worker in light if shares[worker.worker_id] <= self.watermark]
+        roomy = [worker for worker in light if shares[worker.worker_id] <= _WATERMARK]
         heavy = [worker for worker in situation.decode if worker.role is not Role.DECODE]
         among = roomy or heavy or light
         return among[index_of_least([shares[worker.worker_id] for worker in among], situation.rng)].worker_id

@@ -25,7 +25,7 @@ def test_parameters_may_follow_the_name() -> None:
         ({"routing": "psychic"}, "unknown routing policy 'psychic'; known: always-local"),
         ({"routing": "threshold(words=5)"}, "routing policy threshold has no parameter 'words'; known: tokens, share"),
         ({"ordering": "ampd(window=many)"}, "ordering policy ampd: window: "),
-        ({"binding": "arrow(max_running_tokens=-1)"}, "binding policy arrow: max_running_tokens: "),
+        ({"binding": "kv-router(overlap_weight=-1)"}, "binding policy kv-router: overlap_weight: "),
         ({"routing": "threshold(tokens)"}, "give parameters as name=value"),
     ],
 )

@@ -69,10 +69,8 @@ def arrow(*workers: WorkerView, since_s: float = NEVER, seed: int = 0, **paramet
     return list(situations.change(policy, workers, SLO, MODEL, 100.0, since_s, random.Random(seed)))
 
 
-def laps(*workers: WorkerView, since_s: float = NEVER, **parameters: float) -> list[RoleChange]:
-    return list(
-        situations.change(create("pools", "laps", **parameters), workers, SLO, MODEL, 100.0, since_s, random.Random(0))
-    )
+def laps(*workers: WorkerView, since_s: float = NEVER) -> list[RoleChange]:
+    return list(situations.change(create("pools", "laps"), workers, SLO, MODEL, 100.0, since_s, random.Random(0)))
 
 
 LONG = 4000
@@ -135,13 +133,10 @@ def test_a_decode_worker_with_a_longer_queue_would_not_help() -> None:
 
 
 def test_nobody_leaves_where_the_others_could_not_carry_the_batch() -> None:
-    """Two workers with `n` sequences each: the one that stays would have to carry all of them in the end."""
-    for share, leaves in ((0.49, True), (0.51, False)):
+    """Two workers with `n` sequences each: those of both may be 0.6 of what the one that stays carries."""
+    for share, leaves in ((0.29, True), (0.31, False)):
         n = int(CARRIED * share)
-        changes = arrow(OVERLOADED, decode("d1", n), decode("d2", n), low_load=1.0)
-        assert bool(changes) is leaves
-    n = int(CARRIED * 0.4)
-    assert arrow(OVERLOADED, decode("d1", n), decode("d2", n)) == []  # 0.8 of what one carries is above low_load
+        assert bool(arrow(OVERLOADED, decode("d1", n), decode("d2", n))) is leaves
 
 
 def test_what_a_worker_can_carry_ends_with_its_memory() -> None:
@@ -226,7 +221,6 @@ def test_workers_without_a_lane_get_the_smaller_one_at_once() -> None:
 
 def test_too_few_workers_have_no_lanes() -> None:
     assert laps(*lanes("")) == []
-    assert laps(*lanes("", "", ""), n_min=2) == []
 
 
 def test_a_worker_follows_the_pressure() -> None:
@@ -265,10 +259,9 @@ def test_a_prefill_that_computes_is_no_pressure_and_one_that_waits_is() -> None:
     little = replace(long0, queue=waiting(LONG, 16))
     assert MODEL.prefill_s(0, 16, TP4) < 0.1 * SLO.ttft_s
     assert laps(short0, short1, little) == []  # less than what a busy worker is good for
-    assert laps(short0, short1, little, busy_weight=0.0) != []
 
 
-def test_n_min_workers_stay_in_a_lane_and_a_lane_that_lost_its_own_is_filled_up() -> None:
+def test_a_worker_stays_in_each_lane_and_a_lane_that_lost_its_own_is_filled_up() -> None:
     short, long = lanes("short", "long")
     assert laps(short, replace(long, queue=waiting(LONG, LONG, LONG))) == []
     assert joined(laps(*lanes("long", "long"))) in ([("p0", "short")], [("p1", "short")])

@@ -112,7 +112,6 @@ def test_sessions_begin_on_decode_heavy_workers_up_to_the_watermark() -> None:
     assert bind(d1, holding("d2", Role.DECODE, 800), m) == "d2"
     assert bind(d1, holding("d2", Role.DECODE, 1700, 2000), m) == "d2", "shares count, not tokens"
     assert bind(replace(d1, kv_used_tokens=851), m) == "m"
-    assert bind(d1, m, policy="taichi(watermark=0.9)") == "m"
     assert bind(d1, m, holding("m2", Role.MIXED, 1, 0)) == "d1"
     assert bind(replace(d1, kv_used_tokens=990), holding("d2", Role.DECODE, 980)) == "d2"
     stored = replace(d1, kv_used_tokens=990, store_used_tokens=0, store_capacity_tokens=5000)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute
-from ampd.policies.registry import create, create_named
+from ampd.policies.registry import create
 from ampd.types import Parallelism, RunningRound
 from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, round_of
@@ -36,9 +36,6 @@ def test_alone_it_runs_whole() -> None:
 def test_a_late_batch_still_lets_the_floor_through_and_never_more_than_is_left() -> None:
     late = running(40)
     assert situations.slice(CHUNKS, round_of(0, 500), late, TP4, PLAIN, 0.0) == Compute(16)
-    assert situations.slice(
-        create_named("slicing", "itl-chunks(floor_tokens=64)"), round_of(0, 500), late, TP4, PLAIN, 0.0
-    ) == Compute(64)
     assert situations.slice(CHUNKS, round_of(495, 5), late, TP4, PLAIN, 0.0) == Compute(5)
 
 
