@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from ampd.child_process import end_with_parent, tied_to_parent
 from ampd.errors import one_line_of
+from ampd.process_exit import exit_now
 
 _HEADER_BYTES = 8
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -304,9 +305,7 @@ def _become(request: dict[str, Any], output: int, parent: int) -> None:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(code)
 
 
 def _take_over(output: int) -> None:

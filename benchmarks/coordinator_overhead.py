@@ -34,6 +34,7 @@ from ampd.cli.serve.checks import claim_port
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.cli.serve.ready import Expected, wait_until_ready
+from ampd.process_exit import exit_now
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
@@ -298,6 +299,4 @@ def _table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # Dynamo's threads may crash in the interpreter's teardown
+    exit_now(main())

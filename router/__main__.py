@@ -9,6 +9,7 @@ from typing import Any
 
 from ampd.errors import guarded
 from ampd.model_folder import check_model_folder
+from ampd.process_exit import exit_now
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
 from ampd.telemetry.metrics import system
@@ -52,8 +53,4 @@ def _run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Dynamo's runtime threads may outlive the interpreter's teardown and crash in it; everything is released by now.
-    os._exit(code)
+    exit_now(main())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from ampd.errors import guarded
+from ampd.process_exit import exit_now
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
 from ampd.telemetry.metrics import system
@@ -51,8 +51,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Dynamo's runtime threads may outlive the interpreter's teardown and crash in it; everything is released by now.
-    os._exit(code)
+    exit_now(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampd.process_exit import exit_now
 from benchmarks.faults.cell import CellResult, CellRunner, p99
 from benchmarks.faults.cluster import MODELLED, GraphKind, LiveGraph, live_graph
 from benchmarks.faults.fault import Fault
@@ -166,6 +166,4 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    exit_now(main())

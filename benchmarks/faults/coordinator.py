@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampd.process_exit import exit_now
 from benchmarks.faults.clock import install_clock
-from benchmarks.faults.inside import open_control, run_to_the_end
+from benchmarks.faults.inside import open_control
 from benchmarks.faults.worker import install_tasks
 
 
@@ -42,4 +43,4 @@ if __name__ == "__main__":
     from router.__main__ import main
 
     install()
-    run_to_the_end(main)
+    exit_now(main())

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 SOCKET_VARIABLE = "FAULTS_SOCKET"
 """Environment variable with the path of the process' socket."""
@@ -132,11 +131,3 @@ def fail_on_demand(work: Callable[[], Any]) -> Callable[[], Any]:
             await asyncio.wait({failure, working})
 
     return failing
-
-
-def run_to_the_end(main: Callable[[], int]) -> NoReturn:
-    """Run a process' main function and end with its exit code, without waiting for threads."""
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

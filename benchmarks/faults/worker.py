@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ampd.process_exit import exit_now
 from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from benchmarks.faults.clock import install_clock
-from benchmarks.faults.inside import ARMED, fail_on_demand, open_control, run_to_the_end
+from benchmarks.faults.inside import ARMED, fail_on_demand, open_control
 
 KV_FAILS = "kv-fails"
 KV_STALLS = "kv-stalls"
@@ -198,4 +199,4 @@ if __name__ == "__main__":
     from workers.__main__ import main
 
     install()
-    run_to_the_end(main)
+    exit_now(main())

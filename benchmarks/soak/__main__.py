@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ampd.process_exit import exit_now
 from benchmarks.soak.soak import SoakResult, soak
 from benchmarks.soak.trend import Trend
 
@@ -75,6 +74,4 @@ def _cell(trend: Trend) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    exit_now(main())

@@ -1,9 +1,8 @@
 """`python -m workers` with a modelled engine that breaks at its first request."""
 
-import os
-import sys
 from typing import NoReturn
 
+from ampd.process_exit import exit_now
 from workers.__main__ import main
 from workers.engines.modelled import ModelledEngine
 
@@ -14,7 +13,4 @@ def _break(_engine: ModelledEngine) -> NoReturn:
 
 if __name__ == "__main__":
     ModelledEngine._admit = _break  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(main())

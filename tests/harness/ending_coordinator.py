@@ -1,8 +1,6 @@
 """`python -m router` whose Dynamo runtime ends without a signal, as when the machine is out of inotify instances."""
 
-import os
-import sys
-
+from ampd.process_exit import exit_now
 from router.__main__ import main
 from router.process import CoordinatorProcess
 
@@ -16,7 +14,4 @@ async def _end(process: CoordinatorProcess) -> None:
 
 if __name__ == "__main__":
     CoordinatorProcess._register = _end  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(main())

@@ -1,9 +1,8 @@
 """`python -m workers` with a modelled engine that hangs in its first decode step, and a worker that waits a second."""
 
 import asyncio
-import os
-import sys
 
+from ampd.process_exit import exit_now
 from workers.__main__ import main
 from workers.engines import supervised
 from workers.engines.modelled import ModelledEngine
@@ -16,7 +15,4 @@ async def _hang(_engine: ModelledEngine) -> None:
 if __name__ == "__main__":
     ModelledEngine._decode_step = _hang  # type: ignore[method-assign]
     supervised.STALL_FLOOR_S = 1.0
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(main())

@@ -1,10 +1,9 @@
 """`python -m router` that is late when it registers its model again, as on a busy machine."""
 
 import asyncio
-import os
-import sys
 from typing import Any
 
+from ampd.process_exit import exit_now
 from router.__main__ import main
 from router.model_card import ModelCard
 
@@ -20,7 +19,4 @@ async def _unregister_late(card: ModelCard, endpoint: Any) -> None:
 
 if __name__ == "__main__":
     ModelCard._unregister = _unregister_late  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(main())

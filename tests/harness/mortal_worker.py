@@ -2,8 +2,8 @@
 
 import os
 import signal
-import sys
 
+from ampd.process_exit import exit_now
 from workers.__main__ import main
 from workers.engines.base import EngineRequest
 from workers.engines.modelled import ModelledEngine
@@ -22,7 +22,4 @@ def _die(engine: ModelledEngine, request: EngineRequest) -> ActiveRequest:
 
 if __name__ == "__main__":
     ModelledEngine._submit = _die  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_now(main())

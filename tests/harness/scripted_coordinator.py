@@ -4,8 +4,6 @@ The file holds a JSON object, worker id -> [role, lane]; the reason is `script`.
 """
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from pydantic import Field
 
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange
 from ampd.policies.registry import Policy, register
+from ampd.process_exit import exit_now
 from ampd.types import Role
 from router.__main__ import main
 
@@ -43,6 +42,4 @@ class Dice(Policy):
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    exit_now(main())

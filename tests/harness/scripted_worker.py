@@ -4,7 +4,6 @@ Where the prompt contains `PLAY[<text>]ENDPLAY`, the reply is that text and an e
 token depends on the context alone, so a reply may begin on one worker and go on at another.
 """
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from tokenizers import Tokenizer
 
 import workers.engines.modelled
+from ampd.process_exit import exit_now
 from workers.__main__ import main
 from workers.engines.modelled_request import ActiveRequest, Choice
 from workers.engines.modelled_tokens import Token, TokenSource
@@ -47,6 +47,4 @@ def next_token(context: list[int]) -> int | None:
 
 if __name__ == "__main__":
     workers.engines.modelled.ActiveRequest = ScriptedSequence
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    exit_now(main())
