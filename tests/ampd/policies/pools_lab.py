@@ -1,0 +1,56 @@
+"""Workers under a load, for tests of pools policies."""
+
+import math
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+
+MODEL = load_performance_model("qwen3-32b-h20")
+SLO = Slo(ttft_s=1.0, itl_s=0.04)
+TP4 = Parallelism(4)
+NEVER = -math.inf
+EMPTY = Window()
+LATE = Window(0.05, 100)
+"""Token intervals above the target."""
+
+
+def waiting(*incr_tokens: int, hist_tokens: int = 0) -> tuple[PrefillTask, ...]:
+    return tuple(
+        PrefillTask(f"t{index}", f"s{index}", hist_tokens, tokens, 0.0, SLO) for index, tokens in enumerate(incr_tokens)
+    )
+
+
+def prefill(name: str, *queue: int, batch: int = 0, ttft: Window = EMPTY, lane: str = "") -> WorkerView:
+    return WorkerView(
+        name,
+        Role.PREFILL,
+        TP4,
+        waiting(*queue),
+        ttft,
+        decode_batch=batch,
+        decode_context_tokens=1000 * batch,
+        lane=lane,
+    )
+
+
+def decode(name: str, batch: int = 0, itl: Window = EMPTY, kv_tokens: int = 0) -> WorkerView:
+    return WorkerView(
+        name,
+        Role.DECODE,
+        TP4,
+        itl=itl,
+        decode_batch=batch,
+        decode_context_tokens=1000 * batch,
+        kv_capacity_tokens=kv_tokens,
+    )
+
+
+LONG = 4000
+OVERLOADED = prefill("p", *[LONG] * 6)
+"""Several seconds of work: a prefill that comes now misses a target of one second."""
+CARRIED = next(n for n in range(1, 4096) if MODEL.decode_step_s(n + 1, 1000 * (n + 1), TP4) > SLO.itl_s)
+"""Sequences of 1000 tokens that one of these workers decodes within the target."""
+
+
+def lanes(*names: str) -> list[WorkerView]:
+    return [prefill(f"p{number}", lane=lane) for number, lane in enumerate(names)]
