@@ -36,7 +36,7 @@ def unloaded(rng: random.Random, total_s: float) -> tuple[float, float]:
 
 
 def loaded(rng: random.Random, total_s: float) -> tuple[float, float]:
-    """One target for all, some of which cannot be met."""
+    """The same target for all tasks. Some of them cannot meet it."""
     return rng.uniform(0, 0.6) * total_s, total_s
 
 

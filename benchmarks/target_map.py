@@ -5,7 +5,8 @@
 
 Each workload arrives at one fixed rate, near what the even split carries at the targets in the middle of the map. All
 layouts serve the same sessions in a cell, with the same arrivals and the same random choices. Static layouts are
-simulated first. Ours is compared with the best of them in each cell, which nobody knows before the load has come.
+simulated first. In each cell, ours is compared with the static layout that turned out best. An operator would have to
+choose that layout before the load is known.
 """
 
 from __future__ import annotations

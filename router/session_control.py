@@ -49,7 +49,7 @@ class SessionControl:
         held = self._held().get(key, {})
         if not self._is_known(key, binding):
             name = request.get("session_id") or key
-            return {"error": f"no session {name} is known; it has ended, or has a tenant, who must be named"}
+            return {"error": f"no session {name} is known: it has ended, or it belongs to a tenant that must be named"}
         bound = {"worker_id": binding.worker_id, "epoch": binding.epoch} if binding else None
         return {**self._described(key, held), "binding": bound}
 

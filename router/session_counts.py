@@ -9,7 +9,7 @@ Listener = Callable[[int, int], None]
 
 
 class SessionCounts:
-    """Counts since the start of the process; for metrics and for `ampd top`.
+    """Counts since the start of the process, which metrics and `ampd top` show.
 
     Attributes:
         bound: sessions that this replica bound to a decode worker.

@@ -64,7 +64,7 @@ def take_over_request(message: GenerateRequest) -> GenerateRequest:
 
 
 def engine_request(request: RoundRequest, emitted_tokens: int) -> dict[str, Any]:
-    """The engine's part of a round of which `emitted_tokens` output tokens exist already."""
+    """The engine's part of a round that has `emitted_tokens` output tokens already."""
     return continued_request(request.engine_request, emitted_tokens) if emitted_tokens else request.engine_request
 
 

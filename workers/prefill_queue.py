@@ -168,7 +168,7 @@ class AsyncPrefillQueue(PrefillQueue):
 
 
 class _Unfailing:
-    """An ordering policy of which an exception, or a pick that does not exist, does not stop the queue.
+    """An ordering policy whose exceptions and impossible picks do not stop the queue.
 
     The first prefill in order of arrival runs instead, and the log has one line for failures in a row.
     """

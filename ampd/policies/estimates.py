@@ -35,7 +35,7 @@ def queued_s(worker: WorkerView, model: PerformanceModel) -> float:
 
 
 def queued_in_passes_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Prefill time of all tasks at a worker, of which short ones share passes."""
+    """Prefill time of all tasks at a worker. Short ones share passes."""
     work = work_of(worker, model)
     if rest := worker.queue_rest.tasks:
         return work.with_more_s(worker.queue, rest, _mean_rest_s(worker, model))

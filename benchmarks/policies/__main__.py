@@ -40,7 +40,10 @@ class ContestSettings(Settings):
     )
     seeds: int = Field(5, ge=1, le=100, description="Seeds of arrivals and lengths.")
     race: float = Field(
-        0.0, ge=0, le=1, description="No further seeds for who has less than this share of the best in the first one."
+        0.0,
+        ge=0,
+        le=1,
+        description="Contestants below this share of the best in the first seed get no further ones.",
     )
     duration: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds of arrivals, for a short try.")
     jobs: int | None = Field(None, ge=1, description="Processes; default: one per core.")

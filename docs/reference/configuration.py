@@ -119,7 +119,7 @@ class Setting:
     """One row.
 
     Attributes:
-        flags: as on the command line; for an argument without a name, its field in capitals.
+        flags: as on the command line. An argument without a name is shown as its field in capitals.
         variables: as in the environment.
         schema: type, range and choices, as JSON schema.
     """

@@ -165,7 +165,7 @@ def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, en
 
 
 def _enlarged(layout: Layout, gpus: int) -> list[Layout]:
-    """The layout and larger ones within the GPUs, for the case that it does not carry as much as its part."""
+    """The layout, and larger ones within the GPUs, to be tried if it carries less than its part promised."""
     layouts = [layout]
     while len(layouts) < _WHOLE_TRIES and (larger := grown(layouts[-1], _WHOLE_STEP)).gpus <= gpus:
         layouts.append(larger)

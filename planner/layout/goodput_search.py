@@ -95,7 +95,7 @@ class Search:
                 return
 
     def estimated(self) -> Layout:
-        """A layout with a reserve, of which no trial has shown yet that it carries the rate."""
+        """A layout with a reserve. No trial has shown yet that it carries the rate."""
         if self._scaled_up is not None:
             return self._scaled_up
         gpus = fewest_gpus(self.expected, self.case.gpus, _RESERVE * self.case.rate) or self.case.gpus
@@ -143,7 +143,7 @@ class Search:
         self._try(self._fresh(others)[:_BATCH])
 
     def _enough(self, gpus: int) -> int:
-        """The first number of GPUs, from this one on, of which a layout carries the rate; the last one, if none."""
+        """The first number of GPUs, from this one on, with a layout that carries the rate; all GPUs, if none does."""
         while True:
             found = self._proposed(gpus)
             carry = self._carry(found, gpus)

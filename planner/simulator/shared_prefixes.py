@@ -18,7 +18,7 @@ class _Resident:
     """A prefix in a memory.
 
     Attributes:
-        computed_tokens: of which the KV is here, so that other sessions find it.
+        computed_tokens: tokens whose KV is here, so that other sessions find it.
         members: session id -> tokens of the prefix that are a part of what the session has here.
     """
 

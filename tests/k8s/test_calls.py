@@ -104,11 +104,11 @@ CALLS = {
     "decode": {"coordinator", "prefill", "decode"},
     "redis": set(),
 }
-"""Whom a component may call, at any port."""
+"""The components that each component may call, at any port."""
 
 
 @for_each(GRAPHS)
-def test_pods_call_nobody_but_whom_they_need(name: str) -> None:
+def test_pods_call_only_the_components_that_they_need(name: str) -> None:
     documents = rendered(name)
     of = {pod.labels[COMPONENT]: pod for pod in pods(documents)}
     has_own_redis = "redis" in of

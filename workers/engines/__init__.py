@@ -65,7 +65,7 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
     """The engine that `settings` (made by `settings_model`) describe, not started yet.
 
     Args:
-        model: of the engine's times. None while they are not known yet, for an engine that computes.
+        model: of the engine's times. None if the engine computes and its times are not known yet.
 
     Raises:
         UserError: the model folder or the degree cannot be used.

@@ -230,7 +230,7 @@ async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: async
 
 
 def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
-    """The part of the graph without which it cannot serve and of which no process is left."""
+    """The part of the graph that has no process left, although the graph cannot serve without it."""
     counts = Counter(name.split("-")[0] for name in ended)
     if counts["frontend"]:
         return "frontend"

@@ -1,1 +1,1 @@
-"""The directory of a KV store: what lies where in its memory, who needs it, and what goes first."""
+"""The directory of a KV store: where each record lies, which requests and sessions need it, and which goes first."""
