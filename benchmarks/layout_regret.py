@@ -32,12 +32,12 @@ from ampd.documents import replacing
 from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.types import Parallelism, Slo
+from benchmarks.rate_search import RateSearch
 from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.goodput_plan import Wishes, make_goodput_plan
 from planner.layout.layout import Layout, replicas_of
 from planner.layout.trial import Horizon, Trial, TrialTask
-from planner.rate_search import RateSearch
 from planner.simulator.options import SimulationOptions
 from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace

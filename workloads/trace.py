@@ -141,15 +141,6 @@ def kept_tokens(item: Round, context_tokens: int) -> int:
     return context_tokens if item.keep_tokens is None else item.keep_tokens
 
 
-def prefix_tokens(sessions: Iterable[Session]) -> int:
-    """Tokens of all prefixes that sessions share, each counted once."""
-    longest: dict[str, int] = {}
-    for prefix in (session.shared_prefix for session in sessions):
-        if prefix is not None:
-            longest[prefix.id] = max(prefix.tokens, longest.get(prefix.id, 0))
-    return sum(longest.values())
-
-
 def read_trace(path: Path) -> Iterator[Session]:
     """Stream the sessions of a trace file (`.gz` is unpacked), in the file's order.
 

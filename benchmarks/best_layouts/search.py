@@ -11,7 +11,7 @@ from benchmarks.policies import contest
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import TARGET, Found, Point, fields_of, measure, run
 from benchmarks.policies.settings import Setting
-from planner.rate_search import RateSearch
+from benchmarks.rate_search import RateSearch
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 

@@ -6,6 +6,7 @@ the best. `benchmarks/policies` does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from planner.parallel import in_parallel
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from workloads.retime import retime
-from workloads.trace import prefix_tokens
+from workloads.trace import Session
 
 _CURVE_SESSIONS = 300
 """Most sessions of the trace in the simulation of a curve. Of a longer trace they are an even choice."""
@@ -98,6 +99,15 @@ def simulated_capacities(case: PlanCase, cache: CurveCache, jobs: int | None) ->
         {degree: max(tokens - prefixes, 1.0) for degree, tokens in memory.items()},
         {degree: max(tokens - prefixes, 1) for degree, tokens in case.kv_store_tokens.items()},
     )
+
+
+def prefix_tokens(sessions: Iterable[Session]) -> int:
+    """Tokens of all prefixes that sessions share, each counted once."""
+    longest: dict[str, int] = {}
+    for prefix in (session.shared_prefix for session in sessions):
+        if prefix is not None:
+            longest[prefix.id] = max(prefix.tokens, longest.get(prefix.id, 0))
+    return sum(longest.values())
 
 
 def check(case: PlanCase, layout: Layout) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ampd.policies.registry import create, create_named
 from ampd.types import ATTAINMENT
 from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
-from planner.rate_search import RateSearch
+from benchmarks.rate_search import RateSearch
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun

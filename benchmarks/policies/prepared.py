@@ -17,12 +17,12 @@ from benchmarks.paper_plan.search import checked_layouts
 from benchmarks.policies.contest import TARGET, measure, run
 from benchmarks.policies.contestants import ALWAYS_REMOTE
 from benchmarks.policies.settings import Setting
+from benchmarks.rate_search import RateSearch
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import fit_table
 from benchmarks.routing_table.table_file import write_table
 from planner.layout.case import PlanCase
 from planner.layout.layout import Replicas
-from planner.rate_search import RateSearch
 from planner.simulator.options import SimulationOptions
 
 SEED = 7_001

@@ -106,11 +106,6 @@ class Trial:
         """Whether the load is carried, and sustained."""
         return self.is_whole and self.met >= attainment and self.in_time >= IN_TIME
 
-    @property
-    def sustained(self) -> float:
-        """`met`, or 0 where sessions are left behind."""
-        return self.met if self.is_whole and self.in_time >= IN_TIME else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class TrialTask:

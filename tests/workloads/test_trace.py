@@ -20,7 +20,6 @@ from workloads.trace import (
     dump_session,
     kept_tokens,
     load_trace,
-    prefix_tokens,
     read_trace,
     shipped_traces,
     stream_trace,
@@ -218,10 +217,3 @@ def test_what_is_shared_need_not_be_computed() -> None:
     plain = Session.model_validate(GOOD)
     assert plain.shared_tokens() == [0]
     assert plain.computed_tokens() == plain.prompts_tokens()
-
-
-def test_each_prefix_counts_once() -> None:
-    item = {"incr_tokens": 100, "output_tokens": 1}
-    given_sessions = [sharing(80, item), sharing(90, item), sharing(10, item, key="q"), Session.model_validate(GOOD)]
-    assert prefix_tokens(given_sessions) == 100
-    assert prefix_tokens([]) == 0

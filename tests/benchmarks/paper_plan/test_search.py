@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
 from benchmarks.paper_plan.load_curves import LEVELS, LoadCurve, Phase, Question
-from benchmarks.paper_plan.search import checked_layouts, simulated_capacities
+from benchmarks.paper_plan.search import checked_layouts, prefix_tokens, simulated_capacities
 from tests.planner.layout.lab import CASE, MODEL, SLO
+from workloads.trace import Round, Session, SharedPrefix
 
 
 def rate_of(phase: Phase, degree: int) -> float:
@@ -51,3 +52,14 @@ def test_layouts_are_checked_and_within_the_gpus_and_the_best_is_first(cache: Cu
 
 def test_without_room_for_two_replicas_there_is_no_layout(cache: CurveCache) -> None:
     assert checked_layouts(replace(CASE, gpus=1), 3, cache, 1) == []
+
+
+def test_each_prefix_counts_once() -> None:
+    def sharing(tokens: int, name: str) -> Session:
+        prefix = SharedPrefix(id=name, tokens=tokens)
+        return Session(
+            session_id="s", arrival_s=0.0, rounds=[Round(incr_tokens=100, output_tokens=1)], shared_prefix=prefix
+        )
+
+    assert prefix_tokens([sharing(80, "p"), sharing(90, "p"), sharing(10, "q"), *CASE.sessions]) == 100
+    assert prefix_tokens([]) == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.rate_search import RateSearch
+from benchmarks.rate_search import RateSearch
 from workloads.results import Attainment
 
 
