@@ -202,8 +202,8 @@ def test_a_file_without_sessions_is_refused_also_as_a_stream(tmp_path: Path) -> 
         list(stream_trace(str(tmp_path / "t.jsonl")))
 
 
-def sharing(tokens: int, *rounds: dict[str, Any], key: str = "p") -> Session:
-    prefix = {"id": key, "tokens": tokens}
+def sharing(tokens: int, *rounds: dict[str, Any]) -> Session:
+    prefix = {"id": "p", "tokens": tokens}
     return Session.model_validate({**GOOD, "rounds": rounds, "shared_prefix": prefix})
 
 
