@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
+from planner.simulator.session_memory import NO_PREFIXES
 from planner.simulator.shared_prefixes import SessionPrefix
-
-_NONE: Mapping[str, SessionPrefix] = {}
 
 
 class CachedKvMemory(KvMemory):
@@ -24,7 +23,7 @@ class CachedKvMemory(KvMemory):
         capacity_tokens: int,
         page_tokens: int,
         store: KvStore,
-        prefixes: Mapping[str, SessionPrefix] = _NONE,
+        prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES,
     ) -> None:
         super().__init__(capacity_tokens, page_tokens, prefixes)
         self.store = store

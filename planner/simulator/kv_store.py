@@ -6,13 +6,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
 from ampd.serving.kv_eviction import IDLE, SURPLUS, Evictable
-from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
+from planner.simulator.session_memory import NO_PREFIXES, SessionMemory
+from planner.simulator.shared_prefixes import SessionPrefix
 
-_NONE: Mapping[str, SessionPrefix] = {}
 
-
-class KvStore:
-    """Tokens of KV by session, in whole pages, never more than fit. A prefix that sessions share is there once.
+class KvStore(SessionMemory):
+    """The KV in host memory.
 
     What goes first is decided by `Evictable`. What remains of a session is always the beginning of its context.
     Sessions that are kept (they run, wait, or are read by a peer) lose nothing.
@@ -20,30 +19,16 @@ class KvStore:
     Args:
         capacity_tokens: above 0.
         surplus: (tokens of a session's context, its id) -> tokens that may go from its end.
-        prefixes: session id -> the prefix that it shares.
 
     Attributes:
-        held: session id -> tokens of its context with KV here.
-        evicted: number of times that a session of this worker lost all its KV.
-        copies: sessions that other workers own. They were prefilled here.
-        prefixes: the shared prefixes here.
         evicted_tokens: cause -> tokens.
     """
 
     __slots__ = (
         "_floors",
-        "_idle",
-        "_keepers",
         "_spare",
         "_surplus",
-        "capacity_tokens",
-        "copies",
-        "evicted",
         "evicted_tokens",
-        "held",
-        "page_tokens",
-        "prefixes",
-        "used_tokens",
     )
 
     def __init__(
@@ -51,54 +36,22 @@ class KvStore:
         capacity_tokens: int,
         page_tokens: int,
         surplus: Callable[[int, str], int],
-        prefixes: Mapping[str, SessionPrefix] = _NONE,
+        prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES,
     ) -> None:
-        self.capacity_tokens = capacity_tokens
-        self.page_tokens = page_tokens
-        self.prefixes = ResidentPrefixes(prefixes, page_tokens)
-        self.held: dict[str, int] = {}
-        self.used_tokens = 0
-        self.evicted = 0
-        self.copies: set[str] = set()
+        super().__init__(capacity_tokens, page_tokens, prefixes)
         self.evicted_tokens = Counter({SURPLUS: 0, IDLE: 0})
         self._surplus = surplus
         self._floors: dict[str, int] = {}
-        self._keepers: dict[str, int] = {}
-        self._idle: OrderedDict[str, None] = OrderedDict()
         self._spare: OrderedDict[str, None] = OrderedDict()  # idle sessions with more than their floor
-
-    @property
-    def session_tokens(self) -> int:
-        """Tokens that sessions use."""
-        return self.used_tokens - self.prefixes.unused_tokens
-
-    def held_tokens(self, session_id: str) -> int:
-        """Tokens of a session's context with KV here."""
-        return max(self.held.get(session_id, 0), self.prefixes.held_tokens(session_id))
-
-    def keep(self, session_id: str) -> None:
-        """Protect the KV of a session until `unkeep`; calls nest."""
-        self._keepers[session_id] = self._keepers.get(session_id, 0) + 1
-        self._leave_idle(session_id)
-
-    def unkeep(self, session_id: str) -> None:
-        """End a protection; the session is then the most recently used."""
-        left = self._keepers.pop(session_id) - 1
-        if left:
-            self._keepers[session_id] = left
-        elif session_id in self.held:
-            self._idle[session_id] = None
-            if self.held[session_id] > self._floors[session_id]:
-                self._spare[session_id] = None
 
     def write(self, session_id: str, context_tokens: int) -> None:
         """Store the full pages of the first `context_tokens` of a kept session, as far as there is room for them."""
         before = self.held.get(session_id, 0)
-        context_tokens = context_tokens // self.page_tokens * self.page_tokens
+        context_tokens = self._pages(context_tokens)
         added = max(context_tokens - before, 0)
         growth = self.prefixes.growth(session_id, before, before + added)
         self._make_room(growth, session_id)
-        room = (self.capacity_tokens - self.used_tokens) // self.page_tokens * self.page_tokens
+        room = self._pages(self.capacity_tokens - self.used_tokens)
         added = min(added, room + added - growth)
         if not before + added:
             return
@@ -111,7 +64,7 @@ class KvStore:
     def cut(self, session_id: str, tokens: int) -> None:
         """Drop the pages behind the first `tokens` of a session, because its context was rewritten."""
         held = self.held.get(session_id, 0)
-        self._shrink(session_id, min(held, tokens // self.page_tokens * self.page_tokens))
+        self._shrink(session_id, min(held, self._pages(tokens)))
 
     def release(self, session_id: str) -> None:
         """Drop the KV of a session that has ended."""
@@ -171,5 +124,11 @@ class KvStore:
             self._spare.pop(session_id, None)
 
     def _leave_idle(self, session_id: str) -> None:
-        self._idle.pop(session_id, None)
+        super()._leave_idle(session_id)
         self._spare.pop(session_id, None)
+
+    def _rest(self, session_id: str) -> None:
+        if session_id in self.held:
+            self._idle[session_id] = None
+            if self.held[session_id] > self._floors[session_id]:
+                self._spare[session_id] = None
