@@ -76,11 +76,9 @@ class Coordinator:
         store: StateStore,
         policies: CoordinatorPolicies,
         observers: tuple[Observer, ...] = (),
-        rng: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
         vocabulary_size: int | None = None,
     ) -> None:
-        rng = rng or random.Random()
+        rng, clock = random.Random(), time.monotonic
         self._targets = TargetLimits(settings.slo, settings.target_floor, settings.target_cap)
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)

@@ -22,6 +22,7 @@ from pyscipopt import Model, quicksum
 from planner.layout.costs import Costs
 from planner.layout.layout import Layout, replicas_of
 
+_BEST_OF_ALL = 3
 _WORTH_A_TRIAL = 0.45
 """A proposal whose bound is below this share of the best one is left out."""
 
@@ -50,10 +51,10 @@ def fewest_gpus(costs: Costs, gpus: int, rate: float) -> int | None:
     return _Programme(costs, gpus, None, None, (), has_local=True).fewest_gpus(rate)
 
 
-def proposals(costs: Costs, gpus: int, more: int = 3) -> list[Layout]:
+def proposals(costs: Costs, gpus: int) -> list[Layout]:
     """Different layouts for the simulation to choose from, the most promising first.
 
-    The best co-located layout of each degree, the best split of each pair of degrees, and the `more` best of all.
+    The best co-located layout of each degree, the best split of each pair of degrees, and the best of all.
     """
     if gpus < min(costs.degrees):
         return []
@@ -64,7 +65,7 @@ def proposals(costs: Costs, gpus: int, more: int = 3) -> list[Layout]:
             if (solution := most_rate(costs, gpus, prefill, decode, has_local=has_local)) is not None:
                 found.setdefault(*solution)
     best: list[Layout] = []
-    while len(best) < more and (solution := most_rate(costs, gpus, excluded=best)) is not None:
+    while len(best) < _BEST_OF_ALL and (solution := most_rate(costs, gpus, excluded=best)) is not None:
         best.append(solution[0])
         found.setdefault(*solution)
     highest = max(found.values(), default=0.0)
