@@ -1,43 +1,29 @@
 """The look ahead as a policy: when it looks, and what it then changes."""
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ampd.perf.presets import analytic_model
-from ampd.policies.base import OtherPolicies, PoolsSituation, RoleChange
+from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered
 from ampd.policies.registry import create
-from ampd.recent_load import RecentRound
-from ampd.types import Parallelism, Role, Slo, WorkerView
+from ampd.recent_load import Load, RecentRound
+from ampd.types import Parallelism, Role
 from planner.look_ahead.pools import LookAheadPools
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session
 
-MODEL = analytic_model("llama-3.1-8b", "h20")
-SLO = Slo(1.0, 0.02)
+from .lab import MODEL, SLO, question, workers_of
+
 POLICY = LookAheadPools()
-OTHERS = OtherPolicies(routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
 
 LONG_PREFILLS = {f"s{n}": [RecentRound(n / 8, 0, 1500, n / 8 + 0.5, 4, is_met=False)] for n in range(80)}
 """Eight prompts of 1,500 tokens per second, which all missed their targets."""
 
 
-def situation(load: Mapping[str, Sequence[RecentRound]], prefill: int = 1, decode: int = 3) -> PoolsSituation:
-    roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
-    workers = [WorkerView(f"w{number}", role, Parallelism(1)) for number, role in enumerate(roles)]
-    return PoolsSituation(
-        model=MODEL,
-        now_s=10.0,
-        workers=workers,
-        slo=SLO,
-        changed_s=float("-inf"),
-        rng=random.Random(1),
-        load=load,
-        others=OTHERS,
-    )
+def situation(load: Load, prefill: int = 1, decode: int = 3) -> PoolsSituation:
+    return question(workers_of(*[Role.PREFILL] * prefill, *[Role.DECODE] * decode), load)
 
 
 def test_it_takes_the_roles_that_attain_more_and_tells_what_it_tried() -> None:

@@ -1,27 +1,10 @@
 """What decodes and waits where, by views and the recent load."""
 
-import random
-
-from ampd.perf.presets import analytic_model
-from ampd.policies.base import PoolsSituation
-from ampd.recent_load import Load, RecentRound
-from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
+from ampd.recent_load import RecentRound
+from ampd.types import PrefillTask, Role, Window, WorkerView
 from planner.look_ahead.present import present_state
 
-MODEL = analytic_model("llama-3.1-8b", "h20")
-SLO = Slo(1.0, 0.02)
-
-
-def situation(load: Load, *workers: WorkerView) -> PoolsSituation:
-    return PoolsSituation(
-        model=MODEL,
-        now_s=10.0,
-        workers=workers,
-        slo=SLO,
-        changed_s=float("-inf"),
-        rng=random.Random(1),
-        load=load,
-    )
+from .lab import SLO, question
 
 
 def test_a_round_decodes_where_its_session_is_and_others_where_places_are_left() -> None:
@@ -31,10 +14,12 @@ def test_a_round_decodes_where_its_session_is_and_others_where_places_are_left()
         "over": [RecentRound(8.0, 0, 60, 9.0, 4, is_met=True)],
     }
     found = present_state(
-        situation(
+        question(
+            [
+                WorkerView("d0", Role.DECODE, itl=Window(0.01, 9), decode_batch=1, held_tokens={"known": 48}),
+                WorkerView("d1", Role.DECODE, itl=Window(0.02, 9), decode_batch=1, held_tokens={"over": 48}),
+            ],
             load,
-            WorkerView("d0", Role.DECODE, itl=Window(0.01, 9), decode_batch=1, held_tokens={"known": 48}),
-            WorkerView("d1", Role.DECODE, itl=Window(0.02, 9), decode_batch=1, held_tokens={"over": 48}),
         )
     )
     by_session = {each.session_id: each for each in found.decoding}
@@ -49,7 +34,7 @@ def test_a_prefill_waits_in_its_queue_and_a_decode_worker_prefills_its_own_sessi
     task = PrefillTask("s/0", "s", 0, 60, 7.0, SLO)
     load = {"s": [RecentRound(7.0, 0, 60)]}
     for role, owners in ((Role.PREFILL, {}), (Role.DECODE, {"s": "w"})):
-        found = present_state(situation(load, WorkerView("w", role, queue=(task,))))
+        found = present_state(question([WorkerView("w", role, queue=(task,))], load))
         assert [(each.session_id, each.worker_id, each.waited_s) for each in found.waiting] == [("s", "w", 3.0)]
         assert not found.decoding
         assert found.owners == owners
@@ -57,5 +42,5 @@ def test_a_prefill_waits_in_its_queue_and_a_decode_worker_prefills_its_own_sessi
 
 def test_more_rounds_than_decode_are_on_their_way() -> None:
     load = {name: [RecentRound(9.0, 0, 60)] for name in "ab"}
-    found = present_state(situation(load, WorkerView("d", Role.DECODE, decode_batch=1)))
+    found = present_state(question([WorkerView("d", Role.DECODE, decode_batch=1)], load))
     assert (len(found.decoding), [each.worker_id for each in found.waiting]) == (1, [""])

@@ -1,18 +1,14 @@
 """What a replay attains, and when a gain is more than chance."""
 
-import random
 from dataclasses import replace
 
-from ampd.perf.presets import analytic_model
-from ampd.policies.base import OtherPolicies, PoolsSituation
-from ampd.policies.registry import create
+from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
-from ampd.types import Parallelism, Role, Slo, WorkerView
+from ampd.types import Role, Slo
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import Replay, replay
 
-MODEL = analytic_model("llama-3.1-8b", "h20")
-OTHERS = OtherPolicies(routing=create("routing", "always-remote"), ordering=create("ordering", "fcfs"))
+from .lab import question, workers_of
 
 
 def met(*numbers: int) -> frozenset[tuple[str, int]]:
@@ -28,10 +24,7 @@ def test_a_gain_must_be_large_and_no_chance() -> None:
 
 
 def situation(slo: Slo, *roles: Role) -> PoolsSituation:
-    workers = [WorkerView(f"w{number}", role, Parallelism(1)) for number, role in enumerate(roles)]
-    return PoolsSituation(
-        model=MODEL, now_s=9.0, workers=workers, slo=slo, changed_s=float("-inf"), rng=random.Random(1), others=OTHERS
-    )
+    return question(workers_of(*roles), {}, slo, 9.0)
 
 
 def test_long_prefills_want_prefill_workers() -> None:
