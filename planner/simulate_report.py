@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,43 @@ def write_report(
     path: Path, whole: dict[str, Any], combinations: Sequence[Combination], runs: Sequence[SimulationRun], slo: Slo
 ) -> None:
     """Write the report of all combinations. Raises `RunError` if the file cannot be written."""
-    results = whole["results"]
     rate, shown = _at_one_rate(combinations, runs)
-    sections = [Section("Results", head=_HEAD, rows=_rows(combinations, results))]
+    suffix = f" at {rate:g} sessions/s" if rate else ""
+    reasons = [row for label, run in shown.items() for row in _reasons(label, run)]
+    sections = [
+        Section("Results", head=_HEAD, rows=_rows(combinations, whole["results"])),
+        *_attainments(combinations, whole["results"]),
+        *_distributions(shown, slo, suffix),
+        Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=reasons),
+    ]
+    first = next(iter(shown))
+    if missed := _missed(shown[first], slo):
+        sections.append(_missed_section(f"Rounds that missed a target{suffix}: {first}", missed))
+    for label, run in list(shown.items())[:2]:
+        if run.timeline:
+            height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
+            picture = svg(partial(_workers, run=run, missed=_missed(run, slo)), (FULL_CARD_WIDTH, max(height, 1.8)))
+            sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
+    model, note = whole["performance_model"], papers_note(combinations)
+    lead = (
+        f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
+        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured: "
+        "a round is attained if the performance model predicts its first token and the mean gap of the others within "
+        f"the targets.{' ' + note if note else ''}"
+    )
+    write_page(path, "Simulation", lead, sections)
+
+
+def _attainments(combinations: Sequence[Combination], results: Sequence[dict[str, Any]]) -> Iterator[Section]:
+    """Attainment over the rate, if several rates were simulated."""
     if len({combination.rate for combination in combinations}) > 1:
         for what in ("rounds", "sessions"):
             picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), HALF_CARD)
-            sections.append(Section(f"Attainment of {what} over the session rate", svg=picture, is_half=True))
-    suffix = f" at {rate:g} sessions/s" if rate else ""
+            yield Section(f"Attainment of {what} over the session rate", svg=picture, is_half=True)
+
+
+def _distributions(shown: Mapping[str, SimulationRun], slo: Slo, suffix: str) -> Iterator[Section]:
+    """How the latencies of the rounds are distributed."""
     for title, key, index_of, target_s in (
         ("TTFT of initial prefills", "ttft_s", lambda index: index == 0, slo.ttft_s),
         ("TTFT of incremental prefills", "ttft_s", lambda index: index > 0, slo.ttft_s),
@@ -53,25 +82,7 @@ def write_report(
             for (label, run), colour in zip(shown.items(), colours(len(shown)), strict=True)
         }
         picture = svg(partial(draw_cdf, series=series, target_s=target_s, label="ms"), HALF_CARD)
-        sections.append(Section(title + suffix, svg=picture, is_half=True))
-    rows = [row for label, run in shown.items() for row in _reasons(label, run)]
-    sections.append(Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=rows))
-    first = next(iter(shown))
-    if missed := _missed(shown[first], slo):
-        sections.append(_missed_section(f"Rounds that missed a target{suffix}: {first}", missed))
-    for label, run in list(shown.items())[:2]:
-        if run.timeline:
-            height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
-            picture = svg(partial(_workers, run=run, missed=_missed(run, slo)), (FULL_CARD_WIDTH, max(height, 1.8)))
-            sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
-    model = whole["performance_model"]
-    lead = (
-        f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
-        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured: "
-        "a round is attained if the performance model predicts its first token and the mean gap of the others within "
-        f"the targets.{' ' + papers_note(combinations) if papers_note(combinations) else ''}"
-    )
-    write_page(path, "Simulation", lead, sections)
+        yield Section(title + suffix, svg=picture, is_half=True)
 
 
 def _missed(run: SimulationRun, slo: Slo) -> list[MissedRound]:
