@@ -1,6 +1,9 @@
 """Workers under a load, for tests of pools policies."""
 
 import math
+from dataclasses import replace
+
+from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
@@ -54,3 +57,31 @@ CARRIED = next(n for n in range(1, 4096) if MODEL.decode_step_s(n + 1, 1000 * (n
 
 def lanes(*names: str) -> list[WorkerView]:
     return [prefill(f"p{number}", lane=lane) for number, lane in enumerate(names)]
+
+
+tasks = st.lists(
+    st.builds(
+        lambda number, hist, incr: PrefillTask(f"t{number}", f"s{number}", hist, incr, 0.0, SLO),
+        st.integers(0, 5),
+        st.integers(0, 20_000),
+        st.integers(1, 20_000),
+    ),
+    max_size=5,
+).map(tuple)
+windows = st.builds(Window, st.floats(0, 5), st.integers(0, 50)).map(
+    lambda window: window if window.count else Window()
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn, worker: WorkerView) -> WorkerView:
+    batch = draw(st.integers(0, 60))
+    return replace(
+        worker,
+        queue=draw(tasks),
+        ttft=draw(windows),
+        itl=replace(draw(windows), mean_s=draw(st.floats(0, 0.1))),
+        decode_batch=batch,
+        decode_context_tokens=batch * draw(st.integers(1, 20_000)),
+        held_tokens=draw(st.dictionaries(st.sampled_from(["s0", "s1"]), st.integers(1, 20_000))),
+    )

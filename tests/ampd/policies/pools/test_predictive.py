@@ -15,8 +15,8 @@ from ampd.policies.estimates import queued_s
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.types import Role, Slo, WorkerView
 from tests.ampd.policies import routing_lab, situations
-from tests.ampd.policies.rivals.test_pools import MODEL as REAL
-from tests.ampd.policies.rivals.test_pools import NEVER, TP4, loads
+from tests.ampd.policies.pools_lab import MODEL as REAL
+from tests.ampd.policies.pools_lab import NEVER, TP4, loads
 
 PLAIN = routing_lab.PLAIN
 SLO = Slo(1.0, 0.04)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampd.policies.base import PoolsPolicy
 from ampd.policies.registry import POOLS, create
 from ampd.policies.rivals.laps import LANES
-from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
+from ampd.types import Parallelism, Role, WorkerView
 from tests.ampd.policies import situations
 from tests.ampd.policies.pools_lab import (
     MODEL,
@@ -22,6 +22,7 @@ from tests.ampd.policies.pools_lab import (
     SLO,
     decode,
     lanes,
+    loads,
 )
 
 
@@ -47,34 +48,6 @@ def test_an_idle_balanced_cluster_is_left_alone(name: str, prefills: int, decode
         idle = [replace(worker, lane="") for worker in idle]
     workers = [*idle, *(decode(f"d{number}") for number in range(decodes))]
     assert list(situations.change(policy, workers, SLO, MODEL, 0.0, NEVER, random.Random(0))) == []
-
-
-tasks = st.lists(
-    st.builds(
-        lambda number, hist, incr: PrefillTask(f"t{number}", f"s{number}", hist, incr, 0.0, SLO),
-        st.integers(0, 5),
-        st.integers(0, 20_000),
-        st.integers(1, 20_000),
-    ),
-    max_size=5,
-).map(tuple)
-windows = st.builds(Window, st.floats(0, 5), st.integers(0, 50)).map(
-    lambda window: window if window.count else Window()
-)
-
-
-@st.composite
-def loads(draw: st.DrawFn, worker: WorkerView) -> WorkerView:
-    batch = draw(st.integers(0, 60))
-    return replace(
-        worker,
-        queue=draw(tasks),
-        ttft=draw(windows),
-        itl=replace(draw(windows), mean_s=draw(st.floats(0, 0.1))),
-        decode_batch=batch,
-        decode_context_tokens=batch * draw(st.integers(1, 20_000)),
-        held_tokens=draw(st.dictionaries(st.sampled_from(["s0", "s1"]), st.integers(1, 20_000))),
-    )
 
 
 @st.composite
