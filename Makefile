@@ -6,7 +6,7 @@
 #   make test-fast             without engines and graphs
 #   make test-all              all tests, also those that take minutes
 #   make audit                 known advisories about the pinned packages
-#   make clients               the packages of the extra `clients`, for the test of docs/clients.md
+#   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK
 #   make sbom                  what is installed, as CycloneDX
 #   make docs                  the generated pages of docs/, from the code
 #   make compiled              the simulator and the policies as extension modules: `ampd simulate`, `ampd plan`
@@ -87,11 +87,25 @@ sbom: $(SUPPLY_CHAIN)/.installed $(VENV)/.installed-base
 	$(SUPPLY_CHAIN)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file $(OUT)/sbom.cdx.json $(BIN)/python
 
-# In an environment of their own, because some need other versions than SGLang does. So constraints.txt does not apply:
-# these are the newest versions, as in an agent's own environment. Only the packages, not AMPD itself.
+# In environments of their own, because some need other versions than SGLang does. So constraints.txt does not apply:
+# these are the newest versions, as in an agent's own environment. Only the packages, not AMPD itself. AIPerf pins
+# versions of much that the others use, so it stands alone. Without npm, its packages are left out.
 CLIENTS := $(VENV)/clients
+AIPERF  := $(VENV)/aiperf
+NODE_CLIENTS := $(VENV)/clients-js
 
-clients: $(CLIENTS)/.installed
+clients: $(CLIENTS)/.installed $(AIPERF)/.installed $(NODE_CLIENTS)/.installed
+
+$(AIPERF)/.installed: | $(UV)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(AIPERF)
+	$(UV) pip install --quiet --python $(AIPERF)/bin/python 'aiperf>=0.13'
+	@touch $@
+
+$(NODE_CLIENTS)/.installed:
+	@mkdir -p $(NODE_CLIENTS)
+	@if command -v npm >/dev/null; then \
+		npm install --silent --prefix $(NODE_CLIENTS) ai @ai-sdk/openai-compatible zod && touch $@; \
+	else echo "make clients: npm is not installed: Vercel's AI SDK is not tried" >&2; fi
 
 $(CLIENTS)/.installed: pyproject.toml | $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(CLIENTS)

@@ -8,8 +8,9 @@ from benchmarks.clients.adapters import ANTHROPIC, LITELLM
 from benchmarks.clients.feature import session_of
 from benchmarks.clients.frameworks import LANGGRAPH, LLAMA_INDEX, OPENAI_AGENTS, PYDANTIC_AI, SMOLAGENTS
 from benchmarks.clients.openai_client import OPENAI
+from benchmarks.clients.vercel import VERCEL
 
-CLIENTS = (OPENAI, OPENAI_AGENTS, LANGGRAPH, SMOLAGENTS, PYDANTIC_AI, LLAMA_INDEX, LITELLM, ANTHROPIC)
+CLIENTS = (OPENAI, OPENAI_AGENTS, LANGGRAPH, SMOLAGENTS, PYDANTIC_AI, LLAMA_INDEX, LITELLM, ANTHROPIC, VERCEL)
 
 
 def replies() -> str:

@@ -1,4 +1,4 @@
-"""The interpreter that has the packages of the clients. They do not fit beside SGLang."""
+"""Where the packages of the clients are. They do not fit beside SGLang, so `make clients` puts them elsewhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import os
 import sys
 from pathlib import Path
 
-VARIABLE = "CLIENTS_PYTHON"
+PYTHON_VARIABLE, AIPERF_VARIABLE, NODE_VARIABLE = "CLIENTS_PYTHON", "CLIENTS_AIPERF", "CLIENTS_NODE_MODULES"
+_HERE = Path(sys.prefix)
 
 
-def clients_python(environment: Path = Path(sys.prefix)) -> str:
+def clients_python(environment: Path = _HERE) -> str:
     """The interpreter that CLIENTS_PYTHON names, else that of `make clients`, else this one.
 
     Args:
-        environment: the virtual environment in which `make clients` has made another one.
+        environment: the virtual environment in which `make clients` has made others.
     """
     own = environment / "clients" / "bin" / "python"
-    return os.environ.get(VARIABLE) or str(own if own.is_file() else sys.executable)
+    return os.environ.get(PYTHON_VARIABLE) or str(own if own.is_file() else sys.executable)
+
+
+def aiperf_program(environment: Path = _HERE) -> str | None:
+    """The program that CLIENTS_AIPERF names, else that of `make clients`; None: there is none."""
+    own = environment / "aiperf" / "bin" / "aiperf"
+    return os.environ.get(AIPERF_VARIABLE) or (str(own) if own.is_file() else None)
+
+
+def clients_node_modules(environment: Path = _HERE) -> Path:
+    """The folder of npm packages that CLIENTS_NODE_MODULES names, else that of `make clients`."""
+    chosen = os.environ.get(NODE_VARIABLE)
+    return Path(chosen) if chosen else environment / "clients-js" / "node_modules"

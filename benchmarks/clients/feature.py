@@ -1,4 +1,4 @@
-"""A row of the table: code that the interpreter of the clients runs. It raises if the feature fails.
+"""A row of the table: code that the client's interpreter runs. It raises if the feature fails.
 
 The code finds `URL` (of the frontend), `SESSION` (a session of its own) and what the client's preamble defines.
 """
@@ -59,14 +59,18 @@ class Feature:
     replies: tuple[dict[str, Any], ...] = ()
 
 
+PYTHON, NODE = "Python", "Node"
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A package. `module`: what shows that it is installed."""
+    """A package. `module`: what shows that it is installed; `language`: of its rows' code, Python or Node."""
 
     name: str
     module: str
     preamble: str
     features: tuple[Feature, ...] = field(default=())
+    language: str = PYTHON
 
 
 def session_of(client: Client, feature: Feature) -> str:

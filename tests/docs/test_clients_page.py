@@ -1,8 +1,10 @@
 """Each snippet of the page on clients runs against a graph, and its rounds are one session there."""
 
 import asyncio
+import json
 import os
 import re
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from ampd.session_key import session_key
-from benchmarks.clients.environment import clients_python
+from ampd.tiny_model import tiny_model_path
+from benchmarks.clients import aiperf
+from benchmarks.clients.environment import aiperf_program, clients_python
 from tests.harness.graph import Graph, profile
 from tests.waiting import until
 
@@ -18,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 SNIPPETS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
+(CONVERSATION,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+(AIPERF,) = re.findall(r"```sh\n(aiperf profile .*?)```", PAGE, re.DOTALL)
 MODULES = {
     "langgraph": "langchain_openai",
     "llama_index": "llama_index.llms.openai_like",
@@ -75,6 +81,39 @@ async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) 
         assert binding is not None
         assert binding.epoch == 1
         assert max(tokens) > 40, "the second round is in it"
+        assert sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators) <= unnamed
+    finally:
+        await store.close()
+
+
+async def test_aiperf_is_tried_as_the_page_shows_it() -> None:
+    shown = shlex.split(AIPERF.replace("\\\n", ""))
+    assert shown == aiperf.command("aiperf", "http://127.0.0.1:8000", "MODEL_FOLDER", "conversations.jsonl")
+    shown, tried = json.loads(CONVERSATION), json.loads(aiperf.conversations().splitlines()[0])
+    assert shown.keys() == tried.keys()
+    assert [turn.keys() for turn in shown["turns"]] == [turn.keys() for turn in tried["turns"][:2]]
+
+
+@pytest.mark.long
+async def test_a_conversation_of_aiperf_is_a_session_with_default_headers(served: Graph, tmp_path: Path) -> None:
+    program = aiperf_program()
+    if program is None:
+        pytest.skip("AIPerf is not installed: make clients")
+    store = await served.store()
+    try:
+        before = {key for view in await store.snapshot() for key in view.held_tokens}
+        unnamed = sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
+        result = await asyncio.to_thread(aiperf.run, program, served.url, tiny_model_path(), tmp_path)
+        assert result["error_request_count"]["avg"] == 0 if result.get("error_request_count") else True
+
+        async def held() -> set[str]:
+            keys = {key for view in await store.snapshot() for key in view.held_tokens} - before
+            return keys if len(keys) >= aiperf.CONVERSATIONS else set()
+
+        keys = await until(held)
+        assert len(keys) == aiperf.CONVERSATIONS
+        bindings = [await store.binding(key) for key in keys]
+        assert [binding.epoch for binding in bindings if binding] == [1] * aiperf.CONVERSATIONS
         assert sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators) <= unnamed
     finally:
         await store.close()

@@ -1,0 +1,41 @@
+"""The table of docs/clients.md: a row per client and feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One feature of one client.
+
+    Attributes:
+        before: how it failed before it was fixed; empty: it never did.
+        error: empty if it works.
+        is_session: the graph knew the row's session; None: not asked.
+        figures: what was measured.
+    """
+
+    client: str
+    feature: str
+    before: str
+    error: str
+    is_session: bool | None = None
+    figures: str = ""
+
+    @property
+    def state(self) -> str:
+        """How it goes now."""
+        works = f"works: {self.figures}" if self.figures else "works"
+        return self.error or works
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    lines = ["| client | feature | before | now | session |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        session = "" if row.is_session is None else "one" if row.is_session else "**none**"
+        state = row.state.replace("|", "\\|")
+        lines.append(f"| {row.client} | {row.feature} | {row.before} | {state} | {session} |")
+    return "\n".join(lines)
