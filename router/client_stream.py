@@ -46,6 +46,11 @@ class ClientStream:
         return self._finished_choices > 0
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the client has got tokens, or the end, of at least one choice."""
+        return self.has_finished_choice or self._record.ttft_s is not None
+
+    @property
     def fingerprint_mark(self) -> int:
         """Of the weights that the output so far came from; 0: there is no output, or they are not known."""
         return self._fingerprint_mark if self.emitted or self._request.continued_tokens else 0

@@ -67,8 +67,12 @@ class Recovery:
             self._check_death(error)
         log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, error)
 
-    def after_decode(self, error: WorkerLostError, emitted_tokens: int) -> None:
+    def after_decode(self, error: WorkerLostError, emitted_tokens: int, *, has_begun: bool) -> None:
         """Make ready to go on at another decode worker.
+
+        Args:
+            emitted_tokens: output tokens of the first choice.
+            has_begun: whether the client has got something of any choice.
 
         Raises:
             RoundRefusedError: the round cannot go on.
@@ -79,10 +83,10 @@ class Recovery:
         self._check_death(error)
         if record.retries > self._retries:
             raise RoundRefusedError(UNAVAILABLE, f"{record.retries} workers failed this round; the last one: {error}")
-        if emitted_tokens and request.uncarried is not None:
+        if has_begun and request.uncarried is not None:
             raise RoundRefusedError(
                 UNAVAILABLE,
-                f"the decode worker was lost after {emitted_tokens} tokens, and a request with {request.uncarried} "
+                f"the decode worker was lost in the middle of the output, and a request with {request.uncarried} "
                 f"cannot be continued elsewhere; send it again ({error})",
             )
         # A prefill worker of this round still has the whole context: the next decode worker reads it from there.

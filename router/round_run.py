@@ -80,7 +80,8 @@ class RoundRun:
                     if self._context.is_stopped():
                         return  # the client has gone, which says nothing about the worker
                     self._withdraw(placement)
-                    self._recovery.after_decode(error, len(self._stream.emitted))
+                    has_begun = self._stream.has_begun
+                    self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
         except asyncio.CancelledError:
             self._is_dropped = True  # the client reads no more
             raise
@@ -243,6 +244,8 @@ class RoundRun:
                         self._finish(chunk, worker_id, source, tokens_before)
                     send(chunk)
         except Exception as error:
+            if self._stream.is_complete:
+                return  # the client has all of it, and another worker would add to it
             has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)
             raise decode_error(worker_error(worker_id, error, has_died=has_died)) from None
         if not self._stream.is_complete and not self._context.is_stopped():

@@ -1,6 +1,6 @@
 """Rounds whose workers fail: they go on elsewhere, or end with the right status."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -163,3 +163,46 @@ async def test_a_refusal_is_the_client_s_with_its_status() -> None:
         with pytest.raises(RoundRefusedError, match="bad grammar") as refusal:
             await replica.round()
         assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"token_ids": [7], "index": 1},
+        {"token_ids": [], "index": 1, "finish_reason": "stop"},
+        {"token_ids": [], "index": 0, "finish_reason": "stop"},
+    ],
+)
+async def test_choices_that_the_client_has_seen_are_not_begun_again(first: dict[str, Any]) -> None:
+    """Whichever of several choices comes first: another worker would send it a second time."""
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica:
+        replica.workers.generate = breaking(first)  # type: ignore[method-assign]
+        got: list[dict[str, Any]] = []
+        with pytest.raises(RoundRefusedError, match="cannot be continued elsewhere") as refusal:
+            async for chunk in replica.chunks(sampling_options={"n": 2}):
+                got.append(chunk)  # noqa: PERF401
+        assert refusal.value.status == 503
+        assert [chunk["index"] for chunk in got] == [first["index"]]
+
+
+async def test_a_round_is_over_with_its_last_chunk_even_if_its_worker_is_lost_then() -> None:
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state) as replica:
+        replica.workers.generate = breaking({"token_ids": [7], "index": 0, "finish_reason": "stop"})  # type: ignore[method-assign]
+        chunks = [chunk async for chunk in replica.chunks()]
+        assert [chunk["token_ids"] for chunk in chunks] == [[7]]
+        assert "d2" not in replica.workers.asked("generate")
+
+
+def breaking(chunk: dict[str, Any]) -> Callable[..., Awaitable[AsyncIterator[dict[str, Any]]]]:
+    """Calls of which one chunk comes before the worker is lost."""
+
+    async def stream() -> AsyncIterator[dict[str, Any]]:
+        yield dict(chunk)
+        raise ConnectionError("gone")
+
+    async def generate(*_: Any) -> AsyncIterator[dict[str, Any]]:
+        return stream()
+
+    return generate
