@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         extra="forbid",
+        allow_inf_nan=False,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,

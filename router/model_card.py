@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from router.other_cards import OtherCards
 from router.settings import (
     PROG,
     CoordinatorSettings,
+    check_parser,
     context_length,
     reasoning_parsers,
     tool_call_parsers,
@@ -39,8 +40,12 @@ class ModelCard:
         self.name = settings.served_name
         self.context_length = context_length(folder, settings.context_length)
         self.vocabulary_size = vocabulary_size(folder)
-        self.tool_call_parser = _known("--dyn-tool-call-parser", settings.dyn_tool_call_parser, tool_call_parsers())
-        self.reasoning_parser = _known("--dyn-reasoning-parser", settings.dyn_reasoning_parser, reasoning_parsers())
+        self.tool_call_parser = check_parser(
+            f"{PROG}: --dyn-tool-call-parser", settings.dyn_tool_call_parser, tool_call_parsers()
+        )
+        self.reasoning_parser = check_parser(
+            f"{PROG}: --dyn-reasoning-parser", settings.dyn_reasoning_parser, reasoning_parsers()
+        )
         self.template = _template(settings.custom_jinja_template)
         self.kv_block_size = settings.kv_block_size
         self._registered: tuple[int | None] | None = None
@@ -103,12 +108,6 @@ class ModelCard:
 def smallest_context_tokens(workers: Iterable[WorkerView]) -> int | None:
     """The longest context that each of the workers accepts, prompt and output together; None: not known."""
     return min((view.max_context_tokens for view in workers if view.max_context_tokens), default=None)
-
-
-def _known(flag: str, name: str | None, known: Sequence[str]) -> str | None:
-    if name is not None and name not in known:
-        raise UserError(f"{PROG}: {flag}: unknown parser {name!r}; known: {', '.join(known)}")
-    return name
 
 
 def _template(path: Path | None) -> str | None:

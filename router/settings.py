@@ -47,6 +47,17 @@ PARSER_NAMES = {"dyn_tool_call_parser": tool_call_parsers, "dyn_reasoning_parser
 """Setting -> the names that its value may have."""
 
 
+def check_parser(flag: str, name: str | None, known: Sequence[str]) -> str | None:
+    """The name, if it is a known one or None.
+
+    Raises:
+        UserError: it is unknown; the line begins with `flag` and lists the known ones.
+    """
+    if name is not None and name not in known:
+        raise UserError(f"{flag}: unknown parser {name!r}; known: {', '.join(known)}")
+    return name
+
+
 class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
 

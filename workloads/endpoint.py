@@ -99,6 +99,10 @@ class Endpoint:
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
             raise UserError(f"--url {url}: must begin with http:// or https://")
+        try:
+            httpx.URL(self.base)
+        except httpx.InvalidURL as error:
+            raise UserError(f"--url {url}: {error}") from None
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(
             base_url=f"{self.base}/v1/",

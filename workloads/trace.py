@@ -231,15 +231,15 @@ def shipped_traces() -> dict[str, Path]:
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open a UTF-8 text file for reading, unpacked if its name ends in `.gz`.
+    """Open a UTF-8 text file for reading, unpacked if its name ends in `.gz`. A byte order mark is left out.
 
     Raises:
         UserError: it does not exist or may not be read.
     """
     try:
         if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8")
-        return path.open(encoding="utf-8")
+            return gzip.open(path, "rt", encoding="utf-8-sig")
+        return path.open(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 

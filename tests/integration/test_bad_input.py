@@ -60,6 +60,26 @@ def test_port_in_use_is_named() -> None:
         assert f"127.0.0.1:{port}" in _refusal(_ampd("serve", "--engine", "modelled", "--port", str(port)))
 
 
+@pytest.mark.parametrize("host", ["1.2.3.4", "no.such.host.invalid"])
+def test_a_host_that_is_not_this_machines_is_named(host: str) -> None:
+    line = _refusal(_ampd("serve", "--engine", "modelled", "--host", host))
+    assert "--host must be" in line
+    assert "--port" not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--worker-args", "--perf 'x"], "--worker-args: No closing quotation"),
+        (["--router-args", "'"], "--router-args: No closing quotation"),
+        (["--dyn-tool-call-parser", "hermees"], "unknown parser 'hermees'; known: "),
+        (["--dyn-reasoning-parser", "deep"], "--dyn-reasoning-parser: unknown parser 'deep'; known: "),
+    ],
+)
+def test_what_its_processes_would_refuse_is_refused_before_they_start(flags: list[str], words: str) -> None:
+    assert words in _refusal(_ampd("serve", "--engine", "modelled", "--port", "0", *flags))
+
+
 def test_redis_that_does_not_answer_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://user:secret@127.0.0.1:{silent.getsockname()[1]}/0"
@@ -100,6 +120,10 @@ def test_model_folder_that_does_not_exist(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in _refusal(_ampd("serve", "--engine", "modelled", "--model", str(tmp_path / "none")))
 
 
+def test_a_name_of_the_hub_is_no_folder() -> None:
+    assert "hf download Qwen/Qwen3-8B" in _refusal(_ampd("serve", "--engine", "modelled", "--model", "Qwen/Qwen3-8B"))
+
+
 def test_a_log_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = _refusal(_ampd("serve", "--engine", "modelled", "--port", "0", "--log-dir", str(tmp_path / "file")))
@@ -126,6 +150,22 @@ def test_malformed_trace_line_names_file_and_line(tmp_path: Path) -> None:
     for command in (("replay", str(trace), "--url", "http://127.0.0.1:1"), ("trace", "stats", str(trace))):
         line = _refusal(_ampd(*command))
         assert f"{trace}:2" in line or (str(trace) in line and "line 2" in line)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", "tau-bench-airline", "--time-scale", "inf"),
+        ("simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--dispatch-s", "inf"),
+        ("trace", "generate", "gaia", "--tool-s", "inf", "--output", "trace.jsonl"),
+    ],
+)
+def test_a_number_without_end_is_refused(command: tuple[str, ...]) -> None:
+    assert "finite" in _refusal(_ampd(*command))
+
+
+def test_a_url_that_cannot_be_read_is_named() -> None:
+    assert "--url http://[::1" in _refusal(_ampd("replay", "tau-bench-airline", "--url", "http://[::1"))
 
 
 def test_unknown_trace_lists_the_shipped_ones() -> None:

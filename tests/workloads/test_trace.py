@@ -109,6 +109,13 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, says: str) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_a_byte_order_mark_and_lines_of_windows_are_read(tmp_path: Path, name: str) -> None:
+    content = f"\ufeff{json.dumps(GOOD)}\r\n".encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert [session.session_id for session in read_trace(tmp_path / name)] == [GOOD["session_id"]]
+
+
 def test_context_just_kept_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "keep_tokens": 7}]}))

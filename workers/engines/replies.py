@@ -57,8 +57,10 @@ class Replies:
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--replies: {path} cannot be read ({error})") from None
+        except OSError as error:
+            raise UserError(f"--replies: {path} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise UserError(f"--replies: {path} is not UTF-8 text") from None
         by_session: dict[str, list[Reply]] = {}
         for number, line in enumerate(lines, start=1):
             if line.strip():

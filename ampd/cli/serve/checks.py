@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import shlex
 import socket
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.types import Parallelism
+from router.settings import PARSER_NAMES, check_parser
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.replies import Replies
 
@@ -56,6 +59,22 @@ def check_engine(engine: EngineName) -> None:
                     f"ampd serve: --engine sglang needs the package {module}; install it with "
                     "uv pip install --editable '.[sglang]' in AMPD's repository, or use --engine modelled"
                 )
+
+
+def check_parsers(settings: ServeSettings) -> None:
+    """Refuse unknown names of parsers, which a coordinator would refuse; the error lists the known ones."""
+    for field, known in PARSER_NAMES.items():
+        check_parser(f"ampd serve: --{field.replace('_', '-')}", getattr(settings, field), known())
+
+
+def check_arguments(settings: ServeSettings) -> None:
+    """Refuse further flags that cannot be split into words."""
+    for field in ("worker_args", "router_args"):
+        try:
+            shlex.split(getattr(settings, field))
+        except ValueError as error:
+            flag = f"--{field.replace('_', '-')}"
+            raise UserError(f"ampd serve: {flag}: {error}, in {getattr(settings, field)!r}") from None
 
 
 def check_replies(settings: ServeSettings, model: Path) -> None:
@@ -118,8 +137,8 @@ def claim_port(host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UserError(
-                f"ampd serve: cannot listen on {host}:{port} ({error.strerror}); choose another --port, or --port 0"
-            ) from None
+            is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            fix = "choose another --port, or --port 0" if is_port else "--host must be an address of this machine"
+            raise UserError(f"ampd serve: cannot listen on {host}:{port} ({error.strerror}); {fix}") from None
         claimed: int = probe.getsockname()[1]
     return claimed

@@ -53,6 +53,8 @@ def run(argv: Sequence[str]) -> int:
     checks.check_perf(settings)
     checks.check_secret(settings)
     checks.check_engine(settings.engine)
+    checks.check_arguments(settings)
+    checks.check_parsers(settings)
     checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
@@ -169,9 +171,11 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
             probing.cancel()
         return 0
     finally:
+        has_served = ready is not None and ready.done() and ready.exception() is None
         if ready is not None:
             ready.cancel()
-        _progress("stopping, when the rounds in progress have finished; Ctrl-C again stops at once")
+        when = "when the rounds in progress have finished; Ctrl-C again stops at once"
+        _progress(f"stopping, {when}" if has_served else "stopping")
         await asyncio.to_thread(_stop, supervisor)
         await store.close()
 
