@@ -49,7 +49,8 @@ class Stream:
 class StreamGuard(InBackground):
     """Watches the calls in progress.
 
-    A worker that is only suspect, because another call to it failed, is not given up.
+    A worker that is only suspect, because another call to it failed, is not given up. Neither is one that has left the
+    shared state to finish its rounds, as long as it answers the lease probe.
 
     A worker that was killed closes its connections, and its calls fail at once. One that hangs keeps them open: its
     lease runs out, and a call that has been silent for as long is given up, so that the round can go on elsewhere. A
@@ -96,5 +97,5 @@ class StreamGuard(InBackground):
         """Give up the calls that are silent and whose worker or client is gone."""
         horizon_s = self._clock() - self._silent_s
         for stream in list(self._streams):
-            if stream.seen_s <= horizon_s and (stream.is_stopped or not self._view.knows(stream.worker_id)):
+            if stream.seen_s <= horizon_s and (stream.is_stopped or not self._view.lives(stream.worker_id)):
                 stream.give_up()

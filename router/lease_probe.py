@@ -17,7 +17,7 @@ class LeaseProbe(InBackground):
     """Calls the overdue workers of a view: one that answers stays for another lease, one that does not is dropped.
 
     While the shared state is lost every worker is overdue after a lease, and a dropped worker is called again, because
-    no publication can bring it back.
+    no publication can bring it back. A worker that has left to finish its rounds is overdue after each lease.
 
     Args:
         timeout_s: longest wait for an answer.

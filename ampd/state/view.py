@@ -89,6 +89,7 @@ class ClusterView:
         self._on_death = on_death
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
+        self._leaving: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
@@ -153,6 +154,10 @@ class ClusterView:
         self._current()
         return worker_id in self._workers
 
+    def lives(self, worker_id: str) -> bool:
+        """Whether a worker is in the shared state, or has left it by itself and may still finish its rounds."""
+        return self.knows(worker_id) or worker_id in self._leaving
+
     @property
     def connected(self) -> bool:
         """Whether the store's events arrive."""
@@ -176,21 +181,25 @@ class ClusterView:
     def overdue(self) -> list[str]:
         """Workers whose lease is over, although nothing proves that they could have renewed it. Ask them.
 
-        While the store is lost, those that were dropped meanwhile are among them.
+        While the store is lost, those that were dropped meanwhile are among them. So are those that have left by
+        themselves, because they publish no more.
         """
-        self._expire(self._clock())
-        return [*self._over(self._clock()), *self._given_up]
+        now_s = self._clock()
+        self._expire(now_s)
+        leaving = [worker_id for worker_id, worker in self._leaving.items() if worker.deadline_s <= now_s]
+        return [*self._over(now_s), *self._given_up, *leaving]
 
     def answered(self, worker_id: str) -> None:
         """A worker has answered a call: its lease begins again."""
         if returned := self._given_up.pop(worker_id, None):
             self._workers[worker_id] = returned
             self._lists = None
-        if worker := self._workers.get(worker_id):
+        if worker := self._workers.get(worker_id) or self._leaving.get(worker_id):
             worker.renew(self._clock(), self._lease_s)
 
     def drop_overdue(self, worker_id: str) -> None:
         """Remove a worker whose lease is over, unless it has published meanwhile."""
+        self._leaving.pop(worker_id, None)
         if worker_id in self._over(self._clock()):
             worker = self._workers.pop(worker_id)
             if self._watcher is None:
@@ -222,8 +231,8 @@ class ClusterView:
             case WorkerRemoved(worker_id, is_expired):
                 # The end of a lease is noticed here by the time since the last publication. The store's clock may have
                 # jumped, and it may have refused the renewals of some workers, which were announced all the same.
-                if not is_expired:
-                    self._workers.pop(worker_id, None)
+                if not is_expired and (worker := self._workers.pop(worker_id, None)):
+                    self._leaving[worker_id] = worker
             case TaskQueued(worker_id, task):
                 if worker := self._workers.get(worker_id):
                     worker.enter(task, self._clock())
@@ -239,6 +248,7 @@ class ClusterView:
 
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
+        self._leaving.pop(view.worker_id, None)
         worker = self._workers.get(view.worker_id)
         if worker is None:
             worker = self._workers[view.worker_id] = KnownWorker(view, self._model)

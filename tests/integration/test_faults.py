@@ -198,6 +198,23 @@ async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncCli
     assert "exit code 0" in graph.supervisor.ended()["coordinator-0"]
 
 
+@pytest.mark.long
+async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_its_lease(
+    client: httpx.AsyncClient, graph: Graph, slow: Path
+) -> None:
+    """It has left the shared state, and its stream is silent. It is alive all the same."""
+    views = await graph.until_workers(3)
+    await graph.end(graph.processes[next(view.worker_id for view in views if view.role is Role.PREFILL)])
+    leaver = await graph.new_worker("prefill", profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002))
+    asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=8)))
+    await graph.until_views(lambda views: any(view.queue for view in views if view.worker_id == leaver))
+    os.kill(graph.pid(graph.processes[leaver]), signal.SIGTERM)
+    answer = record((await asked).json())
+    assert (answer["prefill_worker"], answer["retries"]) == (leaver, 0)
+    assert "exit code 0" in await graph.until_ended(graph.processes[leaver])
+    await graph.new_worker("prefill", slow)
+
+
 async def redis_pid(graph: Graph) -> int:
     from redis.asyncio import from_url
 

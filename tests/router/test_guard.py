@@ -25,8 +25,15 @@ async def test_a_take_over_by_a_worker_that_hangs_is_given_up() -> None:
         async for _ in replica.chunks(stop_conditions={"max_tokens": 1}):
             pass
         await until(lambda: "d1" in replica.workers.asked("generate"))
-        await replica.store.remove_worker("d1")
+        await go(replica.view, replica.store)
         await until(lambda: guard.check() or all(task.done() for task in replica.tasks))  # type: ignore[func-returns-value]
+
+
+async def go(view: ClusterView, store: MemoryStore) -> None:
+    """The worker `d1` leaves, and answers no question of the lease probe after that."""
+    await store.remove_worker("d1")
+    await until(lambda: not view.knows("d1"), poll_s=0.001)
+    view.drop_overdue("d1")
 
 
 LEASE_S = 10.0
@@ -65,6 +72,9 @@ def test_a_silent_call_is_given_up_once_its_worker_has_gone(guarded: Callable[[S
         await asyncio.sleep(100 * LEASE_S)
         assert not call.done(), "a long prefill of a live worker is silent, too"
         await store.remove_worker("d1")
+        await asyncio.sleep(100 * LEASE_S)
+        assert not call.done(), "a worker that has left finishes its rounds"
+        await go(guard._view, store)
         gone_s = clock()
         with pytest.raises(WorkerLostError, match="lease has run out") as lost:
             await call
@@ -134,7 +144,7 @@ def test_a_refused_call_breaks_off_no_other_call_at_its_worker(guarded: Callable
 
 def test_a_call_that_shows_signs_of_life_goes_on_without_its_worker(guarded: Callable[[Scenario], None]) -> None:
     async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
-        await store.remove_worker("d1")
+        await go(guard._view, store)
         with guard.watch("d1", FakeContext()) as stream:
             for _ in range(20):
                 await asyncio.sleep(0.9 * LEASE_S)
@@ -145,7 +155,7 @@ def test_a_call_that_shows_signs_of_life_goes_on_without_its_worker(guarded: Cal
 
 def test_a_new_call_has_a_whole_lease(guarded: Callable[[Scenario], None]) -> None:
     async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
-        await store.remove_worker("d1")
+        await go(guard._view, store)
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(WorkerLostError):
             await silent_call(guard, FakeContext())
@@ -160,8 +170,7 @@ def test_a_cancelled_call_is_cancelled_and_not_lost(guarded: Callable[[Scenario]
         call = asyncio.create_task(silent_call(guard, FakeContext()))
         await asyncio.sleep(2 * LEASE_S)
         if is_given_up_too:  # in the same turn of the loop
-            await store.remove_worker("d1")
-            await until(lambda: guard._view.worker("d1") is None, poll_s=0.001)
+            await go(guard._view, store)
             guard.check()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

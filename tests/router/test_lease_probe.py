@@ -93,3 +93,29 @@ def test_a_worker_that_hangs_while_the_state_is_lost_is_dropped_until_it_answers
     run_virtually(scenario(), monkeypatch)
     lines = [record.getMessage() for record in caplog.records if record.name == "router.lease_probe"]
     assert lines == ["worker hung: its lease is over, and worker hung: no answer"]
+
+
+def test_a_worker_that_has_left_lives_until_it_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        store = MemoryStore(MemoryState(clock))
+        for name in ("stays", "leaves"):
+            await store.publish_worker(WorkerView(name, Role.DECODE), 100 * LEASE_S)
+        answers = Answers(leaves={"matched": 0})
+        async with ClusterView(store, lease_s=LEASE_S, clock=clock) as view:
+            probe = LeaseProbe(view, answers, timeout_s=1.0)  # type: ignore[arg-type]
+            probe.start()
+            await store.remove_worker("leaves")
+            await asyncio.sleep(10 * LEASE_S)
+            assert [worker.worker_id for worker in view.workers()] == ["stays"]
+            assert view.lives("leaves")
+            assert not view.knows("leaves")
+            answers.answer("leaves", None)
+            await asyncio.sleep(2 * LEASE_S)
+            assert not view.lives("leaves")
+            answers.asked.clear()
+            await asyncio.sleep(2 * LEASE_S)
+            assert "leaves" not in answers.asked
+            await probe.stop()
+
+    run_virtually(scenario(), monkeypatch)
