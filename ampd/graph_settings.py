@@ -35,7 +35,6 @@ class GraphSettings(Settings):
     max_wait: float = Field(
         4.0,
         ge=0,
-        allow_inf_nan=False,
         description="Longest predicted wait of a round before it is refused with 429, in TTFT targets; a quarter of it "
         "for the first round of a session. A round that has waited twice as long is given up. 0: no such bounds.",
     )

@@ -52,12 +52,11 @@ class CaseSettings(Settings):
     kv_store_gib_per_gpu: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="Host memory of the KV stores in GiB per GPU; 0: no stores, and idle sessions stay in KV memory.",
     )
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
-    ttft: float = Field(2.0, gt=0, allow_inf_nan=False, description="TTFT target in seconds.")
-    itl: float = Field(0.1, gt=0, allow_inf_nan=False, description="ITL target in seconds.")
+    ttft: float = Field(2.0, gt=0, description="TTFT target in seconds.")
+    itl: float = Field(0.1, gt=0, description="ITL target in seconds.")
     seed: int = Field(0, description="Seed of arrivals and of the policies' random choices.")
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
 

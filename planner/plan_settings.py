@@ -26,9 +26,7 @@ class PlanSettings(CaseSettings):
     }
 
     gpus: int = Field(ge=1, description="GPUs of the cluster.")
-    rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Session arrivals per second; default: the trace's own rate."
-    )
+    rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
     use_all: bool = Field(
         False,
         description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate. Needs no --rate.",
@@ -39,7 +37,6 @@ class PlanSettings(CaseSettings):
     budget_s: float = Field(
         BUDGET_S,
         ge=0,
-        allow_inf_nan=False,
         description="Longest time of the search in seconds; 0: the layout that the integer programme proposes. "
         "Ctrl-C ends the search too, and keeps the best so far.",
     )
@@ -50,7 +47,7 @@ class PlanSettings(CaseSettings):
     slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     gpu_price: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Price of a GPU for an hour, in any currency: layouts get prices."
+        None, gt=0, description="Price of a GPU for an hour, in any currency: layouts get prices."
     )
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     output_manifest: Path | None = Field(

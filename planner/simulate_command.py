@@ -94,7 +94,6 @@ class SimulateSettings(CaseSettings):
     max_wait: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
         description="Longest predicted wait of a round in TTFT targets; refused rounds come back. 0: no refusals.",
     )
     moves: bool = Field(False, description="Sessions may move to another owner between two rounds, if that pays.")

@@ -41,7 +41,7 @@ class GenerateSettings(Settings):
 
     workload: CliPositionalArg[str] = Field(description=f"One of {', '.join(WORKLOADS)}.")
     sessions: int = Field(100, ge=1, description="How many sessions.")
-    rate: float = Field(1.0, gt=0, allow_inf_nan=False, description="Session arrivals per second (Poisson).")
+    rate: float = Field(1.0, gt=0, description="Session arrivals per second (Poisson).")
     seed: int = Field(0, description="The same seed gives the same trace.")
     lengths: Lengths = Field(
         Lengths.PER_SESSION, description="Whether the paper's token counts are totals of a session or means of a round."

@@ -45,7 +45,7 @@ class ContestSettings(Settings):
         le=1,
         description="Contestants below this share of the best in the first seed get no further ones.",
     )
-    duration: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds of arrivals, for a short try.")
+    duration: float | None = Field(None, gt=0, description="Seconds of arrivals, for a short try.")
     jobs: int | None = Field(None, ge=1, description="Processes; default: one per core.")
     data: Path | None = Field(None, description="JSON lines of results; what it has already is not made again.")
     again: str | None = Field(

@@ -39,7 +39,9 @@ class SelectSettings(Settings):
     output: CliPositionalArg[Path] = Field(description="Trace to write.")
     sessions: int = Field(16, ge=1, description="How many sessions, evenly spread over those that fit.")
     max_context: int = Field(4096, ge=1, description="Longest context of a session in tokens.")
-    max_gap: float = Field(float("inf"), ge=0, description="Longest gap in seconds; sessions with longer ones are out.")
+    max_gap: float = Field(
+        float("inf"), allow_inf_nan=True, ge=0, description="Longest gap in seconds; sessions with longer ones are out."
+    )
     rate: float = Field(1.0, gt=0, description="Poisson arrivals per second.")
     seed: int = Field(0, description="Seed of the arrivals.")
 
