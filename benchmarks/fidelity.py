@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -221,11 +221,11 @@ def _compare(
             "error": statistics.median((ours - value) / value for value in values),
             "live_spread": _spread(values, lambda value, other: abs(value - other) / other),
         }
-    live_routes = [_routes(run) for run in live]
+    live_routes = [routes_of(run) for run in live]
     return {
         "figures": errors,
-        "decisions_equal": statistics.median(_equal(routes, route) for route in live_routes),
-        "decisions_equal_among_live_runs": _spread(live_routes, _equal),
+        "decisions_equal": statistics.median(equal_share(routes, route) for route in live_routes),
+        "decisions_equal_among_live_runs": _spread(live_routes, equal_share),
         "local_share_live": statistics.median(_local_share(route) for route in live_routes),
         "local_share_simulated": _local_share(routes),
         "attainment_live": statistics.median(run["attainment"]["rounds"] for run in live),
@@ -241,15 +241,21 @@ def _spread(items: Sequence[Any], measure: Callable[[Any, Any], float]) -> float
     return statistics.median(pairs) if pairs else None
 
 
-def _routes(run: dict[str, Any]) -> dict[tuple[str, int], str | None]:
+Routes = dict[tuple[str, int], str | None]
+"""(session id, round) -> the route that was decided."""
+
+
+def routes_of(run: Mapping[str, Any]) -> Routes:
+    """The routes of a live run."""
     return {(each["session_id"], each["round"]): each["decision"].get("route") for each in run["records"]}
 
 
-def _equal(routes: dict[tuple[str, int], str | None], other: dict[tuple[str, int], str | None]) -> float:
+def equal_share(routes: Routes, other: Routes) -> float:
+    """The share of the rounds with equal routes."""
     return sum(other.get(key) == route for key, route in routes.items()) / len(routes)
 
 
-def _local_share(routes: dict[tuple[str, int], str | None]) -> float:
+def _local_share(routes: Routes) -> float:
     return sum(route == "local" for route in routes.values()) / len(routes)
 
 

@@ -34,7 +34,15 @@ from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
 from ampd.policies.registry import Kind
 from ampd.types import WINDOW_S, Parallelism, Slo
-from benchmarks.fidelity import calibration_sessions, lone_overheads, measured_profile, scaled
+from benchmarks.fidelity import (
+    Routes,
+    calibration_sessions,
+    equal_share,
+    lone_overheads,
+    measured_profile,
+    routes_of,
+    scaled,
+)
 from benchmarks.policies.contest import Contestant
 from benchmarks.switched import switch, switched_environment, switched_flags
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -56,7 +64,6 @@ CONTESTANTS = {
 _CALIBRATING = CONTESTANTS["always-remote"]
 _LOOSE = Slo(60.0, 60.0)
 _SEEDS = count(1)
-Routes = dict[tuple[str, int], str | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -255,8 +262,8 @@ class Bench:
         self, layout: str, contestant: Contestant, live: Sequence[dict[str, Any]], prefill: int, decode: int
     ) -> dict[str, Any]:
         simulated, routes = self._simulated(layout, contestant, prefill, decode)
-        live_routes = [_routes(run) for run in live]
-        pairs = [_alike(first, second) for first, second in combinations(live_routes, 2)]
+        live_routes = [routes_of(run) for run in live]
+        pairs = [equal_share(first, second) for first, second in combinations(live_routes, 2)]
         return {
             "layout": layout,
             "contestant": contestant.label,
@@ -264,7 +271,7 @@ class Bench:
             "live": {name: statistics.median(read(run) for run in live) for name, read in _FIGURES.items()},
             "live_runs": [{name: read(run) for name, read in _FIGURES.items()} for run in live],
             "simulated": {name: read(simulated) for name, read in _FIGURES.items()},
-            "routed_alike": statistics.median(_alike(routes, run) for run in live_routes),
+            "routed_alike": statistics.median(equal_share(routes, run) for run in live_routes),
             "routed_alike_live": statistics.median(pairs) if pairs else None,
             "reasons": Counter(record["decision"].get("reason") for run in live for record in run["records"]),
             "sliced_rounds": sum(record["decision"].get("slices", 1) > 1 for run in live for record in run["records"]),
@@ -292,14 +299,6 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "local_share": lambda result: result["routes"]["local"] / max(result["rounds"], 1),
 }
 """The same keys in a live result and in a simulated one."""
-
-
-def _routes(run: Mapping[str, Any]) -> Routes:
-    return {(each["session_id"], each["round"]): each["decision"].get("route") for each in run["records"]}
-
-
-def _alike(routes: Routes, other: Routes) -> float:
-    return sum(other.get(key) == route for key, route in routes.items()) / len(routes)
 
 
 def table(result: Mapping[str, Any]) -> str:

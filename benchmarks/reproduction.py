@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -27,6 +27,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
+from benchmarks.policies.report import markdown, put_between_markers
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
@@ -131,7 +132,7 @@ def main() -> int:
         options.data.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     text = "\n\n".join(tables(study))
     if options.write:
-        _between_markers(options.write, text)
+        put_between_markers(options.write, "tables", text)
     else:
         print(text)
     return 0
@@ -231,7 +232,7 @@ def _attainment_table(study: Study, lengths: Lengths) -> str:
                 fields = {"model": model, "trace": trace, "lengths": lengths, "system": system}
                 cells = [f"{study.mean('attainment', rate=rate, **fields):.1%}" for rate in RATES]
                 rows.append([model, trace, system.label, *cells, f"{study.mean('local_share', **fields):.0%}"])
-    return _markdown(["model", "trace", "system", *(f"{rate}/s" for rate in RATES), "local"], rows)
+    return markdown(["model", "trace", "system", *(f"{rate}/s" for rate in RATES), "local"], rows)
 
 
 def _gain_table(study: Study, lengths: Lengths) -> str:
@@ -250,7 +251,7 @@ def _gain_table(study: Study, lengths: Lengths) -> str:
             rows.append(row)
     finite = {label: [gain for gain in values if gain < float("inf")] for label, values in gains.items()}
     rows.append(["mean", "", "", *(_signed(statistics.fmean(values)) for values in finite.values())])
-    return _markdown(["model", "trace", "AMPD", *(f"vs {system.label}" for system in SYSTEMS[1:])], rows)
+    return markdown(["model", "trace", "AMPD", *(f"vs {system.label}" for system in SYSTEMS[1:])], rows)
 
 
 def _system_table(study: Study, systems: Sequence[System]) -> str:
@@ -262,24 +263,11 @@ def _system_table(study: Study, systems: Sequence[System]) -> str:
             fields = {"model": "llama-3.1-70b", "trace": trace, "lengths": lengths, "rate": 2.0, "system": system}
             row.append(f"{study.mean('attainment', **fields):.1%} ({study.mean('local_share', **fields):.0%} local)")
         rows.append(row)
-    return _markdown(["", *(f"{trace}, {lengths}" for trace, lengths in columns)], rows)
+    return markdown(["", *(f"{trace}, {lengths}" for trace, lengths in columns)], rows)
 
 
 def _signed(gain: float) -> str:
     return "from 0" if gain == float("inf") else f"{gain:+.0%}"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _between_markers(path: Path, text: str) -> None:
-    begin, end = "<!-- tables: begin -->", "<!-- tables: end -->"
-    document = path.read_text(encoding="utf-8")
-    before, _, rest = document.partition(begin)
-    _, _, after = rest.partition(end)
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

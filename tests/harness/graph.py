@@ -281,6 +281,14 @@ def session(name: str, *, final: bool = False) -> dict[str, str]:
     return {"x-dynamo-session-id": name, **({"x-dynamo-session-final": "true"} if final else {})}
 
 
+async def ask(client: httpx.AsyncClient, prompt: list[int], name: str, tokens: int = 5) -> tuple[str, dict[str, Any]]:
+    """A round of a session: its output, and its decision record."""
+    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=tokens), headers=session(name))
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["text"], record(answer)
+
+
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream."""
     async for line in response.aiter_lines():

@@ -1,17 +1,16 @@
 """Workers that own sessions and prefill for others, and a worker that goes through all roles while sessions go on."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.types import Role, WorkerView
-from tests.harness.graph import Graph, completion, profile, record, session
+from ampd.types import Role
+from tests.harness.graph import Graph, ask, profile
+from tests.harness.scripted_roles import assign, role_flags, until_role
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -33,39 +32,11 @@ async def client(graph: Graph, workers: list[str]) -> AsyncIterator[httpx.AsyncC
     """Each round is prefilled elsewhere if any other worker takes prefills."""
     assign(graph)
     graph.start_frontend()
-    flags = [
-        "--binding",
-        "dice",
-        "--pools",
-        f"from-file(path={graph.folder / 'wanted.json'})",
-        "--pools-interval-s",
-        "0.1",
-    ]
+    flags = ["--binding", "dice", *role_flags(graph)]
     name = graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator")
     await graph.until_answers([name])
     async with httpx.AsyncClient(base_url=graph.url, timeout=30) as connected:
         yield connected
-
-
-def assign(graph: Graph, **roles: tuple[str, str]) -> None:
-    """The roles that the pools policy wants from now on."""
-    fresh = graph.folder / "fresh.json"
-    fresh.write_text(json.dumps(roles))
-    fresh.rename(graph.folder / "wanted.json")
-
-
-async def until_role(graph: Graph, worker_id: str, role: Role) -> None:
-    def there(views: list[WorkerView]) -> bool:
-        return (worker_id, role) in {(view.worker_id, view.role) for view in views}
-
-    await graph.until_views(there)
-
-
-async def ask(client: httpx.AsyncClient, prompt: list[int], name: str) -> tuple[str, dict[str, Any]]:
-    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=5), headers=session(name))
-    assert reply.status_code == 200, reply.text
-    answer = reply.json()
-    return answer["choices"][0]["text"], record(answer)
 
 
 async def newcomers(client: httpx.AsyncClient) -> set[tuple[str, str | None]]:

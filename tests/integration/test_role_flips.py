@@ -1,18 +1,17 @@
 """Workers whose role changes while sessions go on, in a whole graph with two coordinators."""
 
 import asyncio
-import json
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.types import Role, WorkerView
-from tests.harness.graph import Graph, completion, events, profile, record, session
+from ampd.types import Role
+from tests.harness.graph import Graph, ask, completion, events, profile, record, session
+from tests.harness.scripted_roles import assign, role_flags, until_role
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -25,7 +24,7 @@ async def coordinators(graph: Graph) -> list[str]:
     """Both ask for what the file says."""
     graph.environment["DYN_LOG"] = "info"
     assign(graph)
-    flags = ["--pools", f"from-file(path={wanted(graph)})", "--pools-interval-s", "0.1"]
+    flags = role_flags(graph)
     return [
         graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]
@@ -41,31 +40,6 @@ async def client(graph: Graph, coordinators: list[str]) -> AsyncIterator[httpx.A
     await graph.until_answers(coordinators)
     async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
         yield http
-
-
-def wanted(graph: Graph) -> Path:
-    return graph.folder / "wanted.json"
-
-
-def assign(graph: Graph, **roles: tuple[str, str]) -> None:
-    """What the policy wants from now on."""
-    fresh = graph.folder / "fresh.json"
-    fresh.write_text(json.dumps(roles))
-    fresh.rename(wanted(graph))
-
-
-async def until_role(graph: Graph, worker_id: str, role: Role, lane: str = "") -> None:
-    def there(views: list[WorkerView]) -> bool:
-        return (worker_id, role, lane) in {(view.worker_id, view.role, view.lane) for view in views}
-
-    await graph.until_views(there)
-
-
-async def ask(client: httpx.AsyncClient, prompt: list[int], name: str, new: int = 3) -> tuple[str, dict[str, Any]]:
-    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=new), headers=session(name))
-    assert reply.status_code == 200, reply.text
-    answer = reply.json()
-    return answer["choices"][0]["text"], record(answer)
 
 
 async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]]:

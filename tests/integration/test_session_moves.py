@@ -1,7 +1,6 @@
 """Sessions that leave an owner whose role changes, in a whole graph with four workers and two coordinators."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 import pytest_asyncio
 
 from ampd.types import Role, WorkerView
-from tests.harness.graph import Graph, completion, events, profile, record, session
+from tests.harness.graph import Graph, ask, completion, events, profile, session
+from tests.harness.scripted_roles import assign, role_flags, until_role
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,8 +23,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     """One prefill and three decode workers. Rounds are prefilled where their session is owned."""
     graph.environment["DYN_LOG"] = "info"
     assign(graph)
-    pools = f"from-file(path={graph.folder / 'wanted.json'})"
-    flags = ["--moves", "--binding", "dice", "--pools", pools, "--pools-interval-s", "0.1"]
+    flags = ["--moves", "--binding", "dice", *role_flags(graph)]
     names = [
         graph.start_coordinator("always-local", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]
@@ -37,35 +36,14 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
         yield connected
 
 
-def assign(graph: Graph, **roles: tuple[str, str]) -> None:
-    """The roles that the pools policy wants from now on."""
-    fresh = graph.folder / "fresh.json"
-    fresh.write_text(json.dumps(roles))
-    fresh.rename(graph.folder / "wanted.json")
-
-
 def prompt_of(name: str) -> list[int]:
     return [5 + (position * 7 + SESSIONS.index(name)) % 300 for position in range(200)]
-
-
-async def ask(client: httpx.AsyncClient, prompt: list[int], name: str) -> tuple[str, dict[str, Any]]:
-    reply = await client.post("/v1/completions", json=completion(prompt, max_tokens=5), headers=session(name))
-    assert reply.status_code == 200, reply.text
-    answer = reply.json()
-    return answer["choices"][0]["text"], record(answer)
 
 
 async def rounds(client: httpx.AsyncClient, more: list[int]) -> dict[str, tuple[str, dict[str, Any]]]:
     """A round of every session, all at once."""
     asked = [ask(client, prompt_of(name) + more, name) for name in SESSIONS]
     return dict(zip(SESSIONS, await asyncio.gather(*asked), strict=True))
-
-
-def role_is_seen(worker_id: str, role: Role) -> Any:
-    def seen(views: list[WorkerView]) -> bool:
-        return (worker_id, role) in {(view.worker_id, view.role) for view in views}
-
-    return seen
 
 
 @pytest.mark.long
@@ -87,7 +65,7 @@ async def test_sessions_leave_a_worker_that_becomes_a_prefill_worker_and_take_th
             if not is_turned:
                 is_turned = True
                 assign(graph, **{leaving: ("prefill", "")})
-                await graph.until_views(role_is_seen(leaving, Role.PREFILL))
+                await until_role(graph, leaving, Role.PREFILL)
 
     # A coordinator may learn of the role a moment later than this test, so that some sessions move with a later round.
     more: list[int] = []

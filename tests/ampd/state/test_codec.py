@@ -26,6 +26,8 @@ from ampd.telemetry.latencies import Latencies
 from ampd.telemetry.served_window import ServedWindow
 from ampd.types import KvWindow, Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
 
+from .sound_view import sound_view
+
 NOW_S = 1000.0
 LATER_S = 5000.0
 """The reader's clock at the time of writing."""
@@ -214,22 +216,17 @@ NONSENSE: dict[str, Any] = {
 }
 
 
-def sound() -> WorkerView:
-    task = PrefillTask("t1", "s1", 0, 5, 1.0, Slo(1.0, 0.1))
-    return WorkerView("w1", Role.DECODE, queue=(task,), ttft=Window(0.5, 3), held_tokens={"s": 16})
-
-
 @pytest.mark.parametrize("field", NONSENSE)
 def test_a_view_with_a_nonsensical_field_is_refused(field: str) -> None:
-    fields = json.loads(codec.encode_view(sound(), 2.0))
-    assert codec.decode_view(json.dumps(fields), 2.0) == sound()
+    fields = json.loads(codec.encode_view(sound_view(), 2.0))
+    assert codec.decode_view(json.dumps(fields), 2.0) == sound_view()
     with pytest.raises(codec.CodecError, match="w1"):
         codec.decode_view(json.dumps({**fields, field: NONSENSE[field]}), 2.0)
 
 
 @pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1, "5"])
 def test_a_lease_must_end(lease_s: object) -> None:
-    kind, view, _ = json.loads(codec.encode_event(WorkerUpdated(sound(), 5.0), 2.0))
+    kind, view, _ = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     with pytest.raises(codec.CodecError):
         codec.decode_event(json.dumps([kind, view, lease_s]), 2.0)
 

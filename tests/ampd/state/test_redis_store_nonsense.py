@@ -15,12 +15,9 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import _warn_once
 from ampd.state.store import StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
+from ampd.types import Role, WorkerView
 
-
-def sound() -> WorkerView:
-    task = PrefillTask("t1", "s1", 0, 5, 1.0, Slo(1.0, 0.1))
-    return WorkerView("w1", Role.DECODE, queue=(task,), ttft=Window(0.5, 3), held_tokens={"s": 16})
+from .sound_view import sound_view
 
 
 @pytest.fixture
@@ -35,7 +32,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
     caplog.set_level(logging.WARNING)
     _warn_once.cache_clear()
     store = await open_store(redis_server.url, "nonsense")
-    event = json.loads(codec.encode_event(WorkerUpdated(sound(), 5.0), 2.0))
+    event = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     event[1]["kv_used_tokens"] = -1e9
     async with ClusterView(store, lease_s=60) as view:
         for _ in range(50):

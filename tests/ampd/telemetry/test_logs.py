@@ -5,14 +5,13 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.telemetry import logs, tracing
+from ampd.telemetry import logs
 from ampd.telemetry.logs import (
     DynamoHandler,
     JsonFormatter,
@@ -26,13 +25,6 @@ from ampd.telemetry.stderr_lines import StderrLines
 from ampd.telemetry.tracing import Trace
 
 LOG = logging.getLogger("tests.logs")
-
-
-@pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
-    token = tracing._CURRENT.set(None)
-    yield
-    tracing._CURRENT.reset(token)
 
 
 def record(message: str = "said", *args: Any, level: int = logging.INFO, name: str = "a.b", **fields: Any) -> Any:

@@ -1,7 +1,7 @@
 """Ids of a round, with Dynamo's own contexts; no runtime."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import Context as ContextVars
 from functools import partial
 from typing import TypeVar
@@ -14,14 +14,6 @@ from ampd.telemetry import tracing
 from ampd.telemetry.tracing import Trace
 
 ResultT = TypeVar("ResultT")
-
-
-@pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
-    """Every test begins and ends outside of a round."""
-    token = tracing._CURRENT.set(None)
-    yield
-    tracing._CURRENT.reset(token)
 
 
 async def in_new_task(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
