@@ -130,7 +130,7 @@ async def test_a_page_that_was_damaged_in_the_store_is_computed_again(pair: Pair
     first = await run(pair.decode, "s", prompt, 12)
     await until(lambda: idle(pair.decode))
     offset = store.hold("look", page_keys(prompt, PAGE, tenant="")).records["kv"].offsets[9]
-    await store.let_go("look")
+    store.let_go("look")
     size = store.geometry.pool("kv").record_bytes
     store.memory.map[offset : offset + size] = bytes(size)
     again = await run(pair.decode, "s", prompt, 12)
@@ -225,7 +225,7 @@ async def test_a_client_that_leaves_before_the_engine_has_its_request(
     with pytest.raises(asyncio.CancelledError):
         await round_
     assert pair.decode.load() == EngineLoad(0, 0, 0)
-    await until(lambda: not store._running and not store._known)
+    await until(lambda: not store._known)
     monkeypatch.undo()
     await empty(pair.prefill, pair.decode)
 
@@ -441,10 +441,10 @@ async def test_a_request_may_load_until_it_ends(pair: Pair) -> None:
     stream: Any = pair.decode.generate(EngineRequest(request_id, "s", prompt, 5000, GREEDY))
     for _ in range(8):
         await anext(stream)
-    assert store._running == {request_id}
+    assert list(store._known) == [request_id]
     assert request_id in store.directory._holds
     await stream.aclose()
-    await until(lambda: not store._running and not store._known and not store.directory._holds)
+    await until(lambda: not store._known and not store.directory._holds)
     await empty(pair.prefill, pair.decode)
 
 

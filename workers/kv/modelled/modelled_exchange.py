@@ -112,7 +112,7 @@ class ModelledExchange:
             return KvFetch()
         try:
             async with asyncio.timeout(timeout_s):
-                pages = await self._read(missing, source_worker_id, timeout_s)
+                pages = await self._read(rid, missing, source_worker_id, timeout_s)
         except Exception as error:  # Whatever a peer answers, the round goes on and computes the KV itself.
             text = str(error) or f"timed out after {timeout_s:g} s"
             return KvFetch(seconds=self._clock() - start_s, error=text)
@@ -179,7 +179,7 @@ class ModelledExchange:
 
     # -- inside
 
-    async def _read(self, missing: Sequence[bytes], source_worker_id: str, timeout_s: float) -> int:
+    async def _read(self, rid: str, missing: Sequence[bytes], source_worker_id: str, timeout_s: float) -> int:
         """Read pages from a peer into the store; returns how many."""
         if self._peers is None:
             raise ConnectionError("not connected to other workers yet")
@@ -195,15 +195,15 @@ class ModelledExchange:
             descriptor = json.loads(reply["descriptor"])
             if (theirs := descriptor["fingerprint"]) != self._fingerprint:
                 self._foreign.refuse(source_worker_id, f"fingerprint differs: {self._fingerprint} here, {theirs} there")
-            return await self._copy(missing[:offered], Parallelism(tp=int(descriptor["tp"])))
+            return await self._copy(rid, missing[:offered], Parallelism(tp=int(descriptor["tp"])))
         finally:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
             task = asyncio.create_task(self._unlease(source_worker_id, reply.get("lease_id", "")))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _copy(self, keys: Sequence[bytes], source: Parallelism) -> int:
-        # Of no session yet: the request that needs them holds them, and its session takes them over when it begins.
+    async def _copy(self, rid: str, keys: Sequence[bytes], source: Parallelism) -> int:
+        # Of no session yet: its session takes them over when it begins.
         wanted = {_POOL: keys}
         others = self._arrivals.of(wanted)
         reservation = self.directory.reserve("", wanted, self._clock())
@@ -216,7 +216,7 @@ class ModelledExchange:
             except BaseException:
                 self.directory.give_up(reservation.id)
                 raise
-            self.directory.written(reservation.id)
+            self.directory.written(reservation.id, holder=rid)
         self._moved_pages += pages
         if others:
             # The caller limits the time of the whole read.

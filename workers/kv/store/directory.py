@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import Generic, Protocol, TypeVar
+from uuid import uuid4
 
 from ampd.serving.kv_eviction import Evictable
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.prefix_records import PrefixRecords
-from workers.kv.store.records import RecordAllocator
+from workers.kv.store.records import RecordAllocator, aligned_bytes
 from workers.kv.store.runs import Claimant, PageRun, PageSpan, RunTable, first_pages
 from workers.kv.store.sessions import SessionTable, Surplus
 
@@ -154,7 +155,7 @@ class StoreDirectory:
         self.sessions = SessionTable(self._runs, page_size, self._windows, surplus)
         self._ids = count(1)
         self._writers: dict[int, _Writer] = {}
-        self._being_written: set[tuple[str, bytes]] = set()
+        self._being_written: dict[tuple[str, bytes], _Writer] = {}
         self._holds: dict[str, Claimant] = {}
         self._leases: dict[str, _Lease] = {}
 
@@ -228,11 +229,15 @@ class StoreDirectory:
         self._writers[reservation_id] = writer
         return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
 
-    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None) -> None:
+    def written(
+        self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None, holder: str = ""
+    ) -> None:
         """The records of a reservation are complete: they can be found and read from now on.
 
         Args:
             checksums: pool -> checksum of each record, in the order of the reservation's offsets.
+            holder: a request that needs all pages that were named for the reservation, also behind a page that is not
+                stored yet. It holds them from now on, as after `hold`.
 
         Raises:
             KeyError: there is no such reservation, or it has ended.
@@ -245,18 +250,34 @@ class StoreDirectory:
             run.checksums[self._main] = dict(enumerate(islice(remaining, len(run.keys))))
         for pool, records in writer.trailing.items():
             for number, (key, run, at, offset) in enumerate(records):
-                self._being_written.discard((pool, key))
+                del self._being_written[pool, key]
                 if run.dropped:
                     self._allocator.free([offset])
                     continue
-                run.trailing.setdefault(pool, {})[at] = offset
+                self._runs.add_trailing(run, pool, at, offset)
                 if pool in checksums:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
+        if holder:
+            self._claim(holder, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
         self._runs.release(writer)
         if writer.is_behind_hole:
             for run in writer.runs:
                 self._runs.evict_first(run)
+
+    def withdraw(self, reservation_id: int) -> None:
+        """Nobody waits for a writer any more, and it may still write: another one may write the same records.
+
+        Its memory is free after `give_up`, which must follow when it has stopped.
+
+        Raises:
+            KeyError: there is no such reservation, or it has ended.
+        """
+        writer = self._writers[reservation_id]
+        self._unmark(writer)
+        for run in writer.runs:
+            self.sessions.lose(run)
+            self._runs.forget(run)
 
     def give_up(self, reservation_id: int) -> None:
         """The writer of a reservation has stopped for certain and has not finished: its memory is free again.
@@ -265,8 +286,8 @@ class StoreDirectory:
             KeyError: there is no such reservation, or it has ended.
         """
         writer = self._writers.pop(reservation_id)
-        for pool, records in writer.trailing.items():
-            self._being_written.difference_update((pool, key) for key, _, _, _ in records)
+        self._unmark(writer)
+        for records in writer.trailing.values():
             self._allocator.free([offset for _, _, _, offset in records])
         for run in writer.runs:
             self.sessions.lose(run)
@@ -285,7 +306,7 @@ class StoreDirectory:
         if not pages:
             return Held(0, {pool: Places((), ()) for pool in self._record_bytes})
         spans = first_pages(records.spans, pages)
-        self._runs.claim_spans(self._holds.setdefault(rid, Claimant(protects=True)), spans)
+        self._claim(rid, spans)
         found = {self._main: Places(keys[:pages], _offsets(spans))}
         for pool in self._windows:
             there = list(records.trailing(pool, 0, pages))
@@ -319,7 +340,8 @@ class StoreDirectory:
         spans = first_pages(records.spans, pages)
         lease = _Lease(protects=True, reader=reader, expires_s=now_s + ttl_s)
         self._runs.claim_spans(lease, spans)
-        lease_id = f"{next(self._ids):x}"
+        # A reader may return it to a worker that has started again under the same name: it must not know it then.
+        lease_id = uuid4().hex
         self._leases[lease_id] = lease
         offsets: dict[str, Places[int]] = {self._main: Places(range(pages), _offsets(spans))}
         checksums = {self._main: [c for span in spans for c in _checksums(self._main, span.run, span.positions)]}
@@ -365,14 +387,26 @@ class StoreDirectory:
         by_size: Counter[int] = Counter()
         for pool, number in counts.items():
             by_size[self._record_bytes[pool]] += number
-        evictable = self._runs.pages - self._runs.protected_pages
-        if counts.get(self._main, 0) > self._allocator.available(self._record_bytes[self._main]) + evictable:
+        if not self._allocator.fits(by_size) and not self._can_fit(counts, by_size):
             return None
         while not self._allocator.fits(by_size):
             short = max(number - self._allocator.available(size) for size, number in by_size.items())
             if not self._evict(max(1, short)):
                 return None
         return {pool: self._allocator.allocate(self._record_bytes[pool], number) for pool, number in counts.items()}
+
+    def _can_fit(self, counts: Mapping[str, int], by_size: Mapping[int, int]) -> bool:
+        """Whether there is room for the records when all has gone that may go. Otherwise nothing should go."""
+        evictable = {**self._runs.evictable_trailing, self._main: self._runs.pages - self._runs.protected_pages}
+        missing_slots: Counter[int] = Counter()
+        missing_bytes = -self._allocator.free_bytes
+        for pool, record_bytes in self._record_bytes.items():
+            missing = counts.get(pool, 0) - evictable.get(pool, 0)
+            missing_slots[aligned_bytes(record_bytes)] += missing
+            missing_bytes += missing * aligned_bytes(record_bytes)
+        if all(missing <= self._allocator.free_slots(size) for size, missing in missing_slots.items()):
+            return True  # each size finds room in what records of its own size leave
+        return missing_bytes <= 0 and self._allocator.fits(by_size, without=self._runs.evictable_offsets())
 
     def _evict(self, pages: int) -> int:
         """Drop up to `pages` pages of what may go first; 0: nothing may go."""
@@ -388,6 +422,9 @@ class StoreDirectory:
         """What is there of a prefix, and how many pages of it can be restored."""
         records = PrefixRecords(list(self._runs.spans(keys)), self._windows)
         return records, records.longest()
+
+    def _claim(self, rid: str, spans: Sequence[PageSpan]) -> None:
+        self._runs.claim_spans(self._holds.setdefault(rid, Claimant(protects=True)), spans)
 
     def _claim_present(self, writer: _Writer, keys: Mapping[str, Sequence[bytes]]) -> None:
         path: dict[PageRun, int] = {}
@@ -422,9 +459,16 @@ class StoreDirectory:
                 self._runs.claim(writer, run, end - start)
                 start = end
 
+    def _unmark(self, writer: _Writer) -> None:
+        """Other writers may write its records of further pools."""
+        for pool, records in writer.trailing.items():
+            for key, _, _, _ in records:
+                if self._being_written.get((pool, key)) is writer:
+                    del self._being_written[pool, key]
+
     def _add_trailing(self, writer: _Writer, pool: str, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
         """Records of a further pool. Every page is there or has just been added, and the writer's claim keeps it."""
-        self._being_written.update((pool, key) for key in keys)
+        self._being_written |= {(pool, key): writer for key in keys}
         writer.trailing[pool] = [
             (keys[start + number], span.run, at, offsets[start + number])
             for start, span in self._runs.stretches(keys)

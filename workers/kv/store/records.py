@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _ALIGNMENT_BYTES = 64
 """Every record starts at a multiple of this, so that its bytes can be viewed as any dtype."""
@@ -98,6 +98,10 @@ class _SizeClass:
         self._add_extent(start, end - start)
         return False
 
+    def used_slots(self, slab: int) -> int:
+        """How many records of a slab are in use."""
+        return self._used[slab].count(1)
+
     def _add_extent(self, start: int, slots: int) -> None:
         self._lengths[start] = slots
         self._starts_by_end[start + slots] = start
@@ -150,13 +154,30 @@ class RecordAllocator:
         wanted = self._classes[aligned_bytes(record_bytes)]
         return wanted.free_slots + len(self._free_slabs) * wanted.slots_per_slab
 
-    def fits(self, counts: Mapping[int, int]) -> bool:
-        """Whether all of `counts` (record bytes -> number) could be allocated together."""
-        slabs = 0
-        for record_bytes, count in self._by_class(counts).items():
-            wanted = self._classes[record_bytes]
-            slabs += -(-max(0, count - wanted.free_slots) // wanted.slots_per_slab)
-        return slabs <= len(self._free_slabs)
+    def free_slots(self, record_bytes: int) -> int:
+        """How many records of a size could be allocated without another slab."""
+        return self._classes[aligned_bytes(record_bytes)].free_slots
+
+    def fits(self, counts: Mapping[int, int], without: Iterable[int] = ()) -> bool:
+        """Whether all of `counts` (record bytes -> number) could be allocated together.
+
+        Args:
+            without: offsets of records that would be given back before.
+        """
+        free_slots = {size: of_size.free_slots for size, of_size in self._classes.items()}
+        free_slabs = len(self._free_slabs)
+        for slab, freed in Counter(offset // self.slab_bytes for offset in without).items():
+            owner = self._class_of_slab[slab]
+            assert owner is not None, "a record is in use in each of these slabs"
+            used = owner.used_slots(slab)
+            if freed < used:
+                free_slots[owner.record_bytes] += freed
+            else:
+                free_slots[owner.record_bytes] -= owner.slots_per_slab - used
+                free_slabs += 1
+        for size, count in self._by_class(counts).items():
+            free_slabs -= -(-max(0, count - free_slots[size]) // self._classes[size].slots_per_slab)
+        return free_slabs >= 0
 
     def allocate(self, record_bytes: int, count: int) -> list[int]:
         """Offsets of `count` records.

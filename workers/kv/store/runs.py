@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -134,6 +134,10 @@ class RunTable:
 
     Args:
         allocator: of the records' memory; the table frees what it drops.
+
+    Attributes:
+        pages, session_pages, protected_pages: pages that can be found; those that sessions need; those that must stay.
+        evictable_trailing: by further pool, the records at pages that may go.
     """
 
     def __init__(self, allocator: RecordAllocator) -> None:
@@ -143,6 +147,7 @@ class RunTable:
         self.pages = 0
         self.session_pages = 0
         self.protected_pages = 0
+        self.evictable_trailing: Counter[str] = Counter()
 
     def spans(self, keys: Sequence[bytes], written_only: bool = True) -> Iterator[PageSpan]:
         """The longest prefix of `keys` that is in the store."""
@@ -183,6 +188,11 @@ class RunTable:
         self.pages += len(run.keys)
         return run
 
+    def add_trailing(self, run: PageRun, pool: str, at: int, offset: int) -> None:
+        """Add a record of a further pool to the page at a position of a run."""
+        run.trailing.setdefault(pool, {})[at] = offset
+        self.evictable_trailing[pool] += at >= run.protected_pages
+
     # -- claims
 
     def claim_spans(self, claimant: Claimant, spans: Iterable[PageSpan]) -> None:
@@ -219,6 +229,13 @@ class RunTable:
 
     # -- what goes
 
+    def evictable_offsets(self) -> Iterator[int]:
+        """Offsets of all records that may go. It looks at every page."""
+        for run in dict.fromkeys(self._index.values()):
+            yield from run.offsets[run.protected_pages :]
+            for offsets in run.trailing.values():
+                yield from (offset for at, offset in offsets.items() if at >= run.protected_pages)
+
     def evict_first(self, run: PageRun) -> None:
         """Make the part of a run that is not needed the first to be evicted."""
         if run in self._unused:
@@ -239,7 +256,9 @@ class RunTable:
         dropped = len(run.keys) - pages
         for key in run.keys[pages:]:
             del self._index[key]
+        self._count_trailing(run, -1)
         self._free(run, pages)
+        self._count_trailing(run, 1)
         self.pages -= dropped
         if pages <= run.needed_pages():
             self._unused.pop(run, None)
@@ -274,7 +293,11 @@ class RunTable:
                 protected_pages = max(protected_pages, pages)
         self.session_pages += session_pages - run.session_pages
         self.protected_pages += protected_pages - run.protected_pages
-        run.session_pages, run.protected_pages = session_pages, protected_pages
+        run.session_pages = session_pages
+        if protected_pages != run.protected_pages:
+            self._count_trailing(run, -1)
+            run.protected_pages = protected_pages
+            self._count_trailing(run, 1)
         if needed < len(run.keys):
             self._unused[run] = None
             self._unused.move_to_end(run)
@@ -285,12 +308,17 @@ class RunTable:
         if run.dropped:
             return
         run.dropped = True
+        self._count_trailing(run, -1)
         for key in run.keys:
             del self._index[key]
         self.pages -= len(run.keys)
         self.session_pages -= run.session_pages
         self.protected_pages -= run.protected_pages
         self._unused.pop(run, None)
+
+    def _count_trailing(self, run: PageRun, sign: int) -> None:
+        for pool, offsets in run.trailing.items():
+            self.evictable_trailing[pool] += sign * sum(at >= run.protected_pages for at in offsets)
 
     def _free(self, run: PageRun, pages: int) -> None:
         """Free the memory of a run from position `pages` on."""

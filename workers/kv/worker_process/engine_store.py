@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 ReloadListener = Callable[[float], None]
 
-_DROP_S = 60.0
+_LONG_DROP_S = 60.0
+"""Loads that take longer to end get a line in the log. Their records stay protected, because a rank may read them."""
 
 _AT_ONCE_BYTES = 8 << 20
 """Checksums of so many bytes take half a millisecond, which is no longer than another thread takes to begin."""
@@ -67,7 +68,6 @@ class EngineStore:
         self._links = RankLinks(ranks, self._receive)
         self._early: list[tuple[int, ToWorker]] = []
         self._known: dict[str, ReloadListener] = {}
-        self._running: set[str] = set()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
@@ -190,7 +190,6 @@ class EngineStore:
             self.directory.let_go(rid)
             held = Held(0, {})
         if held.tokens:
-            self._running.add(rid)
             self._known[rid] = on_reload
             await self._links.hold(rid, _records(held))
         self._changed()
@@ -211,28 +210,29 @@ class EngineStore:
         if session_id:
             self.directory.sessions.end_request(session_id, keys)
             self._changed()
-        if rid in self._running:
+        if rid in self._known:
             self._later(self._ended(rid, given_up))
+        else:
+            self.let_go(rid)
 
     async def _ended(self, rid: str, given_up: Callable[[], Awaitable[None]] | None) -> None:
         if given_up is not None:
             await given_up()
-        self._running.discard(rid)
-        await self.let_go(rid)
+        late = asyncio.get_running_loop().call_later(
+            _LONG_DROP_S, log.error, "KV store: a rank has not ended the loads of a request in %g s", _LONG_DROP_S
+        )
+        try:
+            await self._links.drop(rid)
+        except ConnectionError:
+            return  # they are let go with the engine
+        finally:
+            late.cancel()
+        self._known.pop(rid, None)
+        self.let_go(rid)
 
-    async def let_go(self, rid: str) -> None:
+    def let_go(self, rid: str) -> None:
         """Protect nothing for a request any more. Without effect while the engine has it; see `end_request`."""
-        if rid in self._running:
-            return
-        if rid in self._known:
-            try:
-                await self._links.drop(rid, _DROP_S)
-            except (TimeoutError, ConnectionError) as error:
-                # They stay known, so that they are let go with the engine.
-                log.error("KV store: records of a request stay protected: %s", error or "the engine does not answer")
-                return
-            self._known.pop(rid, None)
-        if self._directory is not None:
+        if rid not in self._known and self._directory is not None:
             self._directory.let_go(rid)
 
     async def settle(self, timeout_s: float) -> None:
@@ -319,10 +319,9 @@ class EngineStore:
         if self._offers is not None:
             self._offers.abandon()
             self._offers = None
-        for rid in self._known.keys() | self._running:
+        for rid in self._known:
             self.directory.let_go(rid)
         self._known.clear()
-        self._running.clear()
 
     def _later(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(work)

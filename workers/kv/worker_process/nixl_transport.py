@@ -121,11 +121,9 @@ class NixlTransport:
         self._jobs.put(extend)
 
     def close(self) -> None:
-        """End the thread; reads that are still under way fail."""
+        """End the thread and the agent, so that nothing is written any more; reads that are still under way fail."""
         self._jobs.put(None)
         self._thread.join(5.0)
-        with suppress(Exception):
-            self._agent.deregister_memory(self._registered)
 
     def _run(self) -> None:
         while True:
@@ -140,8 +138,20 @@ class NixlTransport:
                 job()
             except Exception:
                 log.exception("KV transport failed in one turn")
+        self._end_agent()
+
+    def _end_agent(self) -> None:
+        """In this order: NIXL fails at a read whose memory or agent has gone."""
+        for read in self._active:
+            with suppress(Exception):
+                read.handle.release()
+            read.handle = None
+        with suppress(Exception):
+            self._agent.deregister_memory(self._registered)
+        self._agent = None
         for read in self._active:
             _fail(read, ConnectionError("the exchange was closed"))
+        self._active.clear()
 
     def _pause_s(self) -> float | None:
         if self._active:

@@ -60,10 +60,11 @@ class PeerReads:
         self._arrivals = Arrivals()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    async def read(self, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
+    async def read(self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
 
         Args:
+            rid: of the request that needs them. It holds what was read.
             expected: how many of the keys the worker is expected to have.
 
         Raises:
@@ -86,7 +87,7 @@ class PeerReads:
                 self._foreign.refuse(source, different)
             lease.offsets = _checked(reply["records"], len(keys), lease.descriptor)
             lease.checksums = reply.get("checksums") or {}
-            return await self._read_leased(keys, lease, deadline_s)
+            return await self._read_leased(rid, keys, lease, deadline_s)
         finally:
             if not lease.is_returned:
                 self._later(self._unlease(lease, self._clock() + _CLEAN_UP_S))
@@ -97,28 +98,30 @@ class PeerReads:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read_leased(self, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float) -> int:
+    async def _read_leased(self, rid: str, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float) -> int:
         """Read what is missing here, and wait for the records that other reads bring already."""
         wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
         others = self._arrivals.of(wanted)
-        # Of no session yet: the request holds them, and its session takes them over when it begins.
+        # Of no session yet: its session takes them over when it begins.
         reservation = self._store.directory.reserve("", wanted, self._clock())
         if reservation is None:
             raise RuntimeError("the store has no room")
         with self._arrivals.announced(wanted, reservation):
-            size = await self._read_reserved(lease, reservation, deadline_s)
+            size = await self._read_reserved(rid, lease, reservation, deadline_s)
         if others:
             # Where one of them fails or is late, the rest of the context is computed.
             await asyncio.wait(others, timeout=max(0.0, deadline_s - self._clock()))
         return size
 
-    async def _read_reserved(self, lease: _RemoteLease, reservation: Reservation, deadline_s: float) -> int:
+    async def _read_reserved(self, rid: str, lease: _RemoteLease, reservation: Reservation, deadline_s: float) -> int:
+        directory = self._store.directory
+        pairs = self._pairs(lease, reservation)
+        if not pairs:
+            directory.written(reservation.id, holder=rid)
+            return 0
         done: Future[int] | None = None
         is_kept = False
         try:
-            pairs = self._pairs(lease, reservation)
-            if not pairs:
-                return 0
             assert lease.descriptor is not None
             remote = Remote(lease.source, lease.descriptor.agent, lease.descriptor.address)
             done, abandon = self._transport.read(remote, *joined_blocks(pairs))
@@ -131,7 +134,7 @@ class PeerReads:
                 raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
             if checksums and not _agree(checksums, lease, reservation):
                 raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
-            self._store.directory.written(reservation.id, checksums)
+            directory.written(reservation.id, checksums, holder=rid)
             is_kept = True
             return size
         finally:
@@ -148,12 +151,14 @@ class PeerReads:
 
     def _give_up(self, reservation: Reservation, done: Future[int] | None) -> None:
         """Free what was reserved, but not before the transport has stopped writing there."""
-        give_up = self._store.directory.give_up
+        directory = self._store.directory
         if done is None or done.done():
-            give_up(reservation.id)
+            directory.give_up(reservation.id)
             return
+        # The engine computes these pages now. They have to be stored.
+        directory.withdraw(reservation.id)
         loop = asyncio.get_running_loop()
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(give_up, reservation.id))
+        done.add_done_callback(lambda _: loop.call_soon_threadsafe(directory.give_up, reservation.id))
 
     def _pairs(self, lease: _RemoteLease, reservation: Reservation) -> list[tuple[int, int, int]]:
         """(Offset there, offset here, bytes) of each record that is missing here."""

@@ -88,9 +88,13 @@ class RankLinks:
         """Let a request load records. Returns when all ranks know it; raises as `call`."""
         await self._call_all(lambda call: Hold(call, rid, records), CALL_TIMEOUT_S)
 
-    async def drop(self, rid: str, timeout_s: float) -> None:
-        """A request loads nothing any more. Returns when no rank reads its records any more; raises as `call`."""
-        await self._call_all(lambda call: Drop(call, rid), timeout_s)
+    async def drop(self, rid: str) -> None:
+        """A request loads nothing any more. Returns when no rank reads its records any more, however long that takes.
+
+        Raises:
+            ConnectionError: the engine has gone.
+        """
+        await self._call_all(lambda call: Drop(call, rid), None)
 
     async def offers(self) -> int:
         """How many offers SGLang has made so far; raises as `call`."""
@@ -110,11 +114,11 @@ class RankLinks:
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _call_all(self, message: Callable[[int], ToRank], timeout_s: float) -> None:
+    async def _call_all(self, message: Callable[[int], ToRank], timeout_s: float | None) -> None:
         await asyncio.gather(*(self._call(rank, message, timeout_s) for rank in range(len(self._sockets))))
 
-    async def _call(self, rank: int, message: Callable[[int], ToRank], timeout_s: float) -> Done:
-        """Call a rank.
+    async def _call(self, rank: int, message: Callable[[int], ToRank], timeout_s: float | None) -> Done:
+        """Call a rank. `timeout_s`: None: without a limit.
 
         Raises:
             TimeoutError: the rank's process does not answer.

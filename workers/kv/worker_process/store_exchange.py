@@ -177,7 +177,8 @@ class StoreExchange:
                 if self._reads is None:
                     raise RuntimeError("the exchange is not connected")
                 async with asyncio.timeout(timeout_s):
-                    size = await self._reads.read(missing, expected - start, source_worker_id, started_s + timeout_s)
+                    deadline_s = started_s + timeout_s
+                    size = await self._reads.read(rid, missing, expected - start, source_worker_id, deadline_s)
         except TimeoutError:
             error = f"no KV from {source_worker_id} within {timeout_s:g} s"
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.
@@ -188,7 +189,7 @@ class StoreExchange:
         return KvFetch(tokens, size, self._clock() - started_s, error)
 
     async def discard(self, rid: str) -> None:
-        await self.store.let_go(rid)
+        self.store.let_go(rid)
 
     async def close(self) -> None:
         """End reads and the connections to the ranks, and unmap the store."""

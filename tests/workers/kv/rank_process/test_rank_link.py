@@ -13,6 +13,7 @@ from tests.waiting import until
 from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
 from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.rank_link import RankLink, refuse
+from workers.kv.worker_process import rank_links
 from workers.kv.worker_process.rank_links import RankLinks
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
@@ -139,7 +140,7 @@ async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() ->
         for rank in side.ranks:
             assert rank.held("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
         side.ranks[1].begin_load("r")
-        drop = asyncio.create_task(side.links.drop("r", 10.0))
+        drop = asyncio.create_task(side.links.drop("r"))
         await until(lambda: not side.ranks[1].held("r"))
         await asyncio.sleep(0.05)
         assert not drop.done()
@@ -147,12 +148,23 @@ async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() ->
         await asyncio.wait_for(drop, 10.0)
 
 
-async def test_a_rank_that_has_gone_ends_a_call() -> None:
+async def test_a_rank_that_has_gone_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_links, "CALL_TIMEOUT_S", 0.2)
     async with connected() as side:
         side.ranks[1].close()
         side.ranks[1].close = lambda: None  # type: ignore[method-assign]
         with pytest.raises((ConnectionError, TimeoutError)):
-            await side.links.drop("r", 0.2)
+            await side.links.hold("r", {})
+
+
+async def test_a_drop_waits_for_a_slow_rank_until_the_engine_is_given_up() -> None:
+    async with connected() as side:
+        side.ranks[1].begin_load("r")
+        drop = asyncio.create_task(side.links.drop("r"))
+        await until(lambda: "r" in side.ranks[1]._held._drops)
+        await side.links.close()
+        with pytest.raises(ConnectionError, match="gone"):
+            await drop
 
 
 async def test_a_rank_that_refuses_its_kv_leaves_the_reason() -> None:

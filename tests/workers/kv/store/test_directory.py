@@ -15,11 +15,10 @@ from tests.workers.kv.store.store_lab import (
     keys,
     offsets,
     put,
-    session_ids,
     store_of,
     tail,
 )
-from workers.kv.store.directory import MAX_LEASE_S, MAX_LEASES, MAX_LEASES_PER_READER, StoreDirectory
+from workers.kv.store.directory import MAX_LEASE_S, MAX_LEASES, MAX_LEASES_PER_READER
 
 
 def test_match_is_the_longest_prefix_over_several_reservations() -> None:
@@ -65,6 +64,26 @@ def test_what_is_given_up_is_free_and_may_be_written_again() -> None:
     assert directory.match(keys("abc")) == 0
     put(directory, "s", "abc")
     assert directory.match(keys("abc")) == 3
+
+
+def test_what_a_withdrawn_writer_was_to_write_another_one_may_write() -> None:
+    directory = store_of(8, KV, SWA)
+    directory.sessions.begin_request("s", keys("ab"))
+    pages = {"kv": keys("ab"), "swa": keys("ab")}
+    late = directory.reserve("", pages, 0.0)
+    assert late is not None
+    directory.withdraw(late.id)
+    again = directory.reserve("s", pages, 0.0)
+    assert again is not None
+    assert [len(places) for places in again.offsets.values()] == [2, 2]
+    assert directory.used_bytes == 8 * RECORD, "the late writer may still write"
+    directory.give_up(late.id)
+    assert directory.used_bytes == 4 * RECORD
+    third = directory.reserve("s", pages, 0.0)
+    assert third is not None
+    assert not any(len(places) for places in third.offsets.values()), "they are being written"
+    directory.written(again.id)
+    assert directory.sessions.held_tokens("s") == 2 * PAGE
 
 
 def test_a_shared_prefix_outlives_the_session_that_came_first() -> None:
@@ -284,110 +303,29 @@ def test_a_page_is_named_once() -> None:
         store_of(9, SWA, KV)
 
 
-# -- what goes first
-
-
-def idle(directory: StoreDirectory, session: str, text: str) -> None:
-    """A session that has had a round."""
-    directory.sessions.begin_request(session, keys(text))
-    put(directory, session, text)
-    directory.sessions.end_request(session, keys(text))
-
-
-def test_records_of_no_session_go_first_from_their_ends() -> None:
-    directory = store_of(9)
-    idle(directory, "old", "abc")
-    idle(directory, "gone", "xyz")
-    put(directory, "", "pqr")
-    directory.sessions.release_session("gone")
-    put(directory, "", "12")
-    assert [directory.match(keys(text)) for text in ("abc", "xyz", "pqr", "12")] == [3, 3, 1, 2]
-    put(directory, "", "345")
-    assert [directory.match(keys(text)) for text in ("abc", "xyz", "pqr", "12", "345")] == [3, 1, 0, 2, 3]
-
-
-def test_a_hold_makes_records_of_no_session_young_again() -> None:
-    directory = store_of(4)
-    put(directory, "", "ab")
-    put(directory, "", "xy")
-    directory.hold("r", keys("ab"), 0.0)
-    directory.let_go("r")
-    put(directory, "", "12")
-    assert [directory.match(keys(text)) for text in ("ab", "xy")] == [2, 0]
-
-
-def test_the_end_of_the_least_recently_used_idle_session_goes() -> None:
-    directory = store_of(9)
-    directory.sessions.begin_request("running", keys("abc"))
-    put(directory, "running", "abc")
-    idle(directory, "old", "pqr")
-    idle(directory, "young", "xyz")
-    directory.sessions.take_changed()
-    idle(directory, "new", "12")
-    assert directory.sessions.take_changed() == {"old": PAGE, "new": 2 * PAGE}
-    idle(directory, "newer", "345")
-    assert session_ids(directory) == ["running", "young", "new", "newer"]
-    assert [directory.match(keys(text)) for text in ("abc", "pqr", "xyz", "12", "345")] == [3, 0, 1, 2, 3]
-    assert directory.evicted_tokens == {"idle": 5 * PAGE}
-
-
-def test_tokens_that_can_be_computed_again_go_before_whole_sessions() -> None:
-    directory = store_of(10, surplus=lambda _tokens, session: {"old": 0, "young": 2 * PAGE + 1}.get(session, 0))
-    idle(directory, "old", "abcde")
-    idle(directory, "young", "vwxyz")
-    put(directory, "", "1")
-    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 4]
-    put(directory, "", "23")
-    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 3]
-    directory.hold("r", keys("23"), 0.0)
-    put(directory, "", "4567")
-    assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [1, 3]
-    assert directory.evicted_tokens == {"unused": PAGE, "surplus": 2 * PAGE, "idle": 4 * PAGE}
-
-
-def test_what_remains_of_a_surplus_session_can_be_restored() -> None:
-    """States end at pages 2 and 4. With one page to spare nothing goes, with two the pages behind page 2 go."""
-    for spare_pages, remain in ((1, 4), (2, 2)):
-        directory = store_of(16, KV, MAMBA, surplus=lambda *_, spare=spare_pages: spare * PAGE)
-        put(directory, "s", "abcd", mamba="bd")
-        directory.sessions.begin_request("s", keys("abcd"))
-        directory.sessions.end_request("s", keys("abcd"))
-        assert directory.sessions.evict_surplus(9) == 4 - remain
-        assert directory.sessions.held_tokens("s") == remain * PAGE
-
-
-def test_pages_that_idle_sessions_share_go_last() -> None:
+def test_what_was_read_for_a_request_stays_until_it_lets_it_go() -> None:
+    """Also what lies behind a page that another read still brings."""
     directory = store_of(6)
-    for session, text in (("one", "sysA"), ("two", "sysB")):
-        directory.sessions.begin_request(session, keys(text))
-        put(directory, session, text)
-        directory.sessions.end_request(session, keys(text))
-    put(directory, "", "12")
-    directory.hold("r", keys("12"), 0.0)
-    put(directory, "", "3")
-    assert [directory.match(keys(text)) for text in ("sysA", "sysB")] == [3, 3]
-    assert directory.used_tokens == 6 * PAGE
-    directory.hold("r", keys("3"), 0.0)
-    put(directory, "", "456")
-    assert session_ids(directory) == []
-    assert directory.match(keys("456")) == 3
+    first = directory.reserve("", {"kv": keys("ab")}, 0.0)
+    second = directory.reserve("", {"kv": keys("abcd")}, 0.0)
+    assert first is not None
+    assert second is not None
+    directory.written(second.id, holder="r")
+    assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is None
+    directory.written(first.id)
+    assert directory.match(keys("abcd")) == 4
+    assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is None
+    directory.let_go("r")
+    assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is not None
 
 
-def test_a_request_that_cannot_fit_evicts_nothing() -> None:
-    directory = store_of(4)
-    idle(directory, "old", "ab")
-    directory.sessions.begin_request("running", keys("xy"))
-    put(directory, "running", "xy")
-    assert directory.reserve("new", {"kv": keys("123")}, 0.0) is None
-    assert directory.sessions.held_tokens("old") == 2 * PAGE
-
-
-def test_what_precedes_the_new_pages_is_not_evicted_for_them() -> None:
-    directory = store_of(4)
-    put(directory, "", "abc")
-    assert directory.reserve("", {"kv": keys("abcde")}, 0.0) is None
-    assert directory.match(keys("abc")) == 3
-    assert directory.reserve("", {"kv": keys("abcd")}, 0.0) is not None
+def test_a_lease_is_unknown_to_a_store_that_took_the_place_of_its_own() -> None:
+    before, after = store_of(4), store_of(4)
+    for directory in (before, after):
+        put(directory, "s", "ab")
+    leases = [directory.lease(keys("ab"), 10.0, 0.0) for directory in (before, after)]
+    assert not after.unlease(leases[0].id, 0.0)
+    assert after.unlease(leases[1].id, 0.0)
 
 
 # -- forgotten records

@@ -48,6 +48,7 @@ class Reading:
     source: ByteStore
     reservation_id: int
     left: list[tuple[str, bytes, int, int]]
+    is_withdrawn: bool = False
 
 
 @dataclass
@@ -94,6 +95,7 @@ class World:
             self.lease: 16,
             self.read: 12,  # A read takes long enough for its lease to end during it.
             self.stop_reader: 6,
+            self.withdraw: 3,
             self.wait: 10,
             self.forget: 0.3,
         }
@@ -102,6 +104,7 @@ class World:
             worker = self.random.choice(self.workers)
             self.random.choices(actions, weights)[0](worker)
             self.check_held(worker, self.random.choice(SESSIONS))
+            self.check_evictable(worker)
         self.finish()
 
     def finish(self) -> None:
@@ -127,6 +130,12 @@ class World:
         held_tokens = worker.directory.sessions.held_tokens(session)
         context = worker.contexts.get(session, "")
         assert held_tokens <= worker.directory.match(keys(context)) * PAGE, "other pages than the context's are held"
+
+    def check_evictable(self, worker: Worker) -> None:
+        """The count of what may go is that of the records themselves."""
+        runs = worker.directory._runs
+        evictable = runs.pages - runs.protected_pages + runs.evictable_trailing.total()
+        assert len(list(runs.evictable_offsets())) == evictable
 
     def check_all_is_held(self, worker: Worker, session: str) -> None:
         held_tokens = worker.directory.sessions.held_tokens(session)
@@ -276,7 +285,9 @@ class World:
             reader.store.memory[here : here + len(data)] = data
         if not reading.left:
             reader.reading.remove(reading)
-            if reading.source.directory.unlease(reading.lease_id, self.now_s):
+            if reading.is_withdrawn:
+                reader.directory.give_up(reading.reservation_id)
+            elif reading.source.directory.unlease(reading.lease_id, self.now_s):
                 reader.directory.written(reading.reservation_id)
                 self.done["read"] += 1
             else:
@@ -285,10 +296,21 @@ class World:
 
     def stop_reader(self, reader: Worker) -> None:
         """A reader dies during its read: its lease is never given back, and ends by itself."""
-        if reader.reading:
-            reading = reader.reading.pop(self.random.randrange(len(reader.reading)))
+        waited = [reading for reading in reader.reading if not reading.is_withdrawn]
+        if waited:
+            reading = self.random.choice(waited)
+            reader.reading.remove(reading)
             reader.directory.give_up(reading.reservation_id)
             self.faults["reader died"] += 1
+
+    def withdraw(self, reader: Worker) -> None:
+        """Nobody waits for a read any more, and its bytes still come."""
+        waited = [reading for reading in reader.reading if not reading.is_withdrawn]
+        if waited:
+            reading = self.random.choice(waited)
+            reading.is_withdrawn = True
+            reader.directory.withdraw(reading.reservation_id)
+            self.faults["read withdrawn"] += 1
 
     # -- the rest
 
@@ -300,13 +322,16 @@ class World:
     def note_pressure(self, worker: Worker, reservation: Reservation | None, evicted_before: int) -> None:
         if reservation is None:
             self.faults["refused"] += 1
+            # A lease of the end of a context keeps its beginning, which the directory counts as evictable.
+            if not worker.directory._leases:
+                assert worker.directory.evicted_tokens.total() == evicted_before, "evicted in vain"
         elif worker.directory.evicted_tokens.total() > evicted_before:
             self.faults["evicted"] += 1
 
 
 FAULTS = {
     "writer stopped", "finished out of order", "evicted", "refused", "forgotten", "load cancelled", "reader died",
-    "lease ended during a read",
+    "read withdrawn", "lease ended during a read",
 }  # fmt: skip
 
 

@@ -21,31 +21,46 @@ RECORD = 64
 PAGES = 64
 
 
-def geometry(fingerprint: str = "f") -> KvGeometry:
+def text(seed: int, pages: int) -> list[int]:
+    """Tokens of a context, one more than fill the pages."""
+    return [seed * 1000 + number for number in range(pages * PAGE + 1)]
+
+
+def geometry(fingerprint: str = "f", record_bytes: int = RECORD) -> KvGeometry:
     """One pool, two heads."""
-    return KvGeometry(fingerprint, PAGE, (PoolGeometry("kv", (Section("kv", 2, 1, RECORD // 2),)),))
+    return KvGeometry(fingerprint, PAGE, (PoolGeometry("kv", (Section("kv", 2, 1, record_bytes // 2),)),))
 
 
-def record_of(key: bytes) -> bytes:
+def record_of(key: bytes, record_bytes: int = RECORD) -> bytes:
     """The bytes that belong to a key."""
-    return (sha256(key).digest() * 2)[:RECORD]
+    return (sha256(key).digest() * (record_bytes // 32))[:record_bytes]
 
 
 class Rank:
     """A rank that writes its half of each record."""
 
-    def __init__(self, exchange: StoreExchange, number: int, fingerprint: str) -> None:
+    def __init__(self, exchange: StoreExchange, number: int, form: KvGeometry) -> None:
         self._memory = StoreMemory.open(*exchange.store.memory.place)
-        self._number = number
+        self._half = form.page_bytes // 2
+        self._start = number * self._half
         self._keys: list[bytes] = []
-        self.link = RankLink(exchange.store.addresses[number], number, geometry(fingerprint).to_json(), self)
+        self.link = RankLink(exchange.store.addresses[number], number, form.to_json(), self)
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
         assert pool == "kv"
-        half = RECORD // 2
         for slot, offset in zip(slots, offsets, strict=True):
-            start = self._number * half
-            self._memory.map[offset + start : offset + start + half] = record_of(self._keys[slot])[start : start + half]
+            self._memory.map[self._own(offset)] = self.part_of(self._keys[slot])
+
+    def read(self, offset: int) -> bytes:
+        """This rank's half of a record in the store."""
+        return self._memory.map[self._own(offset)]
+
+    def part_of(self, key: bytes) -> bytes:
+        """This rank's half of the record of a key."""
+        return record_of(key, 2 * self._half)[self._own(0)]
+
+    def _own(self, offset: int) -> slice:
+        return slice(offset + self._start, offset + self._start + self._half)
 
     def offer(self, session_id: str, keys: Sequence[bytes]) -> None:
         first = len(self._keys)
@@ -67,13 +82,14 @@ class Worker:
         fingerprint: str = "f",
         pages: int = PAGES,
         *,
+        record_bytes: int = RECORD,
         has_checksums: bool = True,
         checks_loads: bool = True,
     ) -> None:
         self.exchange = StoreExchange(
-            StoreMemory.create(pages * RECORD), ranks, has_checksums=has_checksums, checks_loads=checks_loads
+            StoreMemory.create(pages * record_bytes), ranks, has_checksums=has_checksums, checks_loads=checks_loads
         )
-        self.fingerprint = fingerprint
+        self.geometry = geometry(fingerprint, record_bytes)
         self.held: dict[str, int] = {}
         self.ranks: list[Rank] = []
 
@@ -85,7 +101,11 @@ class Worker:
 
     def start_ranks(self) -> None:
         count = len(self.exchange.store.addresses)
-        self.ranks = [Rank(self.exchange, number, self.fingerprint) for number in range(count)]
+        self.ranks = [self.rank(number) for number in range(count)]
+
+    def rank(self, number: int) -> Rank:
+        """A rank of the engine."""
+        return Rank(self.exchange, number, self.geometry)
 
     async def compute(self, session_id: str, tokens: Sequence[int]) -> list[bytes]:
         """As an engine that prefills `tokens` for a session."""
@@ -105,8 +125,8 @@ class Worker:
     def stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """The bytes of the records of `keys` that are there."""
         held = self.exchange.store.hold("look", keys)
-        memory = self.exchange.store.memory.map
-        found = [memory[offset : offset + RECORD] for offset in held.records["kv"].offsets]
+        memory, size = self.exchange.store.memory.map, self.geometry.page_bytes
+        found = [memory[offset : offset + size] for offset in held.records["kv"].offsets]
         self.exchange.store.directory.let_go("look")
         return found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from ctypes import addressof, c_char
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -150,6 +152,32 @@ async def test_a_frozen_worker_gets_one_read_and_keeps_no_more_of_our_memory(sta
     await until(done.done)
     frozen.let_read()
     assert ours.transport.read(frozen.remote, FIRST, SECOND)[0].result(30.0) == 512
+
+
+def idle_worker(pipe: Connection) -> None:
+    """In a process of its own: a store that nothing drives."""
+    idle = Store("killed", 2, size=1 << 20)
+    pipe.send(idle.remote)
+    pipe.recv()
+
+
+async def test_a_read_from_a_worker_that_is_killed_ends(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its memory here would never be free."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    size = 1 << 20
+    ours = store(stack, "a", 1, size=size)
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=idle_worker, args=(there,), daemon=True)
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    remote = await asyncio.to_thread(here.recv)
+    done, abandon = ours.transport.read(remote, [(0, size)], [(0, size)])
+    await until(lambda: ours.transport._active)
+    abandon()
+    process.kill()
+    await until(done.done)
+    assert isinstance(done.exception(), ConnectionError)
 
 
 def test_the_descriptor_of_a_store_lets_its_owner_write_there(stack: ExitStack) -> None:

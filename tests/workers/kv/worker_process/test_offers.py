@@ -20,6 +20,9 @@ def test_an_offer_that_is_made_twice_is_refused_and_keeps_no_memory() -> None:
     offers.receive(0, Offer(0, "s", {"kv": b"a" * KEY_BYTES}))
     with pytest.raises(ValueError, match="offer 0 is made twice"):
         offers.receive(0, Offer(0, "s", {"kv": b"b" * KEY_BYTES}))
+    offers.receive(0, Written(0, b"digest"))
+    with pytest.raises(ValueError, match="offer 0 is made twice"):
+        offers.receive(0, Offer(0, "s", {"kv": b"a" * KEY_BYTES}))
     offers.abandon()
     forget_all(directory)
     assert directory.used_bytes == 0

@@ -15,14 +15,10 @@ pytest.importorskip("msgspec")
 
 from tests.waiting import until
 from tests.workers.kv.store.store_lab import forget_all
-from tests.workers.kv.worker_process.exchange_lab import PAGE, PAGES, RECORD, Worker, record_of, workers
+from tests.workers.kv.worker_process.exchange_lab import PAGE, PAGES, RECORD, Worker, record_of, text, workers
 from workers.kv.rank_messages import Forgotten
 from workers.kv.worker_process import engine_store
 from workers.kv.worker_process.rank_links import RankLinks
-
-
-def text(seed: int, pages: int) -> list[int]:
-    return [seed * 1000 + number for number in range(pages * PAGE + 1)]
 
 
 async def test_a_context_is_read_from_the_worker_that_computed_it() -> None:
@@ -46,61 +42,6 @@ async def test_only_what_is_missing_is_read_and_what_is_not_there_is_not() -> No
         assert fetched.bytes == 5 * RECORD
         keys = page_keys(tokens, PAGE, tenant="")
         assert b.stored(keys) == [record_of(key) for key in keys[:9]]
-
-
-async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
-    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
-        shared = text(1, 8)[: 8 * PAGE]
-        prompts = [shared + text(seed, 2) for seed in (2, 3)]
-        for name, prompt in zip("st", prompts, strict=True):
-            await a.compute(name, prompt)
-        may_end = asyncio.Event()
-        ending: list[KvRequest] = []
-
-        async def hold_up_the_first(request: KvRequest) -> None:
-            if request["op"] == "unlease":
-                ending.append(request)
-                if len(ending) == 1:
-                    await may_end.wait()
-
-        peers.before = hold_up_the_first  # type: ignore[assignment]
-        first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
-        await until(lambda: len(ending) == 1)
-        second = asyncio.create_task(b.read("r2", prompts[1], "a", 60.0))
-        await until(lambda: len(ending) == 2)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not second.done()
-        may_end.set()
-        assert [(await read).bytes for read in (first, second)] == [10 * RECORD, 2 * RECORD]
-        keys = page_keys(prompts[1], PAGE, tenant="")
-        assert b.exchange.hold("r2", keys) == 10 * PAGE
-        assert b.stored(keys) == [record_of(key) for key in keys]
-
-
-async def test_a_read_holds_what_another_read_has_brought() -> None:
-    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
-        prompt = text(1, 4)
-        await a.compute("s", prompt)
-        may_end, ending = asyncio.Event(), asyncio.Event()
-
-        async def hold_up(request: KvRequest) -> None:
-            if request["op"] == "unlease":
-                ending.set()
-                await may_end.wait()
-
-        peers.before = hold_up  # type: ignore[assignment]
-        first = asyncio.create_task(b.read("r", prompt, "a", 60.0))
-        await ending.wait()
-        second = asyncio.create_task(b.read("r2", prompt, "a", 60.0))
-        may_end.set()
-        fetched = [await read for read in (first, second)]
-        assert [(each.tokens, each.bytes) for each in fetched] == [(4 * PAGE, 4 * RECORD), (4 * PAGE, 0)]
-        await b.exchange.discard("r")
-        directory = b.exchange.store.directory
-        assert directory.evicted_tokens.total() == 0
-        assert directory.used_tokens == 4 * PAGE
-        assert "r2" in directory._holds
 
 
 async def test_another_kind_of_kv_is_refused() -> None:
@@ -459,7 +400,22 @@ async def test_what_a_request_may_load_stays_until_the_engine_gives_it_up() -> N
 
         store.end_request("r", "s", keys, until_given_up)
         await asked.wait()
-        await store.let_go("r")
+        store.let_go("r")
         assert [len(rank.link.held("r")["kv"]) for rank in a.ranks] == [4, 4]
         given_up.set()
         await until(lambda: not any(rank.link.held("r") for rank in a.ranks) and not store.directory._holds)
+
+
+async def test_a_load_that_takes_long_keeps_its_records_only_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_store, "_LONG_DROP_S", 0.01)
+    async with workers(a=(a := Worker())):
+        store, keys = a.exchange.store, await a.compute("s", text(1, 4))
+        await store.begin_request("r", "s", keys)
+        a.ranks[1].link.begin_load("r")
+        store.end_request("r", "s", keys)
+        await until(lambda: "has not ended the loads" in caplog.text)
+        assert "r" in store.directory._holds
+        a.ranks[1].link.end_load("r")
+        await until(lambda: not store.directory._holds and not store._known)
