@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,11 @@ class PoolBuffers:
 
     layer_ids: tuple[int, ...]
     sections: Mapping[str, Sequence[Sequence[Tensor]]]
+
+    def first_layers(self) -> Iterator[Tensor]:
+        """The tensors of the first layer of each section. Those of the other layers are like them."""
+        for layers in self.sections.values():
+            yield from layers[0]
 
 
 def attention_buffers(keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, layer_ids: Any) -> PoolBuffers:

@@ -57,8 +57,9 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     reader = _PoolReader(model_config, page_size, tp)
     found = reader.pools(pool, params)
-    # The pool's own type tells the two kinds of fp8 apart; both are stored as bytes.
-    kind = f"{fingerprint}/{pool.dtype}"
+    # Records are bytes, which do not tell types of one size apart. SGLang holds both kinds of fp8 as bytes, too.
+    types = [pool.dtype, *(tensor.dtype for _, buffers in found for tensor in buffers.first_layers())]
+    kind = "/".join(map(str, (fingerprint, *types)))
     geometry = KvGeometry(sha256(kind.encode()).hexdigest(), page_size, tuple(pool for pool, _ in found))
     buffers = {pool.name: pool_buffers for pool, pool_buffers in found}
     return EnginePools(geometry, buffers, int(model_config.num_hidden_layers), tp)

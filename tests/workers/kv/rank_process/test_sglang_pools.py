@@ -47,14 +47,14 @@ def sliding_window(heads: int, window_heads: int) -> Any:
     return SWAKVPool(SLOTS, 32, dtype=torch.bfloat16, head_num=heads, **COMMON, **layers, **dims)
 
 
-def states(tp: int, **more: Any) -> Any:
+def states(tp: int, temporal: Any = torch.float32, **more: Any) -> Any:
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
     shape = Mamba2StateShape.create(
         tp_world_size=tp, intermediate_size=4 * 32, n_groups=2, num_heads=4, head_dim=32, state_size=16, conv_kernel=4
     )
-    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32)
+    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=temporal)
     cache_params = Mamba2CacheParams(shape=shape, layers=[0, 1, 3], dtype=dtype)
     return MambaPool(
         size=8, spec_state_size=8, cache_params=cache_params, mamba_layer_ids=[0, 1, 3], device="cpu", **more
@@ -126,6 +126,15 @@ def test_the_geometry_does_not_depend_on_tp(tp: int, on_rank: int) -> None:
 @with_real_pools
 def test_types_of_one_size_do_not_mix() -> None:
     ours, theirs = (described(mha(2, dtype=dtype)) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2))
+    assert sections(ours) == sections(theirs)
+    assert "weights or settings differ" in (mismatch(ours.geometry, theirs.geometry) or "")
+
+
+@with_real_pools
+def test_states_of_types_of_one_size_do_not_mix() -> None:
+    """SGLang takes the type from an argument, from the model's configuration, or from SGLANG_MAMBA_SSM_DTYPE."""
+    pools = [states(1, dtype) for dtype in (torch.bfloat16, torch.float16)]
+    ours, theirs = (described(hybrid(2, pool), state_pool=pool) for pool in pools)
     assert sections(ours) == sections(theirs)
     assert "weights or settings differ" in (mismatch(ours.geometry, theirs.geometry) or "")
 
