@@ -117,8 +117,7 @@ async def check_rounds(pair: Pair, session: str, conversation: Conversation, rou
             assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
 
 
-# Qwen3-MoE has 2 KV heads, in the same kind of pool: test_sglang_families.py.
-@pytest.mark.parametrize(("kv_heads", "late_rank"), [(1, 1), (4, 0)])
+@pytest.mark.parametrize(("kv_heads", "late_rank"), [(1, 1), (2, 1), (4, 0)])
 @pytest.mark.usefixtures("delayed")
 async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_heads: int) -> None:
     async with AsyncExitStack() as stack:
