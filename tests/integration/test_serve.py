@@ -236,7 +236,7 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tm
         os.kill(graph.pid_of("workers", "--role decode"), signal.SIGKILL)
         assert graph.process.wait(30) == 1
         _wait_gone(graph.tree)
-    assert "no decode worker is left: decode-0 ended with exit code -9 (Killed" in errors.read_text()
+    assert "no decode worker is left: decode-1 ended with exit code -9 (Killed" in errors.read_text()
 
 
 @pytest.mark.long

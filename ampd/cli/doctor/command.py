@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.doctor import gpus, kernel, model, shared_state, software
-from ampd.cli.doctor.engines import judge_trial, preset_of
+from ampd.cli.doctor.engines import as_modelled, judge_trial, preset_of
 from ampd.cli.doctor.finding import Check, Finding, Verdict, made, worst
 from ampd.cli.doctor.report import Report
 from ampd.cli.doctor.settings import DoctorSettings
@@ -142,7 +142,8 @@ class Examination:
 
         def judge(reading: TrialReading) -> list[Finding]:
             predicts, its_name = self._model()
-            return judge_trial(reading, raw, predicts, its_name, self._settings.tp)
+            findings = judge_trial(reading, raw, predicts, its_name, self._settings.tp)
+            return findings if self._computes else [as_modelled(finding) for finding in findings]
 
         return self._make(Check(name, partial(read_trial, self._settings), judge))
 

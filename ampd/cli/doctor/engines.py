@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.doctor.trial import RoundReading, TrialReading
@@ -12,9 +13,11 @@ from ampd.perf.gpus import GPUS
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, Route
 
+_READS, _TIMES = "KV reads", "times"
 _JUDGED_BYTES = 8 << 20
 """Smaller reads show the time of a message, not a rate."""
 _GOOD_SHARE_OF_RAW = 0.3
+_IN_LOGS = "read the ends of the workers' logs in the file that --out writes"
 _GOOD_FACTOR = 2.0
 """Times may differ from the performance model by this factor, either way."""
 
@@ -49,14 +52,14 @@ def judge_tokens(
     routes = [[each.record.get("route") for each in rounds] for rounds in (remote, local)]
     if routes != [[Route.REMOTE] * len(remote), [Route.LOCAL] * len(local)]:
         found = f"the rounds did not take their routes: {routes}"
-        return Finding(name, Verdict.WRONG, found, "read the log of the decode worker: a read of KV may have failed")
+        return Finding(name, Verdict.WRONG, found, f"{_IN_LOGS}: a read of KV may have failed")
     moved = [sum(each.record[f"kv_read_tokens_{kind}"] for each in remote) for kind in ("increment", "history")]
     found = (
         f"{len(remote)} rounds, {sum(len(each.tokens) for each in remote)} tokens; KV of {moved[0]} tokens read from "
         f"the prefill worker, of {moved[1]} tokens from the decode worker"
     )
     if not all(moved):
-        return Finding(name, Verdict.WRONG, f"{found}: no KV was exchanged", "read the logs of both workers")
+        return Finding(name, Verdict.WRONG, f"{found}: no KV was exchanged", _IN_LOGS)
     first = next((index for index, pair in enumerate(zip(remote, local, strict=True)) if _differ(*pair)), None)
     if first is None:
         return Finding(name, Verdict.OK, f"{found}; equal to those of the local route")
@@ -81,11 +84,11 @@ def _first_difference(first: Sequence[int], second: Sequence[int]) -> int:
 
 def judge_reads(moves: Sequence[RoundReading], raw_gb_per_s: float | None) -> Finding:
     """The rate of reads between the two workers, relative to NIXL alone."""
-    name = "KV reads"
+    name = _READS
     sizes = [each.record["kv_read_bytes_increment"] for each in moves]
     times_s = [each.record["kv_read_s_increment"] for each in moves]
     if not all(sizes) or not all(times_s):
-        return Finding(name, Verdict.WRONG, "no KV was read", "read the log of the decode worker")
+        return Finding(name, Verdict.WRONG, "no KV was read", _IN_LOGS)
     rate = statistics.median(size / seconds / 1e9 for size, seconds in zip(sizes, times_s, strict=True))
     found = f"{sizes[0] / 1e6:.1f} MB in {statistics.median(times_s) * 1000:.1f} ms ({rate:.2f} GB/s)"
     if raw_gb_per_s is None or sizes[0] < _JUDGED_BYTES:
@@ -93,14 +96,14 @@ def judge_reads(moves: Sequence[RoundReading], raw_gb_per_s: float | None) -> Fi
     share = rate / raw_gb_per_s
     found += f", {share:.0%} of NIXL alone"
     if share < _GOOD_SHARE_OF_RAW:
-        fix = "look at the load of the machine, and for `KV store` in the workers' logs"
+        fix = f"if `load` is not ok, end other programs and run it again; else {_IN_LOGS}"
         return Finding(name, Verdict.SLOW, found, fix)
     return Finding(name, Verdict.OK, found)
 
 
 def judge_times(reading: TrialReading, model: PerformanceModel | None, model_name: str, tp: int) -> Finding:
     """Prefills and decode steps relative to what a performance model predicts."""
-    name, parallelism = "times", Parallelism(tp=tp)
+    name, parallelism = _TIMES, Parallelism(tp=tp)
     if model is None:
         shown = [f"prefill of {tokens} tokens {seconds * 1000:.0f} ms" for tokens, seconds in reading.prefills]
         shown += [f"step of {batch} {seconds * 1000:.1f} ms" for batch, _, seconds in reading.steps]
@@ -121,3 +124,10 @@ def preset_of(gpu_name: str) -> str | None:
     """The preset of a GPU by its name in the driver."""
     words = re.findall(r"[a-z0-9]+", gpu_name.lower())
     return next((word for word in words if word in GPUS), None)
+
+
+def as_modelled(finding: Finding) -> Finding:
+    """A finding of modelled engines: their reads and times show nothing of the hardware."""
+    if finding.check not in (_READS, _TIMES):
+        return finding
+    return replace(finding, found=f"{finding.found} (modelled, not measured)")

@@ -44,6 +44,6 @@ class DoctorSettings(Settings):
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
     out: Path | None = Field(
         None,
-        description="Write the report to this file, too, with what was read and the logs of a failure; -: print it on "
+        description="Write the report to this file, too, with what was read and the ends of the logs; -: print it on "
         "stdout instead of the table.",
     )

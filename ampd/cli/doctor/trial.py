@@ -8,7 +8,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,7 +55,7 @@ class TrialReading:
 
     Attributes:
         problem: why the graph did not start or failed; empty: it served.
-        logs: name -> last lines, if there is a problem.
+        logs: name -> last lines.
         remote, local, again: the rounds of one session, with its prefills on the prefill worker, and twice on the
             decode worker.
         moves: rounds that move a long prompt's KV to the decode worker.
@@ -80,13 +80,11 @@ def read_trial(settings: DoctorSettings) -> TrialReading:
         flags = _serve_flags(settings, logs)
         try:
             with errors.open("wb") as stream, running_graph(flags, lambda _: None, _environment(), stream) as url:
-                return asyncio.run(_rounds(url))
+                reading = asyncio.run(_rounds(url))
         except (RunError, RequestError) as error:
             is_start = isinstance(error, RunError)
-            reason = last_line(errors).removeprefix("ampd serve: ") if is_start else str(error)
-            return TrialReading(
-                problem=reason, logs={file.stem: _end_of(file) for file in [errors, *logs.glob("*.log")]}
-            )
+            reading = TrialReading(last_line(errors).removeprefix("ampd serve: ") if is_start else str(error))
+        return replace(reading, logs={file.stem: _end_of(file) for file in [errors, *sorted(logs.glob("*.log"))]})
 
 
 def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:

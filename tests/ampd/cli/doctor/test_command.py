@@ -98,12 +98,16 @@ def test_wrong_calls_end_with_one_line(capsys: pytest.CaptureFixture[str], argum
 
 
 @pytest.mark.slow
-def test_two_modelled_engines_exchange_kv(capsys: pytest.CaptureFixture[str]) -> None:
-    code, document = _with_engines(capsys, *MODELLED)
+def test_two_modelled_engines_exchange_kv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "report.md"
+    code, document = _with_engines(capsys, *MODELLED, "--out", str(out))
     verdicts = _verdicts(document)
     assert verdicts.get("equal tokens") == "ok", document["findings"]
     assert code == (1 if "wrong" in verdicts.values() else 0)
     assert {"KV reads", "times"} <= verdicts.keys()
+    assert {f"## The end of {name}.log" for name in ("serve", "prefill-0", "decode-1")} <= set(
+        out.read_text().split("\n")
+    )
 
 
 @pytest.mark.slow

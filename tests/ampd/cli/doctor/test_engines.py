@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.doctor.engines import judge_reads, judge_times, judge_tokens, judge_trial, preset_of
-from ampd.cli.doctor.finding import Verdict
+from ampd.cli.doctor.engines import as_modelled, judge_reads, judge_times, judge_tokens, judge_trial, preset_of
+from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.doctor.trial import RoundReading, TrialReading
 from ampd.perf.piecewise import load_performance_model
 from ampd.types import Parallelism
@@ -103,3 +103,9 @@ def test_all_parts_of_a_trial_are_judged() -> None:
 )
 def test_presets_of_gpus(name: str, preset: Any) -> None:
     assert preset_of(name) == preset
+
+
+def test_reads_and_times_of_modelled_engines_are_marked() -> None:
+    findings = [Finding(name, Verdict.OK, "found") for name in ("equal tokens", "KV reads", "times", "two engines")]
+    marked = [finding.found != "found" for finding in map(as_modelled, findings)]
+    assert marked == [False, True, True, False]
