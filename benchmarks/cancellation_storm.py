@@ -29,14 +29,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from dynamo.runtime import Context
 
-from ampd.handler_stream import HandlerStream
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
@@ -110,12 +108,13 @@ class LocalWorkers:
 
 
 async def _answered(chunks: Any, context: Any) -> AsyncIterator[Any]:
-    """A caller that drops its stream stops the call, as on Dynamo's request plane."""
-    try:
-        async for chunk in HandlerStream(partial(send_until_stopped, chunks, context)):
-            yield chunk
-    finally:
-        context.stop_generating()
+    """A caller that drops its stream must stop the call, because a worker that says nothing would not notice it."""
+    outputs: asyncio.Queue[Any] = asyncio.Queue()
+    work = asyncio.create_task(send_until_stopped(chunks, context, outputs.put_nowait))
+    work.add_done_callback(outputs.put_nowait)
+    while (chunk := await outputs.get()) is not work:
+        yield chunk
+    work.result()
 
 
 @dataclass

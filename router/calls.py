@@ -143,6 +143,11 @@ class LinkedContexts:
             self._task = asyncio.create_task(self._follow())
         return child
 
+    def stop(self) -> None:
+        """Stop every call, because nothing reads them on. A worker that says nothing would not notice it otherwise."""
+        for child in self._children:
+            child.stop_generating()
+
     def close(self) -> None:
         """End the link, when the round is over."""
         if self._task is not None:
@@ -151,5 +156,4 @@ class LinkedContexts:
     async def _follow(self) -> None:
         with suppress(asyncio.CancelledError):
             await self._parent.async_killed_or_stopped()
-            for child in self._children:
-                child.stop_generating()
+            self.stop()

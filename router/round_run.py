@@ -84,6 +84,7 @@ class RoundRun:
                     self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
         except asyncio.CancelledError:
             self._is_dropped = True  # the client reads no more
+            self._links.stop()
             raise
         finally:
             self._close()

@@ -9,7 +9,8 @@ import pytest
 from ampd.handler_stream import HandlerStream
 from ampd.types import Parallelism, Role
 from router.round_errors import WorkerLostError
-from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, PROMPT, FakeContext, Replica, cluster, queues, worker
+from tests.waiting import until
 
 EXPECTED = [64, 65, 66, 67, 68]
 
@@ -132,3 +133,24 @@ async def test_a_call_that_no_worker_begins_leaves_no_entry(routing: str) -> Non
         while replica.tasks:
             await replica.tasks.pop()
     assert await queues(state) == {}
+
+
+@pytest.mark.parametrize(("endpoint", "name"), [("prefill", "p1"), ("generate", "d1")])
+async def test_a_round_that_nobody_reads_on_stops_its_call(endpoint: str, name: str) -> None:
+    """Dynamo can drop a round without stopping it. A worker that says nothing does not notice a dropped stream."""
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state) as replica:
+        replica.workers.fail[endpoint, name] = HANGS
+        stream = replica.chunks()
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        reading = asyncio.create_task(read())
+        await until(lambda: name in replica.workers.asked(endpoint))
+        (call,) = replica.services.access.guard._streams
+        reading.cancel()
+        await asyncio.wait({reading})
+        await stream.aclose()
+        assert call.context.is_stopped()
