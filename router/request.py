@@ -23,7 +23,9 @@ from router.unserved_options import unserved_option
 MAX_SESSION_ID_CHARS = 512
 ANNOUNCEMENT = "announce"
 """The annotation of a request without output. Dynamo's frontend refuses `max_tokens: 0`, and passes annotations on."""
-_NOT_TEXT = ("multi_modal_data", "prompt_embeds", "mm_processor_kwargs", "mm_routing_info", "encoder_result")
+_NOT_TEXT = ("multi_modal_", "mm_", "prompt_embeds", "encoder_result")
+"""How the names of fields and of `extra_args` begin that bring images, audio or embeddings. The keys of KV pages name
+tokens only, so that two prompts with other images but equal tokens would have the same keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ def parse_round(
 def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: int | None) -> RoundRequest:
     if ANNOUNCEMENT in (request.get("annotations") or ()):
         request = _announced(request)
-    for name in _NOT_TEXT:
-        if request.get(name):
+    for name, value in (*request.items(), *(request.get("extra_args") or {}).items()):
+        if value and name.startswith(_NOT_TEXT):
             raise RoundRefusedError(400, f"this model is served for text only; the request carries {name}")
     token_ids = request.get("token_ids")
     if not token_ids:
