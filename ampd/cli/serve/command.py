@@ -116,16 +116,8 @@ def _log_dir(settings: ServeSettings) -> Iterator[Path]:
 
 
 async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server: ForkServer | None) -> int:
-    stopped = asyncio.Event()
-    supervisor = Supervisor(log_dir)
-
-    def interrupt() -> None:
-        if stopped.is_set():
-            supervisor.kill()
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    stopped, supervisor = asyncio.Event(), Supervisor(log_dir)
+    _stop_at_signals(stopped, supervisor)
     try:
         store = await open_store(site.state_url, settings.namespace)
     except StateUnavailableError as error:
@@ -141,7 +133,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
                 controls=_controls(settings, site),
             )
         )
-    ready: asyncio.Task[None] | None = None
+    has_served = False
     try:
         specs = graph_processes(settings, site)
         frontend = {FRONTEND: (settings.host, site.port)}
@@ -149,35 +141,50 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         expected = Expected(url, site.model_name, settings.workers(), settings.coordinators)
-        ready = asyncio.create_task(
-            _all_of(
-                start_processes(supervisor, server, specs, _progress),
-                wait_until_ready(
-                    store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
-                ),
-            )
+        starting = start_processes(supervisor, server, specs, _progress)
+        waiting = wait_until_ready(
+            store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
         )
-        interrupted = asyncio.create_task(stopped.wait())
-        await asyncio.wait({ready, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            return 0
-        await ready
-        print(_ready_line(settings, site, url, log_dir), flush=True)
-        probe = LivenessProbe(live_urls(settings.metrics_host, specs, frontend))
-        probing = asyncio.create_task(probe.end_hanging(supervisor, _progress))
-        try:
-            await _watch(settings, supervisor, stopped)
-        finally:
-            probing.cancel()
+        has_served = await _unless_stopped(_all_of(starting, waiting), stopped)
+        if has_served:
+            print(_ready_line(settings, site, url, log_dir), flush=True)
+            probe = LivenessProbe(live_urls(settings.metrics_host, specs, frontend))
+            probing = asyncio.create_task(probe.end_hanging(supervisor, _progress))
+            try:
+                await _watch(settings, supervisor, stopped)
+            finally:
+                probing.cancel()
         return 0
     finally:
-        has_served = ready is not None and ready.done() and ready.exception() is None
-        if ready is not None:
-            ready.cancel()
         when = "when the rounds in progress have finished; Ctrl-C again stops at once"
         _progress(f"stopping, {when}" if has_served else "stopping")
         await asyncio.to_thread(_stop, supervisor)
         await store.close()
+
+
+def _stop_at_signals(stopped: asyncio.Event, supervisor: Supervisor) -> None:
+    """Set the event at Ctrl-C and SIGTERM, and kill all processes at the second one."""
+
+    def interrupt() -> None:
+        if stopped.is_set():
+            supervisor.kill()
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stopped: asyncio.Event) -> bool:
+    """Whether the work was done before the event was set, which ends it."""
+    working, interrupted = asyncio.create_task(work), asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        working.cancel()
+        interrupted.cancel()
 
 
 async def _all_of(*parts: Coroutine[Any, Any, None]) -> None:
