@@ -90,6 +90,10 @@ class EndedSessions(InBackground):
             self._ended.popitem(last=False)
         self._has_some.set()
 
+    def is_over(self, session_id: str) -> bool:
+        """Whether a session has ended lately, and no round of it has begun here since."""
+        return session_id in self._ended
+
     def begins(self, session_id: str) -> None:
         """A round of the session begins, so that it lives."""
         self._ended.pop(session_id, None)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.state.store import DeathNews, StateStore, StateUnavailableError
+from ampd.state.store import Binding, DeathNews, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport
 from router.calls import WorkerCalls
@@ -86,14 +86,19 @@ class WorkerAccess:
             used: workers that served the session's last round; they may hold KV that the view does not show yet.
             is_named: False: the session was a single round, so that no other worker holds KV of it.
         """
+        if is_named:
+            self.ended.ended(session_id)
+        failure: StateUnavailableError | None = None
+        bound: Binding | None = None
         try:
             bound = await self.store.end_session(session_id, tenant)
         except StateUnavailableError as error:
-            bound = None
+            failure = error
+        if is_named and not self.ended.is_over(session_id):
+            return  # it has begun again meanwhile, and what is left of it belongs to its new life
+        if failure is not None:
             self.ended.still_bound(session_id, tenant)
-            log.warning("session %r stays bound until the shared state is back: %s", session_id, error)
-        if is_named:
-            self.ended.ended(session_id)
+            log.warning("session %r stays bound until the shared state is back: %s", session_id, failure)
         workers = used | {view.worker_id for view in self.view.workers() if session_id in view.held_tokens}
         if bound is not None:
             workers.add(bound.worker_id)

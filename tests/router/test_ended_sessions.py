@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ampd.session_key import session_key
+from ampd.state.store import Binding, StateUnavailableError
 from ampd.types import Role
 from router.round_errors import WorkerLostError
 from tests.memory_store import MemoryStore
@@ -36,6 +39,34 @@ async def test_a_session_that_begins_again_stays_bound() -> None:
         await replica.round()
         assert len(replica.ended) == 0
         state.restore()
+        assert await MemoryStore(state).binding(KEY) is not None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_session_that_begins_again_before_its_end_is_answered_keeps_what_it_has(fails: bool) -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state, "always-local") as replica:
+        await replica.round()
+        end, asked, goes_on = replica.store.end_session, asyncio.Event(), asyncio.Event()
+
+        async def slow(session_id: str, tenant: str = "") -> Binding | None:
+            bound = None if fails else await end(session_id, tenant)
+            asked.set()
+            await goes_on.wait()
+            if fails:
+                raise StateUnavailableError("no answer")
+            return bound
+
+        replica.store.end_session = slow  # type: ignore[method-assign]
+        for agent in (FINAL, {"session_id": "s"}):
+            async for _ in replica.chunks(agent_context=agent):
+                pass
+            await asked.wait()
+        replica.store.end_session = end  # type: ignore[method-assign]
+        goes_on.set()
+        await asyncio.gather(*replica.tasks)
+        assert len(replica.ended) == 0
+        assert RELEASE not in [name for name, *_ in replica.workers.calls]
         assert await MemoryStore(state).binding(KEY) is not None
 
 
