@@ -179,7 +179,8 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
     memory = f"{slack.kv_memory:.1f} times the KV memory"
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
-    return f"{line}. The layout has {memory} that is needed; {slack.gpus_left} of {case.gpus} GPUs are not used."
+    left = f"; {slack.gpus_left} of {case.gpus} GPUs are not used" if slack.gpus_left else ""
+    return f"{line}. The layout has {memory} that is needed{left}."
 
 
 def _binding(best: Appraised, attainment: float) -> str:
