@@ -82,8 +82,9 @@ class Publisher:
         Raises:
             StateUnavailableError: the first publication failed.
         """
-        await self._publish()
-        self._task.start()
+        async with self._write:
+            await self._publish()
+            self._task.start()
 
     def resume(self) -> None:
         """Publish again after `retire`."""
@@ -93,10 +94,10 @@ class Publisher:
 
     async def retire(self) -> None:
         """Stop publishing and take this worker out of the shared state (if that does not answer, its lease ends it)."""
-        if not self._task.is_running:
-            return
-        # A publication that is broken off may reach the store after the removal, on another connection.
+        # A publication that is broken off may reach the store after the removal, on another connection. Also the first.
         async with self._write:
+            if not self._task.is_running:
+                return
             await self._task.stop()
         try:
             await self._remove()

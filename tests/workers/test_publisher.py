@@ -142,6 +142,22 @@ def test_leaving_waits_for_the_publication_that_is_on_its_way(monkeypatch: pytes
     run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes")
 
 
+def test_leaving_during_the_first_publication_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may come at any moment of a start."""
+
+    async def scenario() -> None:
+        store = SlowStore(asyncio.get_running_loop().time)
+        publisher = Publisher(store, "w1", Station().view, PendingChanges(), lease_s=5.0)
+        starting = asyncio.create_task(publisher.start())
+        await asyncio.sleep(0.1)
+        await publisher.retire()
+        await starting
+        await asyncio.sleep(1.0)
+        assert await store.snapshot() == []
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes")
+
+
 async def test_a_redis_that_comes_back_empty_hears_everything_again(
     redis: EmbeddedRedis, store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
