@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _NICE = 19
 """Any other process goes first."""
 
+_LONGEST_S = 600.0
+"""An answer that takes longer never comes. The process is ended, because no other question would be answered."""
+
 
 class PolicyProcess:
     """Asks a pools policy in one child process, one question at a time. The first question starts the process.
@@ -77,9 +80,11 @@ class PolicyProcess:
             context = get_context("spawn")
             self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare, initargs=(os.getpid(),))
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._pool, _answer, self._policy, situation)
-        except BrokenProcessPool:
-            log.warning("the process of the pools policy died: roles stay as they are until the next question")
+            async with asyncio.timeout(_LONGEST_S):
+                answer = await asyncio.get_running_loop().run_in_executor(self._pool, _answer, self._policy, situation)
+        except (BrokenProcessPool, TimeoutError) as error:
+            what = "died" if isinstance(error, BrokenProcessPool) else f"was ended after {_LONGEST_S:g} s"
+            log.warning("the process of the pools policy %s: roles stay as they are until the next question", what)
             self._end_process()
             return ()
         if isinstance(answer, str):

@@ -1,6 +1,7 @@
 """Pools policies for a process of their own; the child imports them from here."""
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -27,6 +28,16 @@ class Dies(Policy):
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:  # noqa: ARG002
         os._exit(1)
+
+
+class Hangs(Policy):
+    """Never answers."""
+
+    is_slow: ClassVar[bool] = True
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:  # noqa: ARG002
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return ()
 
 
 class LacksTimes(Policy):

@@ -16,7 +16,7 @@ from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import Policy
 from ampd.types import Role, Slo, WorkerView
 from router.policy_process import PolicyProcess
-from tests.router.slow_policies import Dies, LacksTimes, TellsItsProcess
+from tests.router.slow_policies import Dies, Hangs, LacksTimes, TellsItsProcess
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -84,6 +84,17 @@ async def test_a_process_that_dies_changes_nothing_and_is_started_again(
     assert await answered(process) == ()
     assert await answered(process) == ()
     assert "died" in caplog.text
+
+
+async def test_a_process_that_hangs_is_ended_and_the_next_question_starts_another(
+    asked: list[PolicyProcess], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.policy_process._LONGEST_S", 0.5)
+    process = process_of(Hangs(), asked)
+    assert await answered(process) == ()
+    assert "was ended after 0.5 s" in caplog.text
+    assert process._pool is None
+    assert await answered(process) == ()
 
 
 async def test_an_error_of_the_user_arrives_as_one(asked: list[PolicyProcess]) -> None:
