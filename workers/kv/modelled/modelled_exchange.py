@@ -14,6 +14,7 @@ from workers.kv.arrivals import Arrivals
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import PoolGeometry, Section
+from workers.kv.late_work import LateWork
 from workers.kv.store.directory import StoreDirectory
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.records import aligned_bytes
@@ -58,7 +59,7 @@ class ModelledExchange:
         self._peers: KvPeers | None = None
         self._on_held: HeldListener = lambda _session_id, _tokens: None
         self._arrivals = Arrivals()
-        self._background: set[asyncio.Task[None]] = set()
+        self._late = LateWork()
 
     # -- the protocol
 
@@ -198,9 +199,7 @@ class ModelledExchange:
             return await self._copy(rid, missing[:offered], Parallelism(tp=int(descriptor["tp"])))
         finally:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
-            task = asyncio.create_task(self._unlease(source_worker_id, reply.get("lease_id", "")))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._late.begin(self._unlease(source_worker_id, reply.get("lease_id", "")))
 
     async def _copy(self, rid: str, keys: Sequence[bytes], source: Parallelism) -> int:
         # Of no session yet: its session takes them over when it begins.

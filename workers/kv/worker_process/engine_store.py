@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Any
 
 from workers.kv.checksums import checksums_at
 from workers.kv.geometry import KvGeometry, mismatch
+from workers.kv.late_work import LateWork
 from workers.kv.rank_messages import Loaded, Records, ToWorker, joined
 from workers.kv.store.directory import Held, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
@@ -68,7 +68,7 @@ class EngineStore:
         self._links = RankLinks(ranks, self._receive)
         self._early: list[tuple[int, ToWorker]] = []
         self._known: dict[str, ReloadListener] = {}
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._late = LateWork()
 
     @property
     def addresses(self) -> list[str]:
@@ -143,9 +143,7 @@ class EngineStore:
 
     async def close(self) -> None:
         """End the connections, after the engine's processes have ended, and unmap the memory."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._late.cancel()
         self._forget_engine()
         await self._links.close()
         self.memory.close()
@@ -211,7 +209,7 @@ class EngineStore:
             self.directory.sessions.end_request(session_id, keys)
             self._changed()
         if rid in self._known:
-            self._later(self._ended(rid, given_up))
+            self._late.begin(self._ended(rid, given_up))
         else:
             self.let_go(rid)
 
@@ -265,7 +263,7 @@ class EngineStore:
         async def work() -> None:
             done(await self.checksums(reservation))
 
-        self._later(work())
+        self._late.begin(work())
 
     async def _sums_at(self, pool: str, offsets: Sequence[int]) -> list[int]:
         """The checksums of a pool's records, of many bytes in a few threads at the same time."""
@@ -322,11 +320,6 @@ class EngineStore:
         for rid in self._known:
             self.directory.let_go(rid)
         self._known.clear()
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _records(held: Held) -> dict[str, Records]:

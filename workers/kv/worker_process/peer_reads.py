@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from ampd.wire import KvRequest, LeasedRecords
 from workers.kv.arrivals import Arrivals
 from workers.kv.exchange import KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import mismatch
+from workers.kv.late_work import LateWork
 from workers.kv.store.directory import Reservation
 from workers.kv.worker_process.descriptor import Descriptor, decode_descriptor
 from workers.kv.worker_process.engine_store import EngineStore
@@ -58,7 +59,7 @@ class PeerReads:
         self._clock = clock
         self._foreign = ForeignPeers()
         self._arrivals = Arrivals()
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._late = LateWork()
 
     async def read(self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
@@ -90,13 +91,11 @@ class PeerReads:
             return await self._read_leased(rid, keys, lease, deadline_s)
         finally:
             if not lease.is_returned:
-                self._later(self._unlease(lease, self._clock() + _CLEAN_UP_S))
+                self._late.begin(self._unlease(lease, self._clock() + _CLEAN_UP_S))
 
     async def close(self) -> None:
         """End the calls that return leases."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._late.cancel()
 
     async def _read_leased(self, rid: str, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float) -> int:
         """Read what is missing here, and wait for the records that other reads bring already."""
@@ -180,11 +179,6 @@ class PeerReads:
             log.debug("KV exchange: unlease at %s: %s", lease.source, error)
             return False
         return "error" not in reply
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 @dataclass(slots=True)

@@ -322,7 +322,7 @@ class World:
             assert exchange._reads is not None
             await until(lambda worker=worker: not worker.transport._active and not worker.transport._leaving, 60.0)
             await until(lambda directory=directory: not directory._holds and not directory._writers, 60.0)
-            await until(lambda exchange=exchange: not exchange.store._known and not exchange.store._tasks, 60.0)
+            await until(lambda exchange=exchange: not exchange.store._known and not exchange.store._late._tasks, 60.0)
             assert not exchange._reads._arrivals._reads, name
             directory.collect(self.later_s)
             assert not directory._leases, name
