@@ -21,6 +21,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 _CONNECT_TIMEOUTS = 2.0
 """Timeouts of a command that connecting may take, because it needs several round trips."""
 
+_CLOSED = "the connection was closed"
+
 
 class RedisLine:
     """A connection that is opened with the first command, and again with the first one after it was lost.
@@ -106,9 +108,10 @@ class _Wire:
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
+        self._end(RedisConnectionError(_CLOSED))  # a task that was cancelled before its first step has not done it
 
     async def _run(self) -> None:
-        error: BaseException = RedisConnectionError("the connection was closed")
+        error: BaseException = RedisConnectionError(_CLOSED)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUTS * self._timeout_s):
                 await self._connection.connect()
@@ -123,8 +126,7 @@ class _Wire:
         except Exception as lost:
             error = lost
         finally:
-            self.is_over = True
-            self._fail(error)
+            self._end(error)
             await self._connection.disconnect(nowait=True)
 
     async def _write(self) -> None:
@@ -165,7 +167,9 @@ class _Wire:
         else:
             answer.set_result(result)
 
-    def _fail(self, error: BaseException) -> None:
+    def _end(self, error: BaseException) -> None:
+        """Take no more commands, and fail those without an answer."""
+        self.is_over = True
         for answer in (*self._sent, *(answer for _, answer in self._to_send)):
             if not answer.done():
                 answer.set_exception(error)

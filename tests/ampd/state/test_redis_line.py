@@ -133,3 +133,13 @@ async def test_a_connection_that_the_server_closed_is_no_error(redis: TcpRedis) 
         assert (await asyncio.gather(*(store.binding("s1") for _ in range(10))))[9] is not None
     await store.close()
     await other.close()
+
+
+async def test_a_call_ends_with_a_connection_that_is_closed_before_it_began(redis: TcpRedis) -> None:
+    """Not with its timeout: a server that is not the master closes the line for reads at any moment."""
+    store = RedisStore(redis.tcp_url, "closed")
+    reading = asyncio.create_task(store.snapshot())
+    closing = asyncio.create_task(store.close())  # in the same turn of the loop
+    with pytest.raises(StateUnavailableError, match="the connection was closed"):
+        await reading
+    await closing
