@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 from ampd.page_keys import page_keys
@@ -138,8 +139,11 @@ class World:
             self.faults["offers late"] += 1
             time.sleep(self._pauses.uniform(0.0, 0.05))
 
-    async def run(self, faults: int) -> None:
-        """Let so many faults happen; then everything ends, and nothing may be left."""
+    async def run(self, faults: int, reads: int = 5, kinds: AbstractSet[str] = frozenset()) -> None:
+        """Let things happen until there were so many faults and reads, and at least one fault of each of `kinds`.
+
+        Then everything ends, and nothing may be left.
+        """
         weights_by_action: dict[Callable[[FaultyWorker], Awaitable[None]], float] = {
             self.start_round: 20,
             self.start_read: 25,
@@ -151,7 +155,11 @@ class World:
         try:
             for name in NAMES:
                 await self.start_worker(name)
-            while self.faults.total() < faults and not self._failures:
+            while not self._failures and (
+                self.faults.total() < faults
+                or self.done["read"] < reads
+                or not all(self.faults[kind] for kind in kinds)
+            ):
                 worker = self.random.choice(list(self.workers.values()))
                 (action,) = self.random.choices(list(weights_by_action), list(weights_by_action.values()))
                 await action(worker)
