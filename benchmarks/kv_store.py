@@ -1,6 +1,7 @@
 """What the KV store costs and saves, on a real SGLang engine with a tiny model on the CPU.
 
     python benchmarks/kv_store.py [decode] [sessions] [restart] [--json] [--sessions 300] [--context-tokens 20000]
+        [--tp 2]
 
 `decode`: a long decode, while short requests come and go beside it: requests of sessions, whose KV is written to the
 store, or requests of no session, which are not stored. Both follow each other in pairs of random order on one engine.
@@ -250,6 +251,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 device="cpu",
                 max_total_tokens=pool,
                 kv_store_gib=1.0,
+                tp=arguments.tp,
             )
             engine = SglangEngine(settings)
             try:
@@ -279,6 +281,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=300, help="sessions of 8 rounds")
     parser.add_argument("--context-tokens", type=int, default=20000, help="context when the engine is killed")
     parser.add_argument("--repeats", type=int, default=60, help="pairs of decodes")
+    parser.add_argument("--tp", type=int, default=1, help="ranks of the engine")
     arguments = parser.parse_args()
     results = asyncio.run(run(arguments))
     if arguments.json:
