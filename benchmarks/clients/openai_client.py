@@ -76,6 +76,16 @@ OPENAI = Client(
         ),
         Feature("`seed` at temperature 0", "assert chat(seed=7, temperature=0).choices", "no effect, and always local"),
         Feature(
+            "`seed` at temperature 1 gives the same text, or is refused with the reason",
+            "options = {'seed': 7, 'temperature': 1}\n"
+            "try:\n"
+            "    texts = {chat(**options).choices[0].message.content for _ in range(3)}\n"
+            "    assert len(texts) == 1, texts\n"
+            "except APIStatusError as error:\n"
+            "    assert error.status_code == 400 and 'enable_deterministic_inference' in str(error), error",
+            "four texts on SGLang",
+        ),
+        Feature(
             "prompt + `max_tokens` beyond the context, chat",
             "assert chat(max_tokens=70000, stop=['zzzz']).choices[0].finish_reason",
             _BY_ROUTE,
