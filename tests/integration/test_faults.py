@@ -182,23 +182,6 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
 
 
 @pytest.mark.long
-async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, graph: Graph) -> None:
-    body = completion([19] * 50, max_tokens=OUTPUT_TOKENS)
-    expected = await text_of(client, body)
-    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        seen = []
-        async for event in events(response):
-            seen.append(event)
-            if len(seen) == 5:
-                os.kill(graph.pid("coordinator-0"), signal.SIGTERM)
-    assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
-    async with asyncio.timeout(20):
-        while "coordinator-0" not in graph.supervisor.ended():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert "exit code 0" in graph.supervisor.ended()["coordinator-0"]
-
-
-@pytest.mark.long
 async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_its_lease(
     client: httpx.AsyncClient, graph: Graph, slow: Path
 ) -> None:
@@ -213,6 +196,23 @@ async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_it
     assert (answer["prefill_worker"], answer["retries"]) == (leaver, 0)
     assert "exit code 0" in await graph.until_ended(graph.processes[leaver])
     await graph.new_worker("prefill", slow)
+
+
+@pytest.mark.long
+async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncClient, graph: Graph) -> None:
+    body = completion([19] * 50, max_tokens=OUTPUT_TOKENS)
+    expected = await text_of(client, body)
+    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        seen = []
+        async for event in events(response):
+            seen.append(event)
+            if len(seen) == 5:
+                os.kill(graph.pid("coordinator-0"), signal.SIGTERM)
+    assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
+    async with asyncio.timeout(20):
+        while "coordinator-0" not in graph.supervisor.ended():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert "exit code 0" in graph.supervisor.ended()["coordinator-0"]
 
 
 async def redis_pid(graph: Graph) -> int:

@@ -101,7 +101,7 @@ def test_a_worker_that_has_left_lives_until_it_answers_no_more(monkeypatch: pyte
         store = MemoryStore(MemoryState(clock))
         for name in ("stays", "leaves"):
             await store.publish_worker(WorkerView(name, Role.DECODE), 100 * LEASE_S)
-        answers = Answers(leaves={"matched": 0})
+        answers = Answers(stays={"matched": 0}, leaves={"matched": 0})
         async with ClusterView(store, lease_s=LEASE_S, clock=clock) as view:
             probe = LeaseProbe(view, answers, timeout_s=1.0)  # type: ignore[arg-type]
             probe.start()
