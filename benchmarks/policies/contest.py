@@ -39,6 +39,7 @@ class Contestant:
     Attributes:
         is_fitted: its routing is a table that is fitted for every setting.
         are_mixed: the setting's prefill workers are mixed workers.
+        are_moving: sessions may move to another owner between two rounds.
     """
 
     label: str
@@ -50,6 +51,7 @@ class Contestant:
     is_colocated: bool = False
     is_fitted: bool = False
     are_mixed: bool = False
+    are_moving: bool = False
 
     def policies(self, table: str | None = None) -> Policies:
         """The policy objects; `table`: the file of a fitted one."""
@@ -67,6 +69,7 @@ class Contestant:
         """All that it is made of, whatever it is called."""
         parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
         parts += ["co-located"] * self.is_colocated + ["fitted"] * self.is_fitted + ["mixed"] * self.are_mixed
+        parts += ["moving"] * self.are_moving
         return "/".join(parts)
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -118,6 +121,7 @@ class Point:
         completed: rounds per second that ended between the first and the last arrival.
         attained: rounds per second of these that met their targets.
         local: share of the prefills that ran on decode workers.
+        role_changes: how often a worker changed its role.
     """
 
     rounds: float
@@ -126,6 +130,7 @@ class Point:
     completed: float
     attained: float
     local: float
+    role_changes: float = 0.0
 
     @property
     def sustained_rounds(self) -> float:
@@ -163,7 +168,7 @@ def run(
         model,
         contestant.policies(table),
         setting.slo,
-        condition.options(seed),
+        replace(condition.options(seed), moves=contestant.are_moving),
         belief=condition.believed(model, seed),
     )
 
@@ -181,6 +186,7 @@ def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) 
         completed=len(ended) / until_s,
         attained=sum(meets(each, slo) for each in ended) / until_s,
         local=sum(route == "local" for route in routed) / len(routed) if routed else 0.0,
+        role_changes=done.role_flips,
     )
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_s
-from ampd.types import Role, WorkerView
+from ampd.types import Parallelism, Role, WorkerView
 
 Roles = Mapping[str, Role]
 """Worker id -> its role."""
+Shape = frozenset[tuple[tuple[Parallelism, Role], int]]
+"""What makes two sets of roles equal."""
 
 
 def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> Iterator[Roles]:
@@ -31,12 +33,16 @@ def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> I
     tried += [now | _all([view], Role.DECODE) for view in _first_of_each(prefill)]
     tried += [now | _all(decode[:quarter], Role.PREFILL), now | _all(prefill[:quarter], Role.DECODE)]
     tried.append(_all(workers, Role.DECODE))
-    seen: set[frozenset[tuple[object, int]]] = set()
+    seen: set[Shape] = set()
     for roles in tried:
-        shape = frozenset(Counter((view.parallelism, roles[view.worker_id]) for view in workers).items())
-        if shape not in seen and any(role.owns_sessions for role in roles.values()):
-            seen.add(shape)
+        if (found := shape(workers, roles)) not in seen and any(role.owns_sessions for role in roles.values()):
+            seen.add(found)
             yield roles
+
+
+def shape(workers: Sequence[WorkerView], roles: Roles) -> Shape:
+    """How many workers of each parallelism have each role."""
+    return frozenset(Counter((view.parallelism, roles[view.worker_id]) for view in workers).items())
 
 
 def in_words(roles: Roles) -> str:

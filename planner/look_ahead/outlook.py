@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from planner.look_ahead.replay import Replay
 
+_DEVIATIONS_SOON, _DEVIATIONS_LATER = 3.0, 2.0
+"""A gain must be so many standard deviations. The latest rounds are few, and a load that lasts for seconds only looks
+like one that stays. So they alone must show more."""
+_SUPPORTED = 1.0
+"""So many fewer are enough where a rule of thumb wants the same change: two signs, of which none sees the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -13,27 +19,42 @@ class Outlook:
 
     Attributes:
         soon: of the latest rounds, behind the rounds that are in progress. It shows what a change costs at first.
-        later: of a longer record, from an empty cluster. It shows what the roles are worth when a change is over.
+        later: of a longer record, from an empty cluster. It shows what the roles are worth when a change is over. None:
+            `soon` was so bad that it was not asked.
     """
 
     soon: Replay
-    later: Replay
+    later: Replay | None
 
     @property
     def share(self) -> float:
         """The mean of both."""
-        return (self.soon.share + self.later.share) / 2
+        return self.soon.share if self.later is None else (self.soon.share + self.later.share) / 2
 
-    def is_better_than(self, other: Outlook, gain: float) -> bool:
+    @property
+    def worst(self) -> float:
+        """The lower one of both."""
+        return self.soon.share if self.later is None else min(self.soon.share, self.later.share)
+
+    def is_better_than(self, other: Outlook, gain: float, *, is_supported: bool = False) -> bool:
         """Whether one of the two is better, and none is worse, by `gain` and not by chance.
 
-        The latest rounds are few, and a load that lasts for seconds only looks like one that stays. So they alone must
-        show a gain of three standard deviations, and not two.
+        Args:
+            is_supported: a rule of thumb prefers it too.
         """
-        if other.soon.is_better_than(self.soon, gain) or other.later.is_better_than(self.later, gain):
+        if self.later is None or other.soon.is_better_than(self.soon, gain):
             return False
-        return self.later.is_better_than(other.later, gain) or self.soon.is_better_than(other.soon, gain, 3.0)
+        if other.later is None:
+            return True
+        if other.later.is_better_than(self.later, gain):
+            return False
+        fewer = _SUPPORTED if is_supported else 0.0
+        return self.later.is_better_than(other.later, gain, _DEVIATIONS_LATER - fewer) or self.soon.is_better_than(
+            other.soon, gain, _DEVIATIONS_SOON - fewer
+        )
 
     def gains(self, other: Outlook, gain: float) -> bool:
         """Whether one of the two is better by `gain`, be it by chance or at the cost of the other."""
+        if self.later is None or other.later is None:
+            return self.soon.gains(other.soon, gain)
         return self.soon.gains(other.soon, gain) or self.later.gains(other.later, gain)

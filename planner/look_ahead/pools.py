@@ -9,7 +9,8 @@ from pydantic import Field
 
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered, TriedRoles
-from ampd.policies.pools.predictive import KV_SHORT, PredictivePools, kv_share
+from ampd.policies.estimates import index_of_least, queued_s
+from ampd.policies.pools.predictive import KV_SHORT, PredictivePools
 from ampd.policies.registry import Policy, register
 from ampd.recent_load import Load, latest_rounds, met_and_missed, rounds_since
 from ampd.types import Role, WorkerView
@@ -17,6 +18,7 @@ from ampd.types import Role, WorkerView
 if TYPE_CHECKING:
     from planner.look_ahead.candidates import Roles
     from planner.look_ahead.outlook import Outlook
+    from planner.look_ahead.recorded import RecordedLoad
 
 
 @register("pools", "look-ahead")
@@ -29,24 +31,30 @@ class LookAheadPools(Policy):
 
     Rule:
 
-    1. Other roles are tried when `content` or fewer of the rounds of the last 30 s met their targets, or when
-       `predictive` would change a role; not within `cooldown_s` of a change. If fewer than 20 rounds ended in 30 s,
-       those of the last five minutes count.
+    1. It is asked every 5 s, but not within `cooldown_s` of a change. Other roles are tried when `content` or fewer of
+       the rounds of the last 30 s met their targets. If fewer than 20 rounds ended in 30 s, those of the last five
+       minutes count.
     2. Each set of roles is simulated twice, with arrivals and pauses `stress` times as short. *Soon*: the rounds of the
        last 15 s (10 per worker at least) come again, behind the rounds that are in progress now, where these are. A
        round in progress gets the output that can be expected of it, by those that have ended and those that still grow.
-       *Later*: `rounds_per_worker` rounds of each worker come again, in an empty cluster. At most 5000 rounds each.
+       *Later*: `rounds_per_worker` rounds of each worker come again, in an empty cluster. Roles that are worse soon by
+       the measure of 4 are not simulated again. At most 5000 rounds each.
     3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all workers
        decoding, which is co-located serving. If the present roles attain so much that none could gain, no others are
        tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
        memory of those that remain, because sessions grow.
     4. Roles are better if they attain `gain` more than the present ones, soon or later, and do not attain `gain` less
        in the other one. A difference counts if it is not chance (two standard deviations of the rounds that only one of
-       the two met; three for a gain of the latest rounds alone, which are few). The attainment is the mean of that of
-       the rounds and that of the sessions. The best are taken.
-    5. If no roles are taken, or none were tried, a prefill worker becomes a decode worker where `predictive` would
-       change it for want of memory (`kv-short`), also while all targets are met. It stays if the present roles are the
-       better ones by the measure of 4.
+       the two met; three for a gain of the latest rounds alone, which are few; one less for a change that `predictive`
+       would make too). The attainment is the mean of that of the rounds and that of the sessions. The best are taken.
+       If no roles are better, but the gain of some may be chance, the two that gain most serve up to four times as many
+       rounds, and decide with these.
+    5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
+       memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From `full` on it
+       does so if the KV would take 80 % after 150 s more of the growth of the last 150 s, because a new owner takes new
+       sessions only, while those that are there go on growing. Of a record of less than four minutes no growth is told.
+       The worker stays if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory
+       on, if they are the better ones by the measure of 4.
 
     Limits: it knows only the load that came. In a live graph, rounds that clients give up are not seen, nor the rounds
     in progress of other coordinators than the leading one. A change helps the sessions to come, because sessions stay
@@ -56,7 +64,7 @@ class LookAheadPools(Policy):
     Example: `--pools look-ahead`
     """
 
-    interval_s: ClassVar[float] = 10.0
+    interval_s: ClassVar[float] = 5.0
     load_s: ClassVar[float] = 300.0
     is_slow: ClassVar[bool] = True
 
@@ -64,13 +72,32 @@ class LookAheadPools(Policy):
     gain: float = Field(0.02, ge=0, description="Least gain of attainment for which roles change.")
     cooldown_s: float = Field(15.0, ge=0, description="Least time between two changes, in seconds.")
     rounds_per_worker: int = Field(100, ge=1, description="Rounds of the longer record, per worker.")
+    full: float = Field(
+        0.5, gt=0, description="Share of the KV memory above which one worker more owns sessions if the sessions grow."
+    )
     stress: float = Field(1.15, gt=0, description="How many times as short arrivals and pauses are made.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         by_rule = _RULE.change(situation)
-        for_memory = [change for change in by_rule if change.reason == KV_SHORT]
-        is_due = not situation.changed_within(self.cooldown_s) and (bool(by_rule) or self._misses(situation))
-        return self._look(situation, for_memory, is_due) if for_memory or is_due else ()
+        rested = not situation.changed_within(self.cooldown_s)
+        for_memory = self._for_memory(situation) if rested else ()
+        # Roles under which targets are met could only become worse, whatever a replay says.
+        is_due = rested and self._misses(situation)
+        return self._look(situation, by_rule, for_memory, is_due) if for_memory or is_due else ()
+
+    def _for_memory(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        """A prefill worker becomes a decode worker if the sessions' KV fills the memory, or will."""
+        from planner.look_ahead.memory import sessions_share, will_be_short
+
+        prefill = [view for view in situation.workers if view.role is Role.PREFILL]
+        owners = [view for view in situation.workers if view.role.owns_sessions]
+        share = sessions_share(owners, owners)
+        if not prefill or share <= self.full:
+            return ()
+        if share <= _RULE.full and not will_be_short(situation, owners, _RULE.full):
+            return ()
+        chosen = prefill[index_of_least([queued_s(view, situation.model) for view in prefill], situation.rng)]
+        return (RoleChange(chosen.worker_id, Role.DECODE, KV_SHORT),)
 
     def _misses(self, situation: PoolsSituation) -> bool:
         """Whether too many rounds miss their targets."""
@@ -80,37 +107,58 @@ class LookAheadPools(Policy):
                 return met <= self.content * (met + missed)
         return False
 
-    def _look(self, situation: PoolsSituation, for_memory: Sequence[RoleChange], is_due: bool) -> Sequence[RoleChange]:
+    def _look(
+        self,
+        situation: PoolsSituation,
+        by_rule: Sequence[RoleChange],
+        for_memory: Sequence[RoleChange],
+        is_due: bool,
+    ) -> Sequence[RoleChange]:
         # Every process of a graph imports all policies. Only the one that looks needs the simulator.
         from planner.look_ahead.candidates import candidate_roles, in_words
-        from planner.look_ahead.outlook import Outlook
+        from planner.look_ahead.comparison import Comparison
         from planner.look_ahead.present import present_state
         from planner.look_ahead.recorded import recorded_load
-        from planner.look_ahead.replay import replay
 
         latest, longer = self._records(situation)
         soon, later = recorded_load(latest, self.stress, present_state(situation)), recorded_load(longer, self.stress)
         if not later.rounds:
             return for_memory
 
-        def outlook(roles: Roles) -> Outlook:
-            return Outlook(replay(soon, roles, situation), replay(later, roles, situation))
-
         now, *others = candidate_roles(situation.workers, situation.model)
-        present = outlook(now)
-        if not is_due or min(present.soon.share, present.later.share) > 1 - self.gain:
-            others = []
-        outlooks = [(roles, outlook(roles)) for roles in others if _has_memory(situation.workers, roles)]
-        tried = [TriedRoles(in_words(now), present.share, is_now=True)]
-        tried += [TriedRoles(in_words(roles), each.share) for roles, each in outlooks]
-        changes = self._changes(now, present, outlooks)
+        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.gain)
+        present, rounds = comparison.present, later.rounds
+        if is_due and present.worst <= 1 - self.gain:
+            comparison.try_all(roles for roles in others if _has_memory(situation.workers, roles))
+        if comparison.is_doubtful and (more := self._more_rounds(situation, rounds)):
+            rounds = more.rounds
+            comparison.serve_more(more)
+        best, is_chance = comparison.best(), comparison.is_doubtful
+        changes = () if best is None else _changes(now, best)
+        tried = comparison.tried()
         if for_memory and not changes:
-            roles = dict(now) | {change.worker_id: change.role for change in for_memory}
-            with_more = outlook(roles)
+            roles = _changed(now, for_memory)
+            with_more = comparison.outlook(roles)
             tried.append(TriedRoles(in_words(roles), with_more.share))
-            changes = () if present.is_better_than(with_more, self.gain) else for_memory
-        is_chance = not changes and any(each.gains(present, self.gain) for _, each in outlooks)
-        return Considered(changes, tried, later.rounds, is_chance=is_chance)
+            if not self._costs(present, with_more, situation.workers):
+                changes, is_chance = for_memory, False
+        return Considered(changes, tried, rounds, is_chance=is_chance)
+
+    def _costs(self, present: Outlook, with_more: Outlook, workers: Sequence[WorkerView]) -> bool:
+        """Whether one owner of sessions more costs too much. Before memory is short, a sign of a cost is enough."""
+        from planner.look_ahead.memory import sessions_share
+
+        owners = [view for view in workers if view.role.owns_sessions]
+        if sessions_share(owners, owners) > _RULE.full:
+            return present.is_better_than(with_more, self.gain)
+        return present.gains(with_more, self.gain)
+
+    def _more_rounds(self, situation: PoolsSituation, rounds: int) -> RecordedLoad | None:
+        """A longer record than that of `rounds`; None: there is none that would tell much more."""
+        from planner.look_ahead.recorded import recorded_load
+
+        more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)), self.stress)
+        return more if more.rounds >= _LEAST_MORE * rounds else None
 
     def _records(self, situation: PoolsSituation) -> tuple[Load, Load]:
         """The latest rounds, and a longer record that has them too."""
@@ -122,21 +170,26 @@ class LookAheadPools(Policy):
             latest_rounds(situation.load, min(max(most, count), _MOST_ROUNDS)),
         )
 
-    def _changes(self, now: Roles, present: Outlook, outlooks: Sequence[tuple[Roles, Outlook]]) -> Sequence[RoleChange]:
-        better = [(roles, each) for roles, each in outlooks if each.is_better_than(present, self.gain)]
-        if not better:
-            return ()
-        best, _ = max(better, key=lambda item: item[1].share)
-        changes = [RoleChange(name, role, "look-ahead") for name, role in best.items() if role is not now[name]]
-        # New decode workers first: the last one could not leave before.
-        return sorted(changes, key=lambda change: change.role is not Role.DECODE)
+
+def _changed(now: Roles, changes: Sequence[RoleChange]) -> Roles:
+    """The roles after changes."""
+    return dict(now) | {change.worker_id: change.role for change in changes}
+
+
+def _changes(now: Roles, best: Roles) -> Sequence[RoleChange]:
+    """From the present roles to the best ones."""
+    changes = [RoleChange(name, role, "look-ahead") for name, role in best.items() if role is not now[name]]
+    # New decode workers first: the last one could not leave before.
+    return sorted(changes, key=lambda change: change.role is not Role.DECODE)
 
 
 def _has_memory(workers: Sequence[WorkerView], roles: Roles) -> bool:
     """Whether the sessions would have room to grow. A replay of minutes does not show that memory will be short."""
+    from planner.look_ahead.memory import sessions_share
+
     owners = [view for view in workers if view.role.owns_sessions]
     after = [view for view in workers if roles[view.worker_id].owns_sessions]
-    return len(after) >= len(owners) or kv_share(owners, after) <= 0.5 * _RULE.full
+    return len(after) >= len(owners) or sessions_share(owners, after) <= 0.5 * _RULE.full
 
 
 _RULE = PredictivePools.model_validate({})
@@ -149,3 +202,7 @@ _LATEST_S = 15.0
 _LEAST_ROUNDS_PER_WORKER = 10
 """The latest rounds are at least so many."""
 _MOST_ROUNDS = 5000
+_MORE = 4
+"""How many times as many rounds decide where chance hides a gain. That costs about as much as the first comparison."""
+_LEAST_MORE = 1.5
+"""A record that is not this much longer decides nothing new."""

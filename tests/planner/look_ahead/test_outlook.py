@@ -22,6 +22,23 @@ def test_the_latest_rounds_alone_must_show_a_larger_gain() -> None:
     assert Outlook(replay(80), replay(87)).is_better_than(now, 0.02)
 
 
+def test_a_change_that_a_rule_of_thumb_wants_too_needs_less_proof() -> None:
+    """Three rounds won and none lost are 1.7 standard deviations."""
+    now = Outlook(replay(80), replay(80))
+    assert not Outlook(replay(80), replay(83)).is_better_than(now, 0.02)
+    assert Outlook(replay(80), replay(83)).is_better_than(now, 0.02, is_supported=True)
+    assert not Outlook(replay(83), replay(80)).is_better_than(now, 0.02, is_supported=True)
+    assert Outlook(replay(84), replay(80)).is_better_than(now, 0.02, is_supported=True)
+
+
+def test_roles_that_are_worse_soon_need_no_longer_record() -> None:
+    now, worse = Outlook(replay(80), replay(80)), Outlook(replay(60), None)
+    assert worse.share == worse.worst == 0.6
+    assert not worse.is_better_than(now, 0.02)
+    assert now.is_better_than(worse, 0.02)
+    assert not worse.gains(now, 0.02)
+
+
 def test_a_loss_in_one_replay_outweighs_any_gain_in_the_other() -> None:
     now = Outlook(replay(80), replay(80))
     torn = Outlook(replay(100), replay(60))

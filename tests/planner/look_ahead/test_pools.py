@@ -1,12 +1,13 @@
 """The look ahead as a policy: when it looks, and what it then changes."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered
 from ampd.policies.registry import create
-from ampd.recent_load import Load, RecentRound
+from ampd.recent_load import Load, RecentRound, latest_rounds
 from ampd.types import Parallelism, Role
 from planner.look_ahead.pools import LookAheadPools
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -104,9 +105,44 @@ def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     assert found.is_chance
 
 
+def arriving(rate: float, seed: int) -> PoolsSituation:
+    """Long prompts that arrive by chance, for 250 s. One prefill worker carries 3.5 per second."""
+    rng, now_s, load = random.Random(seed), 0.0, {}
+    for number in range(int(rate * 250)):
+        now_s += rng.expovariate(rate)
+        load[f"s{number}"] = [RecentRound(now_s, 0, 1500, now_s + 0.5, 4, is_met=False)]
+    return replace(situation(load), now_s=now_s)
+
+
+def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
+    policy, asked = LookAheadPools(rounds_per_worker=10), arriving(2.5, 4)
+    few = policy.change(replace(asked, load=latest_rounds(asked.load, 43)))
+    assert isinstance(few, Considered)
+    assert (few.rounds, few.is_chance, list(few)) == (43, True, [])
+    found = policy.change(asked)
+    assert isinstance(found, Considered)
+    assert found.rounds == 4 * 43
+    assert [change.role for change in found] == [Role.PREFILL]
+
+
+def test_more_rounds_may_show_that_a_gain_was_chance() -> None:
+    found = LookAheadPools(rounds_per_worker=10).change(arriving(2.3, 3))
+    assert isinstance(found, Considered)
+    assert found.rounds == 4 * 40
+    assert list(found) == []
+
+
 def filled(asked: PoolsSituation, used_tokens: int) -> PoolsSituation:
     """The situation with this much KV of sessions on each worker, of 100,000 tokens."""
-    workers = [replace(view, kv_used_tokens=used_tokens, kv_capacity_tokens=100_000) for view in asked.workers]
+    workers = [
+        replace(
+            view,
+            kv_used_tokens=used_tokens,
+            kv_capacity_tokens=100_000,
+            held_tokens={f"of {view.worker_id}": used_tokens},
+        )
+        for view in asked.workers
+    ]
     return replace(asked, workers=workers)
 
 

@@ -1,0 +1,1 @@
+"""Ways to choose the workers' roles, from an even split: what each attains at fixed rates."""

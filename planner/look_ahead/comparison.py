@@ -1,0 +1,92 @@
+"""The present roles and others, compared by what they would make of the recent load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ampd.policies.base import PoolsSituation
+from ampd.policies.considered import TriedRoles
+from planner.look_ahead.candidates import Roles, in_words, shape
+from planner.look_ahead.outlook import Outlook
+from planner.look_ahead.recorded import RecordedLoad
+from planner.look_ahead.replay import replay
+
+_DOUBTFUL = 2
+"""Sets of roles that serve more rounds where chance hides a gain."""
+
+
+class Comparison:
+    """Outlooks of sets of roles.
+
+    Args:
+        now: the present roles.
+        supported: roles that a rule of thumb prefers, or the present ones.
+        soon, later: the loads that are served again.
+        gain: least difference of attainment that counts.
+
+    Attributes:
+        present: the outlook of the present roles.
+    """
+
+    def __init__(
+        self,
+        situation: PoolsSituation,
+        now: Roles,
+        supported: Roles,
+        soon: RecordedLoad,
+        later: RecordedLoad,
+        gain: float,
+    ) -> None:
+        self._situation = situation
+        self._now = now
+        self._supported = shape(situation.workers, supported)
+        self._soon = soon
+        self._later = later
+        self._gain = gain
+        self._others: list[tuple[Roles, Outlook]] = []
+        self._left_out: list[tuple[Roles, Outlook]] = []
+        self.present = Outlook(replay(soon, now, situation), replay(later, now, situation))
+        self._known = {shape(situation.workers, now): self.present}
+
+    def outlook(self, roles: Roles) -> Outlook:
+        """Serve the latest rounds with these roles, and the longer record unless the latest rounds rule them out."""
+        key = shape(self._situation.workers, roles)
+        if key not in self._known:
+            soon = replay(self._soon, roles, self._situation)
+            is_out = self.present.soon.is_better_than(soon, self._gain)
+            self._known[key] = Outlook(soon, None if is_out else replay(self._later, roles, self._situation))
+        return self._known[key]
+
+    def try_all(self, others: Iterable[Roles]) -> None:
+        """Compare these roles too."""
+        self._others += [(roles, self.outlook(roles)) for roles in others]
+
+    def best(self) -> Roles | None:
+        """The best of the roles that are better than the present ones; None: none are."""
+        better = [item for item in self._others if self._is_better(*item)]
+        return max(better, key=lambda item: item[1].share)[0] if better else None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether some roles gain enough, be it by chance, and none are better."""
+        return self.best() is None and bool(self._gaining())
+
+    def serve_more(self, later: RecordedLoad) -> None:
+        """Decide with more rounds between the present roles and those that gain most."""
+        doubtful = sorted(self._gaining(), key=lambda item: -item[1].share)[:_DOUBTFUL]
+        self._left_out = [item for item in self._others if item not in doubtful]
+        self.present = Outlook(self.present.soon, replay(later, self._now, self._situation))
+        self._others = [(roles, Outlook(each.soon, replay(later, roles, self._situation))) for roles, each in doubtful]
+
+    def tried(self) -> list[TriedRoles]:
+        """For logs: the present roles first."""
+        tried = [TriedRoles(in_words(self._now), self.present.share, is_now=True)]
+        return tried + [TriedRoles(in_words(roles), each.share) for roles, each in self._others + self._left_out]
+
+    def _is_better(self, roles: Roles, outlook: Outlook) -> bool:
+        is_supported = shape(self._situation.workers, roles) == self._supported
+        return outlook.is_better_than(self.present, self._gain, is_supported=is_supported)
+
+    def _gaining(self) -> list[tuple[Roles, Outlook]]:
+        """What more rounds may show to be better: `later` was asked, and one of both gains."""
+        return [item for item in self._others if item[1].later is not None and item[1].gains(self.present, self._gain)]

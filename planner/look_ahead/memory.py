@@ -1,0 +1,58 @@
+"""The KV memory that sessions need, now and soon: a replay of minutes does not show that it fills up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampd.policies.base import PoolsSituation
+from ampd.policies.capacity import session_memory
+from ampd.recent_load import RecentRound, all_rounds
+from ampd.types import WorkerView
+
+_GROWTH_S = 150.0
+"""Growth is measured over this time, and expected for as long."""
+_LEAST_RECORD_S = 240.0
+"""Of a shorter record no growth is told: a cluster that has just started fills up until the first sessions end."""
+
+
+def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) -> float:
+    """KV of the sessions on `owners` as a share of the memory of the owners afterwards; 0: unlimited memory.
+
+    A session counts once. A worker that was a prefill worker still has copies, which give way to any other KV.
+    """
+    capacity_tokens = sum(session_memory(view)[1] for view in after)
+    return sum(_held(owners).values()) / capacity_tokens if capacity_tokens else 0.0
+
+
+def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most: float) -> bool:
+    """Whether the KV of sessions, if it goes on growing as it did, soon takes more than `most` of the memory."""
+    capacity_tokens = sum(session_memory(view)[1] for view in owners)
+    since_s = situation.now_s - _GROWTH_S
+    first_s = min((item.sent_s for item in all_rounds(situation.load)), default=situation.now_s)
+    if not capacity_tokens or situation.now_s - first_s < _LEAST_RECORD_S:
+        return False
+    held = _held(owners)
+    now_tokens = sum(held.get(name, 0) for name in situation.load)
+    then_tokens = sum(
+        _context_tokens(rounds, since_s)
+        for name, rounds in situation.load.items()
+        if name in held or (rounds[-1].ended_s or situation.now_s) > since_s
+    )
+    return sum(held.values()) + now_tokens - then_tokens > most * capacity_tokens
+
+
+def _held(owners: Sequence[WorkerView]) -> dict[str, int]:
+    """Session -> the tokens that the owner with the most of them holds."""
+    held: dict[str, int] = {}
+    for view in owners:
+        for name, tokens in view.held_tokens.items():
+            held[name] = max(held.get(name, 0), tokens)
+    return held
+
+
+def _context_tokens(rounds: Sequence[RecentRound], at_s: float) -> int:
+    """The context of a session at a time, as far as the recent load tells."""
+    ended = [item for item in rounds if item.ended_s is not None and item.ended_s <= at_s]
+    if ended:
+        return ended[-1].prompt_tokens + (ended[-1].output_tokens or 0)
+    return rounds[0].kept_tokens

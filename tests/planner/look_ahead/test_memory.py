@@ -1,0 +1,53 @@
+"""The KV memory that sessions need now and soon."""
+
+from ampd.recent_load import RecentRound
+from ampd.types import Role, WorkerView
+from planner.look_ahead.memory import sessions_share, will_be_short
+
+from .lab import question
+
+NOW_S = 400.0
+
+
+def owners(*held: dict[str, int]) -> list[WorkerView]:
+    return [
+        WorkerView(f"d{number}", Role.DECODE, kv_capacity_tokens=100_000, held_tokens=tokens)
+        for number, tokens in enumerate(held)
+    ]
+
+
+def short(load: dict[str, list[RecentRound]], held: dict[str, int]) -> bool:
+    return will_be_short(question(owners(held), load, now_s=NOW_S), owners(held), 0.8)
+
+
+def at(sent_s: float, prompt_tokens: int) -> RecentRound:
+    return RecentRound(sent_s, 0, prompt_tokens, sent_s + 1.0, 0, is_met=True)
+
+
+OLD = {"old": [at(120.0, 30_000)]}
+
+
+def test_a_session_counts_once_and_copies_do_not() -> None:
+    views = owners({"a": 40_000, "b": 10_000}, {"a": 30_000})
+    assert sessions_share(views, views) == 0.25
+    assert sessions_share(views, views[:1]) == 0.5
+    assert sessions_share([WorkerView("d", Role.DECODE, held_tokens={"a": 5})], [WorkerView("d", Role.DECODE)]) == 0.0
+
+
+def test_kv_that_grows_as_before_will_be_short() -> None:
+    grown = {"old": [*OLD["old"], at(390.0, 56_000)]}
+    assert short(grown, {"old": 56_000})
+    assert not short(grown, {"old": 52_000})
+    assert short(OLD | {"new": [at(300.0, 26_000)]}, {"old": 30_000, "new": 26_000})
+
+
+def test_kv_that_stays_or_takes_the_place_of_ended_sessions_will_not() -> None:
+    assert not short(OLD, {"old": 30_000, "idle": 40_000})
+    ended = {"ended": [at(130.0, 26_000), at(280.0, 26_000)], "new": [at(300.0, 26_000)]}
+    assert not short(OLD | ended, {"old": 30_000, "new": 26_000})
+
+
+def test_a_cluster_that_has_just_started_fills_up_anyhow() -> None:
+    young = {"old": [at(170.0, 1_000), at(390.0, 56_000)]}
+    assert not short(young, {"old": 56_000})
+    assert short(young | {"first": [at(150.0, 10)]}, {"old": 56_000, "first": 10})
