@@ -10,9 +10,8 @@ from ampd.recent_load import RecentRound, all_rounds
 from ampd.types import WorkerView
 
 _GROWTH_S = 150.0
-"""Growth is measured over this time, and expected for as long."""
-_LEAST_RECORD_S = 240.0
-"""Of a shorter record no growth is told: a cluster that has just started fills up until the first sessions end."""
+"""Growth is measured over this time, and expected for as long. Of a shorter record no growth is told, because a cluster
+that has just started fills up until the first sessions end."""
 
 
 def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) -> float:
@@ -29,7 +28,7 @@ def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most:
     capacity_tokens = sum(session_memory(view)[1] for view in owners)
     since_s = situation.now_s - _GROWTH_S
     first_s = min((item.sent_s for item in all_rounds(situation.load)), default=situation.now_s)
-    if not capacity_tokens or situation.now_s - first_s < _LEAST_RECORD_S:
+    if not capacity_tokens or situation.now_s - first_s < _GROWTH_S:
         return False
     held = _held(owners)
     now_tokens = sum(held.get(name, 0) for name in situation.load)

@@ -52,9 +52,9 @@ class LookAheadPools(Policy):
     5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From `full` on it
        does so if the KV would take 80 % after 150 s more of the growth of the last 150 s, because a new owner takes new
-       sessions only, while those that are there go on growing. Of a record of less than four minutes no growth is told.
-       The worker stays if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory
-       on, if they are the better ones by the measure of 4.
+       sessions only, while those that are there go on growing. Of a shorter record no growth is told. The worker stays
+       if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory on, if they are
+       the better ones by the measure of 4.
 
     Limits: it knows only the load that came. In a live graph, rounds that clients give up are not seen, nor the rounds
     in progress of other coordinators than the leading one. A change helps the sessions to come, because sessions stay

@@ -48,6 +48,6 @@ def test_kv_that_stays_or_takes_the_place_of_ended_sessions_will_not() -> None:
 
 
 def test_a_cluster_that_has_just_started_fills_up_anyhow() -> None:
-    young = {"old": [at(170.0, 1_000), at(390.0, 56_000)]}
+    young = {"old": [at(260.0, 1_000), at(390.0, 56_000)]}
     assert not short(young, {"old": 56_000})
-    assert short(young | {"first": [at(150.0, 10)]}, {"old": 56_000, "first": 10})
+    assert short(young | {"first": [at(240.0, 10)]}, {"old": 56_000, "first": 10})
