@@ -1,4 +1,4 @@
-"""Ways to choose the workers' roles, from an even split, at fixed rates and with seeds that no policy was made with.
+"""Ways to choose the workers' roles, from an even split, at fixed rates.
 
     python -m benchmarks.choice_of_roles --data roles.jsonl --write docs/policies-benchmark.md
 
