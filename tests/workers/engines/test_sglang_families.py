@@ -27,6 +27,7 @@ pytestmark = [
 
 DEGREES = tuple(product((1, 2), (1, 2)))
 CELLS: list[tuple[str, dict[str, Any], Sequence[tuple[int, int]]]] = [
+    ("qwen3", {}, DEGREES),
     ("qwen3_moe", {}, DEGREES),
     # Some of MLA's attention backends on GPUs run no other pages.
     ("deepseek_v3", {"page_size": 64}, DEGREES),
