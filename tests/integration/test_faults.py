@@ -189,6 +189,9 @@ async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_it
     views = await graph.until_workers(3)
     await graph.end(graph.processes[next(view.worker_id for view in views if view.role is Role.PREFILL)])
     leaver = await graph.new_worker("prefill", profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002))
+    short = completion([5] * 40, max_tokens=2)
+    while record((await client.post("/v1/completions", json=short)).json())["prefill_worker"] != leaver:
+        pass  # the coordinator does not know it yet
     asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=8)))
     await graph.until_views(lambda views: any(view.queue for view in views if view.worker_id == leaver))
     os.kill(graph.pid(graph.processes[leaver]), signal.SIGTERM)
