@@ -202,7 +202,7 @@ BREAKS = (
     Break(
         "recovery: a request that cannot be split is not continued after its first token",
         "router/recovery.py",
-        "if emitted_tokens and request.uncarried is not None:",
+        "if has_begun and request.uncarried is not None:",
         "if False:",
         ("tests/router/test_recovery.py",),
     ),

@@ -39,6 +39,7 @@ from planner.layout.goodput_plan import Wishes, make_goodput_plan
 from planner.layout.layout import Layout, replicas_of
 from planner.layout.trial import Horizon, Trial, TrialTask
 from planner.simulator.options import SimulationOptions
+from planner.sustained import IN_TIME
 from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
 
@@ -112,6 +113,17 @@ INSTANCES = (
 )
 
 
+@dataclass(frozen=True)
+class _Attained:
+    """What a search of goodput asks: the share of met rounds, or 0 where sessions are left behind."""
+
+    sustained: float
+
+    @classmethod
+    def of(cls, trial: Trial) -> _Attained:
+        return cls(trial.met if trial.is_whole and trial.in_time >= IN_TIME else 0.0)
+
+
 class Enumeration:
     """All layouts of a case, judged by trials that are kept in a file.
 
@@ -183,7 +195,7 @@ class Enumeration:
             return float(known[str(seed)])
         start = max((float(rate) for rate, (met, *_) in tried.items() if met >= 0.9), default=self._highest * _START)
         search = RateSearch(
-            lambda rate: self._trial(layout, rate, _FULL, seed),
+            lambda rate: _Attained.of(self._trial(layout, rate, _FULL, seed)),
             precision=_PRECISION,
             lowest_rate=self._highest / 50,
             first_step=1.12,

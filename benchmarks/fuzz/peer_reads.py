@@ -118,7 +118,7 @@ class FuzzedReader:
         finally:
             self._owner.exchange.serve = serve  # type: ignore[method-assign]
         await self._reader.exchange.discard("rid")
-        await asyncio.gather(*self._reader.exchange._reads._tasks)  # type: ignore[union-attr]
+        await asyncio.gather(*self._reader.exchange._reads._late._tasks)  # type: ignore[union-attr]
         assert 0 <= fetched.tokens <= len(_KEYS) * PAGE
         held = self._reader.stored(_KEYS)
         assert len(held) * PAGE == fetched.tokens
