@@ -143,7 +143,11 @@ class Enumeration:
         found = {layout: self.goodput(layout) for layout in self._contenders()}
         for layout in self.layouts:
             rate = _BETTER * max(found.values())
-            if layout not in found and self._may_carry(layout, rate) and self._trial(layout, rate, _FULL).carries(0.9):
+            if (
+                layout not in found
+                and self._may_carry(layout, rate)
+                and self._trial(layout, rate, _FULL).carries(self._case.attainment)
+            ):
                 found[layout] = self.goodput(layout)
         return max(found.items(), key=lambda item: item[1])
 
@@ -158,7 +162,7 @@ class Enumeration:
         trials = [self._trial(layout, rate, _FULL, seed) for seed in _SEEDS]
         return all(trial.is_whole for trial in trials) and all(
             fmean(getattr(trial, name) for trial in trials) >= least
-            for name, least in (("met", 0.9), ("in_time", 0.99))
+            for name, least in (("met", self._case.attainment), ("in_time", IN_TIME))
         )
 
     def _contenders(self) -> list[Layout]:
@@ -193,7 +197,10 @@ class Enumeration:
         known = self._known.get(str(layout), {}).get("goodput", {})
         if str(seed) in known:
             return float(known[str(seed)])
-        start = max((float(rate) for rate, (met, *_) in tried.items() if met >= 0.9), default=self._highest * _START)
+        start = max(
+            (float(rate) for rate, (met, *_) in tried.items() if met >= self._case.attainment),
+            default=self._highest * _START,
+        )
         search = RateSearch(
             lambda rate: _Attained.of(self._trial(layout, rate, _FULL, seed)),
             precision=_PRECISION,

@@ -26,7 +26,7 @@ _CPU_MAX, _CPU_QUOTA = Path("sys/fs/cgroup/cpu.max"), Path("sys/fs/cgroup/cpu/cp
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:
-    """What there is to compute on, and what it does already.
+    """The cores of this machine, and its load before the examination.
 
     Attributes:
         processes: of the whole machine that ran or waited for a core in the last minute, on average.

@@ -14,8 +14,23 @@ pytest.importorskip("nixl")
 pytest.importorskip("msgspec")
 
 from tests.waiting import until
-from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Worker, record_of, text, workers
+from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Peers, Worker, record_of, text, workers
 from workers.kv.worker_process.nixl_transport import NixlTransport
+
+
+def hold_up_the_first_end(peers: Peers) -> tuple[asyncio.Event, list[KvRequest]]:
+    """The first read cannot end its lease before the event. The list has all ends that were asked for."""
+    may_end = asyncio.Event()
+    ending: list[KvRequest] = []
+
+    async def hold_up(request: KvRequest) -> None:
+        if request["op"] == "unlease":
+            ending.append(request)
+            if len(ending) == 1:
+                await may_end.wait()
+
+    peers.before = hold_up  # type: ignore[assignment]
+    return may_end, ending
 
 
 async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
@@ -24,16 +39,7 @@ async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
         prompts = [shared + text(seed, 2) for seed in (2, 3)]
         for name, prompt in zip("st", prompts, strict=True):
             await a.compute(name, prompt)
-        may_end = asyncio.Event()
-        ending: list[KvRequest] = []
-
-        async def hold_up_the_first(request: KvRequest) -> None:
-            if request["op"] == "unlease":
-                ending.append(request)
-                if len(ending) == 1:
-                    await may_end.wait()
-
-        peers.before = hold_up_the_first  # type: ignore[assignment]
+        may_end, ending = hold_up_the_first_end(peers)
         first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
         await until(lambda: len(ending) == 1)
         second = asyncio.create_task(b.read("r2", prompts[1], "a", 60.0))
@@ -79,16 +85,7 @@ async def test_what_a_read_brought_stays_while_it_waits_for_another_read() -> No
         prompts = [shared + text(seed, 2) for seed in (2, 3)]
         for name, prompt in zip("st", prompts, strict=True):
             await a.compute(name, prompt)
-        may_end = asyncio.Event()
-        ending: list[KvRequest] = []
-
-        async def hold_up_the_first(request: KvRequest) -> None:
-            if request["op"] == "unlease":
-                ending.append(request)
-                if len(ending) == 1:
-                    await may_end.wait()
-
-        peers.before = hold_up_the_first  # type: ignore[assignment]
+        may_end, ending = hold_up_the_first_end(peers)
         first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
         await until(lambda: len(ending) == 1)
         second = asyncio.create_task(b.read("r2", prompts[1], "a", 60.0))
