@@ -6,7 +6,7 @@
 #   make test-fast             without engines and graphs
 #   make test-all              all tests, also those that take minutes
 #   make audit                 known advisories about the pinned packages
-#   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK
+#   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK, Codex
 #   make sbom                  what is installed, as CycloneDX
 #   make docs                  the generated pages of docs/, from the code
 #   make compiled              the simulator and the policies as extension modules: `ampd simulate`, `ampd plan`
@@ -104,8 +104,8 @@ $(AIPERF)/.installed: | $(UV)
 $(NODE_CLIENTS)/.installed:
 	@mkdir -p $(NODE_CLIENTS)
 	@if command -v npm >/dev/null; then \
-		npm install --silent --prefix $(NODE_CLIENTS) ai @ai-sdk/openai-compatible zod && touch $@; \
-	else echo "make clients: npm is not installed: Vercel's AI SDK is not tried" >&2; fi
+		npm install --silent --prefix $(NODE_CLIENTS) ai @ai-sdk/openai-compatible zod @openai/codex && touch $@; \
+	else echo "make clients: npm is not installed: Vercel's AI SDK and Codex are not tried" >&2; fi
 
 $(CLIENTS)/.installed: pyproject.toml | $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(CLIENTS)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 _CREDENTIALS = re.compile(r"://(?!USER:PASSWORD@)\S*@")
 """User and password of a URL, which a misspelled flag would show. The example of our own messages stays readable."""
 
+_OWN_PACKAGES = ("ampd", "benchmarks", "planner", "router", "tools", "workers", "workloads")
+"""If one of them cannot be imported, that is a fault of the code and not of the installation."""
+
 
 class UserError(Exception):
     """The call or the input is wrong; commands print the message as one line and exit with 2."""
@@ -28,6 +31,12 @@ def guarded(body: Callable[[], int]) -> int:
     except RunError as error:
         print(_with_program(error), file=sys.stderr)
         return 1
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
+            raise
+        text = f"a package is missing or broken: {one_line_of(_first_cause(error))}; install AMPD in a new environment"
+        print(f"ampd: {text}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
@@ -37,6 +46,13 @@ def guarded(body: Callable[[], int]) -> int:
 def one_line_of(error: BaseException) -> str:
     """The message of an error as one line, or its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What an error was raised from, at the beginning: the loader's message, and not a package's advice about it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _with_program(error: Exception) -> str:

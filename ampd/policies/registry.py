@@ -62,6 +62,7 @@ class Policy(BaseModel):
     load_s: ClassVar[float] = 0.0
     is_slow: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
+    help_note: ClassVar[str] = ""
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -106,6 +107,11 @@ class Registry(Generic[InterfaceT]):
         _import_policies()
         return tuple(sorted(self._policies))
 
+    def names_in_help(self) -> tuple[str, ...]:
+        """The known names, sorted, with what a reader of `--help` must know of them."""
+        notes = {name: self._policies[name].help_note for name in self.names()}
+        return tuple(f"{name} ({note})" if note else name for name, note in notes.items())
+
     def policy(self, name: str) -> type[Policy]:
         """The class of a policy.
 
@@ -138,7 +144,9 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     registry.kind: registry for registry in (BINDING, ROUTING, ORDERING, SLICING, POOLS)
 }
 
-NAMES: dict[str, Callable[[], tuple[str, ...]]] = {kind: registry.names for kind, registry in _REGISTRIES.items()}
+NAMES: dict[str, Callable[[], tuple[str, ...]]] = {
+    kind: registry.names_in_help for kind, registry in _REGISTRIES.items()
+}
 """Kind -> the known names, for the help of the settings that name a policy."""
 
 

@@ -26,7 +26,7 @@ from ampd.cli.serve.running import running_graph
 from ampd.errors import guarded
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import SESSIONS_ROUTE
-from benchmarks.clients import aiperf, runners
+from benchmarks.clients import aiperf, codex, runners
 from benchmarks.clients.cases import CLIENTS, replies
 from benchmarks.clients.feature import CONTEXT_TOKENS, Client, Feature, session_of
 from benchmarks.clients.table import Row, table
@@ -35,7 +35,7 @@ from benchmarks.clients.table import Row, table
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("modelled", "sglang"), default="modelled")
-    known = [*(client.name for client in CLIENTS), aiperf.CLIENT]
+    known = [*(client.name for client in CLIENTS), aiperf.CLIENT, codex.CLIENT]
     parser.add_argument("--client", action="append", choices=known, help="only these")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
@@ -64,6 +64,8 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
                 yield from _tried(client, features, url, control)
         if aiperf.CLIENT in wanted:
             yield from _told(aiperf.rows(url, control, logs, tiny_model_path(), folder), aiperf.CLIENT)
+    if codex.CLIENT in wanted and engine == "modelled":
+        yield from _told(codex.rows(folder, _progress), codex.CLIENT)
 
 
 def _tried(client: Client, features: list[Feature], url: str, control: str) -> list[Row]:
@@ -74,7 +76,8 @@ def _tried(client: Client, features: list[Feature], url: str, control: str) -> l
             feature.name,
             feature.before,
             error,
-            _is_known(control, session_of(client, feature)) if feature.replies else None,
+            _is_known(control, session_of(client, feature)) if feature.replies and not feature.fault else None,
+            fault=feature.fault,
         )
         for feature, error in zip(features, errors or (), strict=errors is not None)
     ]

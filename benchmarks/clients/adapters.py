@@ -12,6 +12,13 @@ def ask(messages, **options):
                               num_retries=0, extra_headers={{"x-dynamo-session-id": SESSION}}, **options)
 """
 
+_ADAPTER = (
+    "messages = [{{'role': 'user', 'content': 'Good morning'}}]\n"
+    "done = litellm.completion('{name}/tiny', messages, api_base={base}, api_key='none', max_tokens=20,\n"
+    "                          num_retries=0, extra_headers={{'x-dynamo-session-id': SESSION}})\n"
+    "assert done.choices[0].message.content and done.choices[0].finish_reason, done"
+)
+
 LITELLM = Client(
     "litellm",
     "litellm",
@@ -36,6 +43,9 @@ LITELLM = Client(
             "assert [json.loads(call.function.arguments) for call in calls] == [{'a': 3, 'b': 7}], calls",
             replies=CALLS,
         ),
+        Feature("adapter `hosted_vllm`", _ADAPTER.format(name="hosted_vllm", base="f'{URL}/v1'")),
+        Feature("adapter `nvidia_nim`", _ADAPTER.format(name="nvidia_nim", base="f'{URL}/v1'")),
+        Feature("adapter `anthropic`", _ADAPTER.format(name="anthropic", base="URL")),
     ),
 )
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CONTEXT_TOKENS = 4096
+
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "count": {"type": "integer"}},
-    "required": ["city", "count"],
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "is_far": {"type": "boolean"}},
+    "required": ["city", "is_far"],
     "additionalProperties": False,
 }
 TOOL = {
@@ -51,13 +52,22 @@ class Feature:
     Attributes:
         before: how it failed before it was fixed; empty: it never did.
         replies: the scripted replies of its session; a random model has none, so such a row is for the modelled engine.
+        fault: the section of docs/dynamo-known.md, if Dynamo cannot do it. The code asserts the failure as it is there.
     """
 
     name: str
     code: str
     before: str = ""
     replies: tuple[dict[str, Any], ...] = ()
+    fault: str = ""
 
+
+WRONG_ANSWERS, REFUSED_REQUESTS, HIDDEN_REASONS = (
+    "answers-that-are-wrong",
+    "requests-that-are-refused",
+    "reasons-that-do-not-reach-the-client",
+)
+"""Sections of docs/dynamo-known.md."""
 
 PYTHON, NODE = "Python", "Node"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.clients.feature import CALLS, LOOP, Client, Feature, call
+from benchmarks.clients.feature import CALLS, LOOP, WRONG_ANSWERS, Client, Feature, call
 
 _ANSWER = """
 from pydantic import BaseModel
@@ -100,6 +100,13 @@ LANGGRAPH = Client(
             replies=LOOP,
         ),
         Feature(
+            "tool loop by `/v1/responses`",
+            "responses = model.model_copy(update={'use_responses_api': True})\n"
+            "done = create_agent(responses, [add]).invoke({'messages': [('user', 'Add')]})\n"
+            "assert done['messages'][-1].text.strip() == 'It is 10.', done",
+            replies=LOOP,
+        ),
+        Feature(
             "`with_structured_output(function_calling)`",
             "form = model.with_structured_output(Answer, method='function_calling')\n"
             "assert isinstance(form.invoke('Where?'), Answer)",
@@ -142,6 +149,17 @@ SMOLAGENTS = Client(
                 {"tool_calls": [call("final_answer", answer="10")]},
             ),
         ),
+        Feature(
+            "CodeAgent",
+            "from smolagents import CodeAgent\n"
+            "agent = CodeAgent([add], model, max_steps=1)\n"
+            "agent.prompt_templates['system_prompt'] = 'You write code.'  # its own is too long for the workers\n"
+            "agent.run('Add 3 and 7')\n"
+            "errors = [str(step.error) for step in agent.memory.steps if getattr(step, 'error', None)]\n"
+            "assert any('</code' in error and 'SyntaxError' in error for error in errors), errors",
+            replies=({"content": "I add.\n<code>\nfinal_answer(add(3, 7))\n</code>"}, {"content": "It is 10."}),
+            fault=WRONG_ANSWERS,
+        ),
     ),
 )
 
@@ -168,6 +186,14 @@ PYDANTIC_AI = Client(
         Feature(
             "tool loop, 3 rounds with 2 parallel calls",
             "done = Agent(model, tools=[add]).run_sync('Add', model_settings=settings)\n"
+            "assert done.output.strip() == 'It is 10.', done",
+            replies=LOOP,
+        ),
+        Feature(
+            "tool loop by `/v1/responses`",
+            "from pydantic_ai.models.openai import OpenAIResponsesModel\n"
+            "responses = OpenAIResponsesModel('tiny', provider=OpenAIProvider(base_url=f'{URL}/v1', api_key='none'))\n"
+            "done = Agent(responses, tools=[add]).run_sync('Add', model_settings=settings)\n"
             "assert done.output.strip() == 'It is 10.', done",
             replies=LOOP,
         ),

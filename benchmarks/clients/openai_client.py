@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from benchmarks.clients.feature import CALLS, CONTEXT_TOKENS, SCHEMA, TOOL, Client, Feature
+from benchmarks.clients.feature import (
+    CALLS,
+    CONTEXT_TOKENS,
+    HIDDEN_REASONS,
+    REFUSED_REQUESTS,
+    SCHEMA,
+    TOOL,
+    WRONG_ANSWERS,
+    Client,
+    Feature,
+)
+
+_LAMP = {
+    "type": "function",
+    "function": {
+        "name": "lamp",
+        "parameters": {
+            "type": "object",
+            "properties": {"is_on": {"type": "boolean"}},
+            "required": ["is_on"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A tool whose call a model with random weights can end."""
 
 _OPENAI = f"""
-from openai import APIStatusError, OpenAI
+import json
+from openai import APIError, APIStatusError, OpenAI
 named = {{"x-dynamo-session-id": SESSION}}
 client = OpenAI(base_url=f"{{URL}}/v1", api_key="none", max_retries=0, default_headers=named)
 hello = [{{"role": "user", "content": "Good morning"}}]
-tool, schema = {TOOL!r}, {SCHEMA!r}
+tool, schema, lamp = {TOOL!r}, {SCHEMA!r}, {_LAMP!r}
 form = {{"type": "json_schema", "json_schema": {{"name": "answer", "schema": schema, "strict": True}}}}
 def chat(**options):
     return client.chat.completions.create(**{{"model": "tiny", "messages": hello, "max_tokens": 60, **options}})
@@ -23,6 +48,14 @@ def refused(**options):
     except APIStatusError as error:
         return error
     raise AssertionError("it was accepted")
+def text(**options):
+    return chat(**options).choices[0].message.content
+def is_lamp(name, arguments):
+    assert name == "lamp" and isinstance(json.loads(arguments)["is_on"], bool), (name, arguments)
+def fits(content):
+    value = json.loads(content)
+    assert value.keys() == {{"city", "is_far"}} and value["city"] in ("Oslo", "Rome"), value
+    assert isinstance(value["is_far"], bool), value
 def numbers(error):
     assert error.status_code == 400, error
     assert "{CONTEXT_TOKENS}" in str(error), error
@@ -45,19 +78,35 @@ OPENAI = Client(
         Feature(
             "a stream with usage", "assert streamed(stream_options={'include_usage': True})[-1].usage.total_tokens"
         ),
-        Feature("`tool_choice` required", "assert chat(tools=[tool], tool_choice='required').choices", _REASONLESS),
         Feature(
-            "`tool_choice` with a name",
-            "assert chat(tools=[tool], tool_choice={'type': 'function', 'function': {'name': 'add'}}).choices",
+            "`tool_choice` required",
+            "calls = chat(tools=[lamp], tool_choice='required').choices[0].message.tool_calls\n"
+            "assert calls\n"
+            "for call in calls: is_lamp(call.function.name, call.function.arguments)",
             _REASONLESS,
         ),
         Feature(
-            "`tool_choice` required, streamed", "assert streamed(tools=[tool], tool_choice='required')", _REASONLESS
+            "`tool_choice` with a name",
+            "named = {'type': 'function', 'function': {'name': 'lamp'}}\n"
+            "(call,) = chat(tools=[tool, lamp], tool_choice=named).choices[0].message.tool_calls\n"
+            "is_lamp(call.function.name, call.function.arguments)",
+            _REASONLESS,
         ),
         Feature(
-            "`response_format` with a schema", "assert chat(response_format=form).choices[0].message.content", "400"
+            "`tool_choice` required, streamed",
+            "chunks = [chunk for chunk in streamed(tools=[lamp], tool_choice='required') if chunk.choices]\n"
+            "deltas = [chunk.choices[0].delta for chunk in chunks]\n"
+            "parts = [call.function for delta in deltas for call in delta.tool_calls or () if call.index == 0]\n"
+            "is_lamp(''.join(part.name or '' for part in parts), ''.join(part.arguments or '' for part in parts))",
+            _REASONLESS,
         ),
-        Feature("`response_format`, streamed", "assert streamed(response_format=form)", _REASONLESS),
+        Feature("`response_format` with a schema", "fits(text(response_format=form))", "400"),
+        Feature(
+            "`response_format`, streamed",
+            "parts = [chunk.choices[0].delta.content for chunk in streamed(response_format=form) if chunk.choices]\n"
+            "fits(''.join(part or '' for part in parts))",
+            _REASONLESS,
+        ),
         Feature(
             "`logprobs` of a chat",
             "assert chat(logprobs=True).choices[0].logprobs.content[0].logprob <= 0",
@@ -74,19 +123,24 @@ OPENAI = Client(
             "assert done.choices[0].logprobs.token_logprobs",
             "500 on SGLang",
         ),
-        Feature("`seed` at temperature 0", "assert chat(seed=7, temperature=0).choices", "no effect, and always local"),
         Feature(
-            "`seed` at temperature 1 gives the same text, or is refused with the reason",
-            "options = {'seed': 7, 'temperature': 1}\n"
+            "`seed` at temperature 0",
+            "assert text(seed=7, temperature=0) == text(seed=8, temperature=0) == text(temperature=0)",
+            "no effect, and always local",
+        ),
+        Feature(
+            "`seed` at temperature 1 gives the same text, and another seed another one, or is refused with the reason",
             "try:\n"
-            "    texts = {chat(**options).choices[0].message.content for _ in range(3)}\n"
+            "    texts = {text(seed=7, temperature=1) for _ in range(3)}\n"
             "    assert len(texts) == 1, texts\n"
+            "    samples = texts != {text(temperature=0)}  # the modelled engine does not\n"
+            "    assert not samples or text(seed=8, temperature=1) not in texts, texts\n"
             "except APIStatusError as error:\n"
             "    assert error.status_code == 400 and 'enable_deterministic_inference' in str(error), error",
             "four texts on SGLang",
         ),
         Feature(
-            "prompt + `max_tokens` beyond the context, chat",
+            "prompt + `max_tokens` beyond the context ends with `length`, chat",
             "assert chat(max_tokens=70000, stop=['zzzz']).choices[0].finish_reason",
             _BY_ROUTE,
         ),
@@ -97,7 +151,7 @@ OPENAI = Client(
             "assert client.completions.create(model='tiny', prompt='Good', max_tokens=70000).choices",
             '500 "Failed to fold completions stream"',
         ),
-        Feature("a prompt beyond the workers' context, chat", "numbers(refused(messages=long))"),
+        Feature("a prompt beyond the workers' context gets both numbers, chat", "numbers(refused(messages=long))"),
         Feature("the same, streamed", "numbers(refused(messages=long, stream=True))", _REASONLESS),
         Feature("the same, with tools", "numbers(refused(messages=long, tools=[tool]))", _REASONLESS),
         Feature("`/v1/responses`", "assert respond(input=hello).output_text"),
@@ -125,9 +179,38 @@ OPENAI = Client(
             '500 "Internal server error"',
         ),
         Feature(
-            "a session id of 600 characters, chat",
+            "a session id of 600 characters is refused with the limit, chat",
             "error = refused(extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
             "assert error.status_code == 400 and '512' in str(error), error",
+        ),
+        Feature(
+            "the same, streamed",
+            "try:\n"
+            "    streamed(extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
+            "except APIError as error:\n"
+            "    assert str(error) == 'Internal server error', error\n"
+            "else: raise AssertionError('it was accepted')",
+            fault=HIDDEN_REASONS,
+        ),
+        Feature(
+            "five stop strings",
+            "error = refused(stop=['aa', 'bb', 'cc', 'dd', 'ee'])\n"
+            "assert error.status_code == 500 and 'Failed to generate completions' in str(error), error",
+            fault=REFUSED_REQUESTS,
+        ),
+        Feature(
+            "`logit_bias`",
+            "assert text(temperature=0, logit_bias={'70': 100}) == text(temperature=0)",
+            fault=WRONG_ANSWERS,
+        ),
+        Feature(
+            "`echo`",
+            "try:\n"
+            "    client.completions.create(model='tiny', prompt='Good', max_tokens=5, echo=True)\n"
+            "except APIStatusError as error:\n"
+            "    assert error.status_code == 500 and 'Failed to fold completions stream' in str(error), error\n"
+            "else: raise AssertionError('it was accepted')",
+            fault=HIDDEN_REASONS,
         ),
         Feature(
             "headers that name a session",

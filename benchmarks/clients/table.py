@@ -15,6 +15,7 @@ class Row:
         error: empty if it works.
         is_session: the graph knew the row's session; None: not asked.
         figures: what was measured.
+        fault: the section of docs/dynamo-known.md that describes why the feature fails; empty: it does not.
     """
 
     client: str
@@ -23,11 +24,14 @@ class Row:
     error: str
     is_session: bool | None = None
     figures: str = ""
+    fault: str = ""
 
     @property
     def state(self) -> str:
         """How it goes now."""
         works = f"works: {self.figures}" if self.figures else "works"
+        if self.fault:
+            works = f"fails, [Dynamo](dynamo-known.md#{self.fault})"
         return self.error or works
 
 
@@ -35,7 +39,7 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     lines = ["| client | feature | before | now | session |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        session = "" if row.is_session is None else "one" if row.is_session else "**none**"
+        session = "" if row.is_session is None else "known" if row.is_session else "**none**"
         state = row.state.replace("|", "\\|")
         lines.append(f"| {row.client} | {row.feature} | {row.before} | {state} | {session} |")
     return "\n".join(lines)

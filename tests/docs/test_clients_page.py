@@ -5,16 +5,20 @@ import json
 import os
 import re
 import shlex
-from collections.abc import AsyncIterator
+import shutil
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from ampd.session_key import session_key
+from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
-from benchmarks.clients import aiperf
-from benchmarks.clients.environment import aiperf_program, clients_python
+from benchmarks.clients import aiperf, codex
+from benchmarks.clients.environment import aiperf_program, clients_node_modules, clients_python
 from tests.harness.graph import Graph, profile
 from tests.waiting import until
 
@@ -22,6 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 SNIPPETS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
+(JAVASCRIPT,) = re.findall(r"```js\n(.*?)```", PAGE, re.DOTALL)
+(CODEX,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 (CONVERSATION,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 (AIPERF,) = re.findall(r"```sh\n(aiperf profile .*?)```", PAGE, re.DOTALL)
 MODULES = {
@@ -42,15 +48,30 @@ async def served(graph: Graph) -> AsyncIterator[Graph]:
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers([coordinator])
+    store = await graph.store()
+    try:
+        await until(lambda: _is_counted(store))
+    finally:
+        await store.close()
     yield graph
 
 
-async def _run(code: str) -> tuple[int | None, str]:
-    """Exit code and output of Python code in the interpreter of the clients."""
+async def _is_counted(store: StateStore) -> bool:
+    """Whether the rounds of `until_answers` are in what the coordinator published."""
+    return await _unnamed(store) >= 3
+
+
+async def _unnamed(store: StateStore) -> int:
+    """Rounds without a session, so far."""
+    return sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
+
+
+async def _run(*command: str, folder: Path | None = None) -> tuple[int | None, str]:
+    """Exit code and output of a client's code."""
     environment = {**os.environ, "OPENAI_API_KEY": "none", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     environment.pop("PYTHONPATH", None)
     process = await asyncio.create_subprocess_exec(
-        PYTHON, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment, cwd=folder
     )
     output, _ = await process.communicate()
     return process.returncode, output.decode(errors="replace")
@@ -60,13 +81,36 @@ async def _run(code: str) -> tuple[int | None, str]:
 @pytest.mark.parametrize("name", SNIPPETS)
 async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) -> None:
     module = MODULES.get(name, name)
-    if (await _run(f"import {module}"))[0] != 0:
+    if (await _run(PYTHON, "-c", f"import {module}"))[0] != 0:
         pytest.skip(f"{PYTHON} cannot import {module}: make clients")
     session_id = f"client-{name}"
+    code = f"URL, SESSION = {served.url!r}, {session_id!r}\n{SNIPPETS[name]}"
+    await _is_one_session(served, session_id, partial(_run, PYTHON, "-c", code))
+
+
+@pytest.mark.long
+async def test_the_snippet_in_javascript_is_one_session_of_two_rounds(served: Graph) -> None:
+    modules, node = clients_node_modules(), shutil.which("node")
+    if node is None or not (modules / "ai").is_dir():
+        pytest.skip("Vercel's AI SDK is not installed: make clients")
+    session_id = "client-vercel"
+    code = f"const URL = {served.url!r}, SESSION = {session_id!r};\n{JAVASCRIPT}"
+    run = partial(_run, node, "--input-type=module", "-e", code, folder=modules.parent)
+    await _is_one_session(served, session_id, run)
+
+
+async def test_codex_is_tried_with_the_provider_of_the_page() -> None:
+    shown = tomllib.loads(CODEX)
+    tried = dict(text.split("=", 1) for text in codex.command(Path("codex"), "http://127.0.0.1:8000") if "=" in text)
+    assert tomllib.loads(f"p={tried['model_providers.ampd']}")["p"] == shown["model_providers"]["ampd"]
+    assert tried["model_provider"] == shown["model_provider"]
+
+
+async def _is_one_session(served: Graph, session_id: str, run: Callable[[], Awaitable[tuple[int | None, str]]]) -> None:
     store = await served.store()
     try:
-        unnamed = sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
-        code, output = await _run(f"URL, SESSION = {served.url!r}, {session_id!r}\n{SNIPPETS[name]}")
+        unnamed = await _unnamed(store)
+        code, output = await run()
         assert code == 0, output[-3000:]
         key = session_key("", session_id)
         tokens: list[int] = []
@@ -81,7 +125,7 @@ async def test_a_snippet_is_one_session_of_two_rounds(served: Graph, name: str) 
         assert binding is not None
         assert binding.epoch == 1
         assert max(tokens) > 40, "the second round is in it"
-        assert sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators) <= unnamed
+        assert await _unnamed(store) <= unnamed
     finally:
         await store.close()
 
@@ -102,7 +146,7 @@ async def test_a_conversation_of_aiperf_is_a_session_with_default_headers(served
     store = await served.store()
     try:
         before = {key for view in await store.snapshot() for key in view.held_tokens}
-        unnamed = sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
+        unnamed = await _unnamed(store)
         result = await asyncio.to_thread(aiperf.run, program, served.url, tiny_model_path(), tmp_path)
         assert result["error_request_count"]["avg"] == 0 if result.get("error_request_count") else True
 
@@ -114,6 +158,6 @@ async def test_a_conversation_of_aiperf_is_a_session_with_default_headers(served
         assert len(keys) == aiperf.CONVERSATIONS
         bindings = [await store.binding(key) for key in keys]
         assert [binding.epoch for binding in bindings if binding] == [1] * aiperf.CONVERSATIONS
-        assert sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators) <= unnamed
+        assert await _unnamed(store) <= unnamed
     finally:
         await store.close()

@@ -13,11 +13,12 @@ from workers.kv.tried import TRIED_DEGREES, TRIED_PAGE_TOKENS
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 POOLS = {
     "Llama": "MHATokenToKVPool",
-    "Qwen3, Qwen3-MoE": "MHATokenToKVPool",
+    "Qwen3-Next": "HybridLinearKVPool",
+    "Qwen3": "MHATokenToKVPool",
+    "Mixtral": "MHATokenToKVPool",
     "DeepSeek-V3": "MLATokenToKVPool",
     "Gemma 4": "SWAKVPool",
     "gpt-oss": "SWAKVPool",
-    "Qwen3-Next": "HybridLinearKVPool",
 }
 PLACEHOLDER = r"\b(?:CLASS|MODEL|N|BUFFER|LAYOUT|NAME|SECTION)\b"
 

@@ -74,6 +74,54 @@ def test_each_lack_is_one_line(
         assert part in line
 
 
+def programs(folder: Path, *names: str) -> str:
+    """A PATH with these programs only."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("present", "extras", "reports"),
+    [
+        (("nvidia-smi",), "[sglang]", True),
+        (("nvidia-smi", "g++"), "[sglang]", False),
+        (("nvidia-smi", "c++"), "[sglang,dev]", False),
+        (("nvidia-smi",), "", False),
+        ((), "[sglang]", False),
+    ],
+)
+def test_a_gpu_without_a_compiler_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...], extras: str, reports: bool
+) -> None:
+    monkeypatch.setattr(install_check, "GPU_SIGNS", ())
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", *present))
+    lines = [line for line in problems(tmp_path / "venv", extras) if "C++ compiler" in line]
+    assert bool(lines) is reports
+    assert all("apt install g++" in line for line in lines)
+
+
+def test_the_headers_of_python_are_needed_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", "nvidia-smi", "g++"))
+    monkeypatch.setattr(install_check.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert any("Python's headers" in line for line in problems(tmp_path / "venv", "[sglang]"))
+
+
+def test_make_says_so_before_it_downloads_anything(tmp_path: Path) -> None:
+    """`make` as a user types it, on a machine whose PATH has a GPU's tool and no compiler."""
+    make, root = shutil.which("make"), Path(__file__).parents[2]
+    if make is None:
+        pytest.skip("make is not installed")
+    environment = {"PATH": programs(tmp_path / "bin", "nvidia-smi"), "HOME": str(tmp_path)}
+    (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
+    command = [make, "demo", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, check=False)
+    assert done.returncode == 2
+    assert "a C++ compiler" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def test_it_runs_without_the_package(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", install_check.__file__, str(tmp_path / "venv"), ""]
     assert subprocess.run(command, check=False, capture_output=True, cwd=tmp_path).returncode in (0, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from ampd.policies.base import OrderingSituation, Pick, Run
@@ -13,7 +15,8 @@ _HEAD = Run(0)
 
 @register("ordering", "ampd")
 class AmpdOrdering(Policy):
-    """Run the first task of the ordering in which the most of the next `window` tasks meet their TTFT target.
+    """The paper's rule (its Algorithm 2), and not what AMPD does by default: run the first task of the ordering in
+    which the most of the next `window` tasks meet their TTFT target.
 
     Reads: history, increment, arrival, TTFT target and postponements of the first `window` tasks; prefill times of the
     performance model, one call for each of those tasks.
@@ -34,6 +37,8 @@ class AmpdOrdering(Policy):
 
     Example: `--ordering ampd`
     """
+
+    help_note: ClassVar[str] = "the paper's Algorithm 2, not the default"
 
     window: int = Field(
         3, ge=1, le=1024, description="Tasks considered; also how often one task may be postponed (w in the paper)."

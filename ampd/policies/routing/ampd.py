@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -22,8 +23,8 @@ from ampd.types import RouteDecision, WorkerView
 
 @register("routing", "ampd")
 class AmpdRouting(Policy):
-    """Prefill remotely while prefill workers meet TTFT, locally while the decode worker has ITL to spare, else where
-    it is cheapest.
+    """The paper's rule (its Algorithm 1), and not what AMPD does by default: prefill remotely while prefill workers
+    meet TTFT, locally while the decode worker has ITL to spare, else where it is cheapest.
 
     Reads: windowed TTFT, queue, held prefix and longest context of every prefill worker; windowed ITL and queue of the
     session's decode worker; the round's SLO; prefill and transfer times of the performance model.
@@ -44,6 +45,8 @@ class AmpdRouting(Policy):
 
     Example: `--routing ampd`
     """
+
+    help_note: ClassVar[str] = "the paper's Algorithm 1, not the default"
 
     alpha: float = Field(0.9, gt=0, description="Share of the TTFT target up to which a prefill worker has slack.")
     beta: float = Field(0.85, gt=0, description="Share of the ITL target up to which a decode worker has slack.")
