@@ -14,7 +14,7 @@ from planner.layout.trial import Trial
 BINDS = {
     "prefill": "the time to the first token (prefill capacity)",
     "decode": "the time between tokens (decode capacity)",
-    "sessions": "sessions that end too late, although their rounds count as met",
+    "sessions": "the delay of sessions, which end too late although their rounds count as met",
     "kv_memory": "the KV memory of the replicas that own sessions",
     "host_memory": "the host memory of their KV stores",
     "nothing": "nothing that was simulated: no rate was too high",

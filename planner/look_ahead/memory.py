@@ -10,8 +10,10 @@ from ampd.recent_load import RecentRound, all_rounds
 from ampd.types import WorkerView
 
 _GROWTH_S = 150.0
-"""Growth is measured over this time, and expected for as long. Of a shorter record no growth is told, because a cluster
-that has just started fills up until the first sessions end."""
+"""Growth is expected for this time."""
+_LEAST_S = 30.0
+"""Growth is measured over the later half of the record, because a cluster that has just started fills up until the
+first sessions end. Of a shorter time no growth is told."""
 
 
 def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) -> float:
@@ -26,10 +28,21 @@ def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) ->
 def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most: float) -> bool:
     """Whether the KV of sessions, if it goes on growing as it did, soon takes more than `most` of the memory."""
     capacity_tokens = sum(session_memory(view)[1] for view in owners)
-    since_s = situation.now_s - _GROWTH_S
-    first_s = min((item.sent_s for item in all_rounds(situation.load)), default=situation.now_s)
-    if not capacity_tokens or situation.now_s - first_s < _GROWTH_S:
+    measured_s = _measured_s(situation)
+    if not capacity_tokens or measured_s < _LEAST_S:
         return False
+    return sum(_held(owners).values()) + _growth_tokens(situation, owners, measured_s) > most * capacity_tokens
+
+
+def _measured_s(situation: PoolsSituation) -> float:
+    """For how long growth is measured."""
+    first_s = min((item.sent_s for item in all_rounds(situation.load)), default=situation.now_s)
+    return min((situation.now_s - first_s) / 2, _GROWTH_S)
+
+
+def _growth_tokens(situation: PoolsSituation, owners: Sequence[WorkerView], measured_s: float) -> float:
+    """By how much the KV of sessions will have grown after `_GROWTH_S`, if it grows as it did in the time measured."""
+    since_s = situation.now_s - measured_s
     held = _held(owners)
     now_tokens = sum(held.get(name, 0) for name in situation.load)
     then_tokens = sum(
@@ -37,7 +50,7 @@ def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most:
         for name, rounds in situation.load.items()
         if name in held or (rounds[-1].ended_s or situation.now_s) > since_s
     )
-    return sum(held.values()) + now_tokens - then_tokens > most * capacity_tokens
+    return (now_tokens - then_tokens) * _GROWTH_S / measured_s
 
 
 def _held(owners: Sequence[WorkerView]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from ampd.policies.considered import Considered, TriedRoles
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.pools.predictive import KV_SHORT, PredictivePools
 from ampd.policies.registry import Policy, register
-from ampd.recent_load import Load, latest_rounds, met_and_missed, rounds_since
+from ampd.recent_load import Load, latest_rounds, met_and_missed, rounds_since, sessions_met
 from ampd.types import Role, WorkerView
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ class LookAheadPools(Policy):
 
     Rule:
 
-    1. It is asked every 5 s, but not within `cooldown_s` of a change. Other roles are tried when `content` or fewer of
-       the rounds of the last 30 s met their targets. If fewer than 20 rounds ended in 30 s, those of the last five
-       minutes count.
+    1. It is asked every 5 s, but not within `cooldown_s` of a change. Other roles are tried when the last 30 s attained
+       `content` or less: the mean of the share of the rounds that met their targets, and of the share of the sessions
+       whose rounds all did. If fewer than 20 rounds ended in 30 s, those of the last five minutes count. Other roles
+       are also tried when `predictive` would change a role.
     2. Each set of roles is simulated twice, with arrivals and pauses `stress` times as short. *Soon*: the rounds of the
        last 15 s (10 per worker at least) come again, behind the rounds that are in progress now, where these are. A
        round in progress gets the output that can be expected of it, by those that have ended and those that still grow.
@@ -51,10 +52,10 @@ class LookAheadPools(Policy):
        rounds, and decide with these.
     5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From `full` on it
-       does so if the KV would take 80 % after 150 s more of the growth of the last 150 s, because a new owner takes new
-       sessions only, while those that are there go on growing. Of a shorter record no growth is told. The worker stays
-       if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory on, if they are
-       the better ones by the measure of 4.
+       does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
+       only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
+       The worker stays if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory
+       on, if they are the better ones by the measure of 4.
 
     Limits: it knows only the load that came. In a live graph, rounds that clients give up are not seen, nor the rounds
     in progress of other coordinators than the leading one. A change helps the sessions to come, because sessions stay
@@ -81,8 +82,8 @@ class LookAheadPools(Policy):
         by_rule = _RULE.change(situation)
         rested = not situation.changed_within(self.cooldown_s)
         for_memory = self._for_memory(situation) if rested else ()
-        # Roles under which targets are met could only become worse, whatever a replay says.
-        is_due = rested and self._misses(situation)
+        # Roles under which targets are met could only become worse, whatever a replay says alone.
+        is_due = rested and (bool(by_rule) or self._misses(situation))
         return self._look(situation, by_rule, for_memory, is_due) if for_memory or is_due else ()
 
     def _for_memory(self, situation: PoolsSituation) -> Sequence[RoleChange]:
@@ -100,11 +101,12 @@ class LookAheadPools(Policy):
         return (RoleChange(chosen.worker_id, Role.DECODE, KV_SHORT),)
 
     def _misses(self, situation: PoolsSituation) -> bool:
-        """Whether too many rounds miss their targets."""
+        """Whether too many rounds miss their targets, or the few that do are of too many sessions."""
         for last_s in (_RECENT_S, self.load_s):
             met, missed = met_and_missed(situation.load, situation.now_s, last_s, situation.slo.ttft_s)
             if met + missed >= _LEAST_ROUNDS:
-                return met <= self.content * (met + missed)
+                of_sessions = sessions_met(situation.load, situation.now_s - last_s)
+                return (met / (met + missed) + of_sessions) / 2 <= self.content
         return False
 
     def _look(
@@ -120,16 +122,19 @@ class LookAheadPools(Policy):
         from planner.look_ahead.present import present_state
         from planner.look_ahead.recorded import recorded_load
 
+        now, *others = candidate_roles(situation.workers, situation.model)
+        others = [roles for roles in others if is_due and _has_memory(situation, roles)]
+        if not others and not for_memory:
+            return ()
         latest, longer = self._records(situation)
         soon, later = recorded_load(latest, self.stress, present_state(situation)), recorded_load(longer, self.stress)
         if not later.rounds:
             return for_memory
 
-        now, *others = candidate_roles(situation.workers, situation.model)
         comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.gain)
         present, rounds = comparison.present, later.rounds
-        if is_due and present.worst <= 1 - self.gain:
-            comparison.try_all(roles for roles in others if _has_memory(situation.workers, roles))
+        if present.worst <= 1 - self.gain:
+            comparison.try_all(others)
         if comparison.is_doubtful and (more := self._more_rounds(situation, rounds)):
             rounds = more.rounds
             comparison.serve_more(more)
@@ -183,12 +188,12 @@ def _changes(now: Roles, best: Roles) -> Sequence[RoleChange]:
     return sorted(changes, key=lambda change: change.role is not Role.DECODE)
 
 
-def _has_memory(workers: Sequence[WorkerView], roles: Roles) -> bool:
+def _has_memory(situation: PoolsSituation, roles: Roles) -> bool:
     """Whether the sessions would have room to grow. A replay of minutes does not show that memory will be short."""
     from planner.look_ahead.memory import sessions_share
 
-    owners = [view for view in workers if view.role.owns_sessions]
-    after = [view for view in workers if roles[view.worker_id].owns_sessions]
+    owners = [view for view in situation.workers if view.role.owns_sessions]
+    after = [view for view in situation.workers if roles[view.worker_id].owns_sessions]
     return len(after) >= len(owners) or sessions_share(owners, after) <= 0.5 * _RULE.full
 
 

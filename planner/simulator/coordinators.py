@@ -224,12 +224,12 @@ class Coordinators:
         record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
         if round_.moves:
             round_.session.moved_s = self._loop.now_s
-            round_.decode.resident.copies.discard(record.session_id)
-            round_.history.resident.copies.add(record.session_id)
+            round_.decode.resident.own(record.session_id)
+            round_.history.resident.copy(record.session_id)
         round_.session.decode, round_.session.begun = round_.decode, None
         round_.session.users |= {round_.decode, worker}
         if worker is not round_.decode:
-            worker.resident.copies.add(record.session_id)
+            worker.resident.copy(record.session_id)
         if self._load is not None:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
             self._load.add(record.session_id, round_.recent)

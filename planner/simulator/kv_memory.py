@@ -70,8 +70,8 @@ class KvMemory(SessionMemory):
         self._leave_idle(session_id)
         room = self.capacity_tokens - self.prefixes.growth(session_id, self.held.get(session_id, 0), tokens)
         self._evict_unused(session_id, room)
-        while self.used_tokens > room and self._idle:
-            self._evict(next(iter(self._idle)))
+        while self.used_tokens > room and (first := self._first_idle()) is not None:
+            self._evict(first)
         self._evict_unused(session_id, room)
         if self.used_tokens > room and not self._reserved:
             for other in [name for name in reversed(self._keepers) if name != session_id]:
@@ -100,8 +100,7 @@ class KvMemory(SessionMemory):
     def release(self, session_id: str) -> None:
         """Drop the KV of a session that has ended."""
         if session_id not in self._reserved:
-            self.used_tokens += self.prefixes.change(session_id, self.held.pop(session_id, 0), 0)
-            self._leave_idle(session_id)
+            self._drop(session_id)
             self.on_room()
 
     def cut(self, session_id: str, tokens: int) -> None:
@@ -119,16 +118,9 @@ class KvMemory(SessionMemory):
         self._reserved[session_id] = tokens
         self._leave_idle(session_id)
 
-    def _set_held(self, session_id: str, tokens: int) -> None:
-        if tokens:
-            self.held[session_id] = tokens
-        else:
-            self.held.pop(session_id, None)
-
     def _rest(self, session_id: str) -> None:
         if session_id in self.held and session_id not in self._keepers and session_id not in self._reserved:
-            self._idle[session_id] = None
-            self._idle.move_to_end(session_id)
+            self._join_idle(session_id)
             self.on_room()
 
     def _evict_unused(self, needed_by: str, room: int) -> None:
@@ -136,7 +128,12 @@ class KvMemory(SessionMemory):
             self.used_tokens -= tokens
 
     def _evict(self, session_id: str) -> None:
-        tokens = self.held.pop(session_id, 0)
+        self.evicted += self._drop(session_id) and session_id not in self.copies
+
+    def _drop(self, session_id: str) -> bool:
+        """Drop the KV of a session. Returns whether there was some."""
+        tokens = self.held.get(session_id, 0)
         self.used_tokens += self.prefixes.change(session_id, tokens, 0)
+        self._set_held(session_id, 0)
         self._leave_idle(session_id)
-        self.evicted += bool(tokens) and session_id not in self.copies
+        return tokens > 0

@@ -57,7 +57,7 @@ class KvStore(SessionMemory):
             return
         self.used_tokens += self.prefixes.change(session_id, before, before + added)
         self.prefixes.computed(session_id, before + added)
-        self.held[session_id] = before + added
+        self._set_held(session_id, before + added)
         floor = context_tokens - self._surplus(context_tokens, session_id)
         self._floors[session_id] = -(-floor // self.page_tokens) * self.page_tokens
 
@@ -95,8 +95,7 @@ class KvStore(SessionMemory):
         return 0
 
     def _evict_idle(self, wanted_tokens: int) -> int:
-        while self._idle:
-            session_id = next(iter(self._idle))
+        while (session_id := self._first_idle()) is not None:
             if dropped := self._evict(session_id, self.held[session_id], wanted_tokens):
                 return dropped
         return 0
@@ -114,12 +113,11 @@ class KvStore(SessionMemory):
 
     def _shrink(self, session_id: str, tokens: int) -> None:
         self.used_tokens += self.prefixes.change(session_id, self.held.get(session_id, 0), tokens)
+        self._set_held(session_id, tokens)
         if not tokens:
-            self.held.pop(session_id, None)
             self._floors.pop(session_id, None)
             self._leave_idle(session_id)
             return
-        self.held[session_id] = tokens
         if tokens <= self._floors[session_id]:
             self._spare.pop(session_id, None)
 
@@ -129,6 +127,6 @@ class KvStore(SessionMemory):
 
     def _rest(self, session_id: str) -> None:
         if session_id in self.held:
-            self._idle[session_id] = None
+            self._join_idle(session_id)
             if self.held[session_id] > self._floors[session_id]:
                 self._spare[session_id] = None

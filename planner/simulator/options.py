@@ -10,7 +10,6 @@ from ampd.page_keys import PAGE_TOKENS
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
-from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
 from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.types import WINDOW_S
 
@@ -55,7 +54,6 @@ class SimulationOptions:
         chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
             runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
-        prefill_concurrency, prefetch: `concurrency` and `prefetch` of the prefill queues.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
@@ -79,8 +77,6 @@ class SimulationOptions:
     seed: int = 0
     chunk_tokens: int = 0
     window_s: float = WINDOW_S
-    prefill_concurrency: int = CONCURRENCY
-    prefetch: int = PREFETCH
     page_size_tokens: int = PAGE_TOKENS
     dispatch_s: float = 0.0
     hand_over_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
 NO_PREFIXES: Mapping[str, SessionPrefix] = {}
 
 
-class SessionMemory:
+class SessionMemory(ABC):
     """Tokens of KV by session, in whole pages, never more than fit. A prefix that sessions share is there once.
 
     Args:
@@ -20,11 +21,13 @@ class SessionMemory:
         held: session id -> tokens of its context with KV in this memory.
         prefixes: the shared prefixes here.
         evicted: number of times that a session of this worker lost all its KV.
-        copies: sessions that other workers own. They were prefilled here.
+        copies: sessions that other workers own. They were prefilled here, or this worker owned them before.
     """
 
     __slots__ = (
+        "_copied_tokens",
         "_idle",
+        "_idle_copies",
         "_keepers",
         "capacity_tokens",
         "copies",
@@ -45,17 +48,37 @@ class SessionMemory:
         self.used_tokens = 0
         self.evicted = 0
         self.copies: set[str] = set()
+        self._copied_tokens = 0
         self._idle: OrderedDict[str, None] = OrderedDict()
+        self._idle_copies: OrderedDict[str, None] = OrderedDict()
         self._keepers: dict[str, int] = {}
 
     @property
     def session_tokens(self) -> int:
-        """Tokens that sessions use. A prefix that none of them needs goes when memory is needed."""
-        return self.used_tokens - self.prefixes.unused_tokens
+        """Tokens that this worker's sessions use. Copies, and prefixes that no session needs, go before them."""
+        return max(self.used_tokens - self.prefixes.unused_tokens - self._copied_tokens, 0)
 
     def held_tokens(self, session_id: str) -> int:
         """Tokens of a session's context with KV in this memory."""
         return max(self.held.get(session_id, 0), self.prefixes.held_tokens(session_id))
+
+    def copy(self, session_id: str) -> None:
+        """Another worker owns the session."""
+        if session_id not in self.copies:
+            self.copies.add(session_id)
+            self._copied_tokens += self.held.get(session_id, 0)
+            if session_id in self._idle:
+                del self._idle[session_id]
+                self._idle_copies[session_id] = None
+
+    def own(self, session_id: str) -> None:
+        """This worker owns the session."""
+        if session_id in self.copies:
+            self.copies.remove(session_id)
+            self._copied_tokens -= self.held.get(session_id, 0)
+            if session_id in self._idle_copies:
+                del self._idle_copies[session_id]
+                self._idle[session_id] = None
 
     def keep(self, session_id: str) -> None:
         """Protect the KV of a session until `unkeep`; calls nest."""
@@ -75,10 +98,30 @@ class SessionMemory:
         """The tokens of the full pages."""
         return tokens // self.page_tokens * self.page_tokens
 
+    def _set_held(self, session_id: str, tokens: int) -> None:
+        """So many tokens of the session are here."""
+        if session_id in self.copies:
+            self._copied_tokens += tokens - self.held.get(session_id, 0)
+        if tokens:
+            self.held[session_id] = tokens
+        else:
+            self.held.pop(session_id, None)
+
+    def _join_idle(self, session_id: str) -> None:
+        """The session's KV may be evicted, as that of the most recently used session of its kind."""
+        idle = self._idle_copies if session_id in self.copies else self._idle
+        idle[session_id] = None
+        idle.move_to_end(session_id)
+
     def _leave_idle(self, session_id: str) -> None:
         """The session's KV must not be evicted."""
         self._idle.pop(session_id, None)
+        self._idle_copies.pop(session_id, None)
 
+    def _first_idle(self) -> str | None:
+        """The session whose KV goes first, which is a copy if there is one; None: nothing may go."""
+        return next(iter(self._idle_copies or self._idle), None)
+
+    @abstractmethod
     def _rest(self, session_id: str) -> None:
         """Nothing protects the session's KV any more, at least not by `keep`."""
-        raise NotImplementedError

@@ -68,8 +68,6 @@ class SimulatedWorker:
             group.parallelism,
             world.loop,
             random.Random(f"{options.seed}/{worker_id}"),
-            concurrency=options.prefill_concurrency,
-            prefetch=options.prefetch,
             on_change=self.changed,
         )
         self.slices = Slices(

@@ -48,6 +48,14 @@ def test_kv_that_stays_or_takes_the_place_of_ended_sessions_will_not() -> None:
 
 
 def test_a_cluster_that_has_just_started_fills_up_anyhow() -> None:
-    young = {"old": [at(260.0, 1_000), at(390.0, 56_000)]}
+    young = {"old": [at(350.0, 1_000), at(390.0, 56_000)]}
     assert not short(young, {"old": 56_000})
-    assert short(young | {"first": [at(240.0, 10)]}, {"old": 56_000, "first": 10})
+    assert short(young | {"first": [at(330.0, 10)]}, {"old": 56_000, "first": 10})
+    filled = {"old": [at(300.0, 50_000), at(390.0, 56_000)]}
+    assert not short(filled, {"old": 56_000}), "it filled up in the first half of the record"
+
+
+def test_a_short_record_tells_of_the_growth_per_second() -> None:
+    """10,000 tokens in the last 50 s are 30,000 in 150 s."""
+    assert short({"old": [at(300.0, 43_000), at(390.0, 53_000)]}, {"old": 53_000})
+    assert not short({"old": [at(300.0, 43_000), at(390.0, 51_000)]}, {"old": 51_000})

@@ -49,6 +49,27 @@ def test_it_looks_at_nothing_while_rounds_meet_their_targets() -> None:
     assert POLICY.change(situation(fine)) == ()
 
 
+def test_it_looks_when_few_missed_rounds_are_of_many_sessions() -> None:
+    """98 % of the rounds met their targets, and 80 % of the sessions met all of theirs."""
+    rounds = [
+        (f"s{session}", RecentRound(number / 10 + session / 100, 0, 1500, 5.0, 4, is_met=number > 0 or session > 1))
+        for session in range(10)
+        for number in range(10)
+    ]
+    load = {name: [item for of, item in rounds if of == name] for name, _ in rounds}
+    assert isinstance(POLICY.change(situation(load)), Considered)
+
+
+def test_it_looks_while_targets_are_met_if_a_rule_of_thumb_would_change_a_role() -> None:
+    fine = {name: [replace(item, is_met=True) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
+    asked = situation(fine)
+    busy = [
+        replace(view, decode_batch=64, decode_context_tokens=400_000) if view.role is Role.DECODE else view
+        for view in asked.workers
+    ]
+    assert isinstance(POLICY.change(replace(asked, workers=busy)), Considered)
+
+
 def test_it_looks_at_nothing_soon_after_a_change_and_without_rounds() -> None:
     asked = situation(LONG_PREFILLS)
     asked.changed_s = asked.now_s - POLICY.cooldown_s / 2

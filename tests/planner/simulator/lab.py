@@ -221,8 +221,6 @@ options = st.builds(
     SimulationOptions,
     seed=st.integers(0, 5),
     chunk_tokens=st.sampled_from([0, 0, 64, 700]),
-    prefill_concurrency=st.integers(1, 2),
-    prefetch=st.integers(0, 2),
     dispatch_s=st.sampled_from([0.0, 0.003]),
     hand_over_s=st.sampled_from([0.0, 0.002]),
     kv_read_s=st.sampled_from([0.0, 0.001, 0.3]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ampd.serving.prefill_queue import PrefillQueue, Stage
+from ampd.serving.prefill_queue import CONCURRENCY, PrefillQueue, Stage
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
 from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
@@ -135,7 +135,7 @@ def _would_fit(memory: KvMemory, request: SimulatedRequest) -> bool:
 
 
 def _check_queue(queue: PrefillQueue) -> None:
-    free = queue.concurrency - len(queue.computing)
+    free = CONCURRENCY - len(queue.computing)
     assert free >= 0
     if free:
         assert not queue.staged or any(entry.stage is Stage.FETCHING for entry in queue.staged[0].members)

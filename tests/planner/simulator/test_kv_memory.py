@@ -97,3 +97,30 @@ def test_a_session_is_not_evicted_to_make_room_for_itself() -> None:
     assert not memory.reserve("own", 64)
     assert memory.held == {"own": 48}
     assert memory.reserve("own", 48)
+
+
+def test_copies_go_before_the_sessions_of_the_worker_and_do_not_count() -> None:
+    memory = WatchedMemory(CAPACITY, PAGE)
+    for name in "ab":
+        assert memory.reserve(name, 24)
+        memory.settle(name, 24)
+    memory.copy("b")
+    assert (memory.used_tokens, memory.session_tokens) == (48, 24)
+    assert memory.reserve("c", 32)
+    assert list(memory.held) == ["a"]
+    assert memory.session_tokens == 56
+    assert memory.evicted == 0
+
+
+def test_a_copy_whose_worker_becomes_the_owner_counts() -> None:
+    memory = WatchedMemory(CAPACITY, PAGE)
+    memory.copy("a")
+    for name in "ab":
+        assert memory.reserve(name, 24)
+        memory.settle(name, 24)
+    memory.own("a")
+    assert memory.session_tokens == 48
+    memory.copy("a")
+    memory.own("a")
+    assert memory.reserve("c", 32), "the other session is the one that was used longer ago"
+    assert list(memory.held) == ["a"]

@@ -95,3 +95,14 @@ def test_what_does_not_fit_is_cut_off_at_its_end() -> None:
     store.keep("a")
     written(store, ("b", 100))
     assert store.held == {"a": 20, "b": 44}
+
+
+def test_copies_go_before_the_sessions_of_the_worker_and_do_not_count() -> None:
+    store = store_of()
+    store.copy("b")
+    written(store, ("a", 24), ("b", 24))
+    assert (store.used_tokens, store.session_tokens) == (48, 24)
+    written(store, ("c", 32))
+    assert store.held == {"a": 24, "b": 8, "c": 32}
+    store.release("b")
+    assert store.session_tokens == 56

@@ -157,6 +157,18 @@ def test_an_evicted_copy_is_no_lost_session() -> None:
     assert done.lost_sessions == 0
 
 
+@pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
+def test_a_new_owner_gets_new_sessions_although_it_has_copies_of_old_ones(how: SimulationOptions) -> None:
+    """It has prefilled the sessions of both other workers, so that it holds more KV than either of them."""
+    old = [session(f"old{number}", (2000, 20), (100, 20), tool_s=60.0) for number in range(4)]
+    new = [session(f"new{number}", (300, 20), (100, 20), arrival_s=20.0 + number, tool_s=60.0) for number in range(4)]
+    _, policies = turned((10.0, "prefill-0", Role.DECODE))
+    done = run([*old, *new], cluster(1, 2, 20_000), policies, how)
+    first = {record.session_id: record for record in done.rounds if not record.index}
+    assert {first[each.session_id].worker_id for each in old} == {"prefill-0"}
+    assert {first[each.session_id].decode_worker_id for each in new} == {"prefill-0"}
+
+
 def test_the_last_decode_worker_keeps_its_role() -> None:
     script, policies = turned((0.5, "decode-0", Role.PREFILL), (0.5, "decode-1", Role.PREFILL))
     done = run([session(f"s{number}", (500, 20), arrival_s=number) for number in range(3)], cluster(1, 2), policies)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
+from ampd.serving.prefill_queue import PREFETCH
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
 from workloads.trace import Session, kept_tokens
 
 from .lab import MODEL, REMOTE, run, session_lists
@@ -67,12 +66,8 @@ class Wire:
 class Oracle:
     """All prefills remote, first come first served, memory without limit, reads of whole pages."""
 
-    def __init__(self, sessions: list[Session], model: PerformanceModel, prefetch: int) -> None:
-        self.sessions, self.model, self.prefetch = (
-            {session.session_id: session for session in sessions},
-            model,
-            prefetch,
-        )
+    def __init__(self, sessions: list[Session], model: PerformanceModel) -> None:
+        self.sessions, self.model = {session.session_id: session for session in sessions}, model
         self.now_s = 0.0
         self.due = [(session.arrival_s, number, session.session_id, 0) for number, session in enumerate(sessions)]
         self.entered = len(sessions)
@@ -130,7 +125,7 @@ class Oracle:
                 self.computed_s = self.now_s + self.model.prefill_s(behind, each.prompt - behind, PREFILL)
                 continue
             free = 1 - (self.computing is not None) - len(self.picked)
-            if self.queue and free + self.prefetch > 0 and (free > 0 or self.queue[0].hist > 0):
+            if self.queue and free + PREFETCH > 0 and (free > 0 or self.queue[0].hist > 0):
                 self.pick(self.queue.pop(0))
                 continue
             return
@@ -221,12 +216,12 @@ def _longer(sessions: list[Session]) -> list[Session]:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
-@given(session_lists(most=6, least_tool_s=0.001), st.integers(0, 1))
-def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session], prefetch: int) -> None:
+@given(session_lists(most=6, least_tool_s=0.001))
+def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session]) -> None:
     sessions = _longer(sessions)
     cluster = Cluster(decode=(ReplicaGroup(1, DECODE),), prefill=(ReplicaGroup(1, PREFILL),))
-    done = run(sessions, cluster, REMOTE, SimulationOptions(prefetch=prefetch))
-    expected = Oracle(sessions, MODEL, prefetch).run()
+    done = run(sessions, cluster, REMOTE)
+    expected = Oracle(sessions, MODEL).run()
     assert {(record.session_id, record.index) for record in done.rounds} == set(expected)
     for record in done.rounds:
         sent_s, ttft_s, e2e_s = expected[record.session_id, record.index]
