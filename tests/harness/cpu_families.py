@@ -48,7 +48,7 @@ def install(family: str, patch: pytest.MonkeyPatch) -> None:
     if _installed == family:
         return
     patch.setattr(sys.modules[__name__], "_installed", family)
-    if family in ("qwen3", "qwen3_moe"):
+    if family in ("qwen3", "qwen3_moe", "mixtral"):
         return
     _attention(patch)
     if family == "deepseek_v3":

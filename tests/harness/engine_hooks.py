@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,16 +37,44 @@ def _hooked(hook: Callable[..., None], hook_args: tuple[Any, ...], target: Calla
     target(*args)
 
 
-def delay_rank(rank: int, longest_s: float) -> None:
-    """Let a rank get each message, write each page and load each request later than the others, by random times."""
+class LateRank:
+    """Which rank of each engine is late at the moment. A test chooses it while its engines run.
+
+    Args:
+        folder: of the test; a file in it tells the processes of the engines.
+        longest_s: of one delay.
+    """
+
+    def __init__(self, folder: Path, longest_s: float) -> None:
+        self._path = str(folder / "late-rank")
+        self._longest_s = longest_s
+        self.choose(0)
+
+    def choose(self, rank: int) -> None:
+        """From here on this rank is late, in the engines that have it."""
+        new = Path(f"{self._path}.new")
+        new.write_text(str(rank))
+        new.replace(self._path)
+
+    @contextmanager
+    def in_engines(self) -> Iterator[None]:
+        """Engines that start meanwhile have a late rank."""
+        with in_engine_processes(delay_rank, self._path, self._longest_s):
+            yield
+
+
+def delay_rank(late: str, longest_s: float) -> None:
+    """Let the rank that a file names do what ranks do each by itself later than the others, by random times.
+
+    It gets each message, offers, writes and looks up pages, begins and ends loads, and forgets everything later.
+    """
     from workers.kv.rank_process.page_loader import PageLoader
     from workers.kv.rank_process.rank_link import RankLink
 
-    make, answer, copy = RankLink.__init__, RankLink._answer, PageLoader._copy
-    rng = random.Random(rank)
+    rng = random.Random(1)
 
     def pause(link: RankLink) -> None:
-        if link._rank == rank:
+        if str(link._rank) == Path(late).read_text():
             time.sleep(rng.uniform(0, longest_s))
 
     class SlowWriter:
@@ -56,21 +85,29 @@ def delay_rank(rank: int, longest_s: float) -> None:
             pause(self._link)
             self._writer.write(*args)
 
+    make, copy = RankLink.__init__, PageLoader._copy
+
     def make_slow(
         link: RankLink, address: str, number: int, geometry: dict[str, object], writer: Any, *more: Any
     ) -> None:
         make(link, address, number, geometry, SlowWriter(link, writer), *more)
-
-    def answer_late(link: RankLink, message: Any) -> None:
-        pause(link)
-        answer(link, message)
 
     def copy_late(loader: PageLoader, *args: Any) -> None:
         pause(loader._link)
         copy(loader, *args)
 
     patches: Any = RankLink, PageLoader
-    patches[0].__init__, patches[0]._answer, patches[1]._copy = make_slow, answer_late, copy_late
+    patches[0].__init__, patches[1]._copy = make_slow, copy_late
+    for name in ("_answer", "offer", "held", "begin_load", "end_load", "reset"):
+        setattr(RankLink, name, _after(pause, getattr(RankLink, name)))
+
+
+def _after(pause: Callable[..., None], act: Callable[..., Any]) -> Callable[..., Any]:
+    def late(link: Any, *args: Any) -> Any:
+        pause(link)
+        return act(link, *args)
+
+    return late
 
 
 def delay_loads(longest_s: float) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ampd.tiny_model import TinyModel, make_tiny_model
 
-FAMILIES = ("qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma_4", "qwen3_next")
-"""Plain attention, the same with experts, MLA, sliding windows with sinks and without, gated delta nets."""
+FAMILIES = ("qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "gemma_4", "qwen3_next")
+"""Plain attention, with experts of two kinds, MLA, sliding windows with sinks and without, gated delta nets."""
 
 LAYERS = 4
 WINDOW_TOKENS = 64
@@ -25,7 +25,6 @@ _SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
     "head_dim": 32,
     "max_position_embeddings": 4096,
     "bos_token_id": None,
@@ -44,12 +43,13 @@ _EXPERTS: dict[str, Any] = {
 _ALTERNATING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 
 
-def make_family(directory: Path, family: str, kv_heads: int = 2) -> Path:
+def make_family(directory: Path, family: str, kv_heads: int = 2, heads: int = 4) -> Path:
     """Write the model of a family in Hugging Face's layout, with the tokenizer of `ampd.tiny_model`.
 
     Args:
         directory: made if it is missing.
-        kv_heads: 1, 2 or 4; MLA has none and ignores it.
+        kv_heads: a divisor of `heads`; MLA has none and ignores it.
+        heads: of queries. The model can run at their divisors, with gated delta nets at those of their half.
 
     Returns:
         The directory.
@@ -61,13 +61,14 @@ def make_family(directory: Path, family: str, kv_heads: int = 2) -> Path:
     tiny = make_tiny_model(directory.parent / f"{directory.name}-tokenizer", TinyModel(vocab_size=_VOCABULARY))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(make({**_SIZES, "num_key_value_heads": kv_heads})).float()
+        sizes = {**_SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        model = AutoModelForCausalLM.from_config(make(sizes)).float()
         _let_every_pool_count(model)
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, directory / name)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **more(kv_heads)}, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps({**config, **more(sizes)}, indent=2) + "\n")
     return directory
 
 
@@ -93,6 +94,12 @@ def _qwen3_moe(sizes: dict[str, Any]) -> Any:
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(**sizes, **_EXPERTS)
+
+
+def _mixtral(sizes: dict[str, Any]) -> Any:
+    from transformers import MixtralConfig
+
+    return MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
 
 
 def _deepseek_v3(sizes: dict[str, Any]) -> Any:
@@ -159,8 +166,8 @@ def _qwen3_next(sizes: dict[str, Any]) -> Any:
     return Qwen3NextConfig(
         **sizes,
         **_EXPERTS,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
+        linear_num_value_heads=sizes["num_attention_heads"],
+        linear_num_key_heads=sizes["num_attention_heads"] // 2,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
         linear_conv_kernel_dim=4,
@@ -168,11 +175,11 @@ def _qwen3_next(sizes: dict[str, Any]) -> Any:
     )
 
 
-def _nothing(_kv_heads: int) -> dict[str, Any]:
+def _nothing(_sizes: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _of_deepseek(_kv_heads: int) -> dict[str, Any]:
+def _of_deepseek(_sizes: dict[str, Any]) -> dict[str, Any]:
     """What SGLang reads from the config of the real model, and transformers does not write."""
     return {
         "moe_layer_freq": 1,
@@ -183,17 +190,20 @@ def _of_deepseek(_kv_heads: int) -> dict[str, Any]:
     }
 
 
-def _of_gemma(kv_heads: int) -> dict[str, Any]:
-    return {"swa_num_key_value_heads": kv_heads, "swa_head_dim": 32, "swa_v_head_dim": 32}
+def _of_gemma(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {"swa_num_key_value_heads": sizes["num_key_value_heads"], "swa_head_dim": 32, "swa_v_head_dim": 32}
 
 
-def _of_qwen3_next(_kv_heads: int) -> dict[str, Any]:
-    return {"full_attention_interval": LAYERS, "linear_num_value_heads_cpu": 4, "linear_num_key_heads_cpu": 2}
+def _of_qwen3_next(sizes: dict[str, Any]) -> dict[str, Any]:
+    heads = sizes["num_attention_heads"]
+    on_cpu = {"linear_num_value_heads_cpu": heads, "linear_num_key_heads_cpu": heads // 2}
+    return {"full_attention_interval": LAYERS, **on_cpu}
 
 
-_CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], Callable[[int], dict[str, Any]]]] = {
+_CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "qwen3": (_qwen3, _nothing),
     "qwen3_moe": (_qwen3_moe, _nothing),
+    "mixtral": (_mixtral, _nothing),
     "deepseek_v3": (_deepseek_v3, _of_deepseek),
     "gpt_oss": (_gpt_oss, _nothing),
     "gemma_4": (_gemma_4, _of_gemma),

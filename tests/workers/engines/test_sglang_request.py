@@ -15,6 +15,20 @@ def parameters(**guided: Any) -> dict[str, Any]:
     return sampling_params(EngineRequest("r", "s", [1, 2], 4, request=request))
 
 
+def sampled(is_deterministic: bool, **options: Any) -> dict[str, Any]:
+    request = EngineRequest("r", "s", [1, 2], 4, request={"sampling_options": options})
+    return sampling_params(request, is_deterministic=is_deterministic)
+
+
+def test_min_p_is_refused_where_sglang_would_end() -> None:
+    assert sampled(False, temperature=1.0, min_p=0.1)["min_p"] == 0.1
+    with pytest.raises(EngineError, match="min_p") as refused:
+        sampled(True, temperature=1.0, min_p=0.1)
+    assert refused.value.status == 400
+    assert "min_p" not in sampled(True, temperature=0.0, min_p=0.1, seed=7)
+    assert sampled(True, temperature=1.0, min_p=0.0, seed=7)["sampling_seed"] == 7
+
+
 GUIDES: dict[str, tuple[str, Any]] = {
     "json": ("json_schema", {"description": "x" * 200_000}),
     "json as text": ("json_schema", '"' + "x" * 200_000 + '"'),

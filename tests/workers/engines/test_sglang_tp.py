@@ -16,7 +16,7 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.engine_hooks import delay_rank, in_engine_processes
+from tests.harness.engine_hooks import LateRank
 from tests.harness.sglang_pair import (
     PAGE,
     TIMEOUT_S,
@@ -58,9 +58,11 @@ def late_rank() -> int:
 
 
 @pytest.fixture
-def delayed(forked: None, late_rank: int) -> Iterator[None]:  # noqa: ARG001
-    """A rank of each engine writes, loads and gets messages later than the others: a race does not appear by itself."""
-    with in_engine_processes(delay_rank, late_rank, LONGEST_DELAY_S):
+def delayed(forked: None, late_rank: int, tmp_path: Path) -> Iterator[None]:  # noqa: ARG001
+    """A rank of each engine is later than the others: a race does not appear by itself."""
+    late = LateRank(tmp_path, LONGEST_DELAY_S)
+    late.choose(late_rank)
+    with late.in_engines():
         yield
 
 
@@ -138,10 +140,11 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 await empty(prefill, decode)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize(("tp", "kv_heads"), [(1, 8), (2, 2), (4, 8), (8, 2)])
 @pytest.mark.usefixtures("delayed")
-async def test_eight_ranks_exchange_kv_with_any_number(tmp_path: Path, tp: int) -> None:
-    sizes = TinyModel(layers=2, hidden_size=128, heads=8, kv_heads=2, max_context_tokens=2048)
+async def test_eight_ranks_exchange_kv_with_any_number(tmp_path: Path, tp: int, kv_heads: int) -> None:
+    """With one KV head per rank, and with groups of ranks that hold the same head."""
+    sizes = TinyModel(layers=2, hidden_size=128, heads=8, kv_heads=kv_heads, max_context_tokens=2048)
     folder = make_tiny_model(tmp_path / "eight-heads", sizes)
     other, eight = (SglangEngine(pair_settings(folder, degree), SwitchedTransport) for degree in (tp, 8))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -69,6 +69,17 @@ async def test_an_engine_that_hangs_in_a_step_fails_all_its_calls(model_folder: 
         assert refusal.value.status == 503
 
 
+async def test_clients_that_give_up_early_do_not_hide_that_the_engine_hangs(model_folder: Path) -> None:
+    async with supervision(model_folder, Times(step_s=FOREVER_S)) as (engine, lost):
+        for seed in range(100):
+            with suppress(TimeoutError, EngineLostError):
+                async with asyncio.timeout(supervised.STALL_FLOOR_S / 2):
+                    await run(engine, prompt_of(100, seed), 5)
+            if lost.done():
+                break
+        assert "the engine hangs" in await lost
+
+
 async def test_an_engine_that_ends_fails_the_calls_under_which_it_ends(model_folder: Path) -> None:
     async with supervision(model_folder, Times()) as (engine, lost):
         engine._engine._model.decode_step_s = broken
@@ -85,6 +96,24 @@ async def test_an_engine_that_is_idle_or_computes_a_long_prefill_does_not_hang(m
         assert len(await run(engine, prompt_of(100), 5)) == 5
         await asyncio.sleep(2 * supervised.STALL_FLOOR_S)
         assert len(await run(engine, prompt_of(100, seed=2), 5)) == 5
+        assert not lost.done()
+
+
+async def test_many_choices_of_a_prompt_may_take_longer(model_folder: Path) -> None:
+    """The pass takes twice the bound of one choice, and a quarter of the bound of eight."""
+    # The predicted prefill is a fifth of the floor, so the bound of one choice is twice the floor.
+    times = Times(per_token_s=supervised.STALL_FLOOR_S / 500)
+    async with supervision(model_folder, times) as (engine, lost):
+        engine._engine._model = Times(per_token_s=times.per_token_s * 20)
+        with pytest.raises(EngineLostError, match="hangs"):
+            await run(engine, prompt_of(100), 1)
+        assert await lost
+    async with supervision(model_folder, times) as (engine, lost):
+        engine._engine._model = Times(per_token_s=times.per_token_s * 20)
+        options = {"sampling_options": {"n": 8}}
+        call = EngineRequest(uuid4().hex, "s", prompt_of(100), 1, options)
+        async with aclosing(engine.generate(call)) as outputs:
+            assert {output.index async for output in outputs} == set(range(8))
         assert not lost.done()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
-from workers.kv.arrivals import Arrivals
+from workers.kv.arrivals import Arrivals, have_come
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import PoolGeometry, Section
@@ -156,10 +156,10 @@ class ModelledExchange:
         """How many tokens the store has room for."""
         return self.figures.capacity_bytes // aligned_bytes(self._page_bytes) * self.page_size
 
-    def begin(self, rid: str, session_id: str, keys: Sequence[bytes]) -> None:
+    def begin(self, rid: str, session_id: str, keys: Sequence[bytes], *, is_copy: bool = False) -> None:
         """A request starts: what is stored of its context stays until `end`."""
         if session_id:
-            self.directory.sessions.begin_request(session_id, keys)
+            self.directory.sessions.begin_request(session_id, keys, is_copy=is_copy)
         self.directory.hold(rid, keys, self._clock())
         self._report_changes()
 
@@ -182,6 +182,16 @@ class ModelledExchange:
 
     async def _read(self, rid: str, missing: Sequence[bytes], source_worker_id: str, timeout_s: float) -> int:
         """Read pages from a peer into the store; returns how many."""
+        pages, is_complete = 0, False
+        while not is_complete:
+            more, is_complete = await self._read_once(rid, missing, source_worker_id, timeout_s)
+            pages += more
+        return pages
+
+    async def _read_once(
+        self, rid: str, missing: Sequence[bytes], source_worker_id: str, timeout_s: float
+    ) -> tuple[int, bool]:
+        """Read what neither the store has nor another read brings; returns pages, and False if that one has failed."""
         if self._peers is None:
             raise ConnectionError("not connected to other workers yet")
         self._foreign.check(source_worker_id)
@@ -191,7 +201,7 @@ class ModelledExchange:
             raise ConnectionError(f"worker {source_worker_id}: {error}")
         offered = min(len(missing), reply.get("matched", 0))
         if offered <= 0:
-            return 0
+            return 0, True
         try:
             descriptor = json.loads(reply["descriptor"])
             if (theirs := descriptor["fingerprint"]) != self._fingerprint:
@@ -201,7 +211,7 @@ class ModelledExchange:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
             self._late.begin(self._unlease(source_worker_id, reply.get("lease_id", "")))
 
-    async def _copy(self, rid: str, keys: Sequence[bytes], source: Parallelism) -> int:
+    async def _copy(self, rid: str, keys: Sequence[bytes], source: Parallelism) -> tuple[int, bool]:
         # Of no session yet: its session takes them over when it begins.
         wanted = {_POOL: keys}
         others = self._arrivals.of(wanted)
@@ -217,10 +227,8 @@ class ModelledExchange:
                 raise
             self.directory.written(reservation.id, holder=rid)
         self._moved_pages += pages
-        if others:
-            # The caller limits the time of the whole read.
-            await asyncio.wait(others)
-        return pages
+        # The caller limits the time of the whole read.
+        return pages, await have_come(others)
 
     async def _unlease(self, worker_id: str, lease_id: str) -> None:
         if self._peers is None:

@@ -21,9 +21,9 @@ class PageRun:
         trailing: records of the other pools at some of the pages: pool -> position in the run -> offset.
         ready: the records have been written. The records in `trailing` are always written.
         claims: claimant -> how many of the first pages it needs.
-        kinds: how many claims there are of each kind: (pages, of a session, protecting). Thousands of sessions may
-            share a run, and nearly all of their claims are of one kind.
-        session_pages, protected_pages: the most that a session needs, and that must not be evicted.
+        kinds: how many claims there are of each kind: (pages, of a session, protecting, of a copy). Thousands of
+            sessions may share a run, and nearly all of their claims are of one kind.
+        session_pages, protected_pages: the most that a session of this worker needs, and that must not be evicted.
         checksums: of the records where the writer gave any: pool -> position -> checksum.
         users: the two sessions that have used most of its pages, with how many of the first pages they used.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
@@ -34,7 +34,7 @@ class PageRun:
     trailing: dict[str, dict[int, int]] = field(default_factory=dict)
     ready: bool = False
     claims: dict[Claimant, int] = field(default_factory=dict)
-    kinds: dict[tuple[int, bool, bool], int] = field(default_factory=dict)
+    kinds: dict[tuple[int, bool, bool, bool], int] = field(default_factory=dict)
     session_pages: int = 0
     protected_pages: int = 0
     checksums: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class PageRun:
             claimant.path.pop(self, None)
         else:
             self.claims[claimant] = claimant.path[self] = pages
-            kind = pages, claimant.is_session, claimant.protects
+            kind = pages, claimant.is_session, claimant.protects, claimant.is_copy
             self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
-    def _kind(self, claimant: Claimant) -> tuple[int, bool, bool] | None:
+    def _kind(self, claimant: Claimant) -> tuple[int, bool, bool, bool] | None:
         pages = self.claims.get(claimant)
-        return None if pages is None else (pages, claimant.is_session, claimant.protects)
+        return None if pages is None else (pages, claimant.is_session, claimant.protects, claimant.is_copy)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,12 +85,14 @@ class Claimant:
 
     Attributes:
         protects: its pages are never evicted.
-        is_session: its pages count as a session's.
+        is_session: it is a session.
+        is_copy: it is a session of another worker, whose pages here do not count as those of a session.
         path: how many of the first pages of each run it needs, in the order of its context.
     """
 
     protects: bool
     is_session: bool = False
+    is_copy: bool = False
     path: dict[PageRun, int] = field(default_factory=dict)
 
 
@@ -218,12 +220,12 @@ class RunTable:
         """End all claims of a claimant."""
         self.set_path(claimant, {})
 
-    def protect(self, claimant: Claimant, protects: bool) -> None:
-        """Set whether a claimant's pages are never evicted."""
+    def set_kind(self, claimant: Claimant, *, protects: bool, is_copy: bool) -> None:
+        """Set whether a claimant's pages are never evicted, and whether it is a session of another worker."""
         path = dict(claimant.path)
         for run in path:
             run.set_claim(claimant, 0)
-        claimant.protects = protects
+        claimant.protects, claimant.is_copy = protects, is_copy
         for run, pages in path.items():
             self.claim(claimant, run, pages)
 
@@ -285,9 +287,9 @@ class RunTable:
                 self._free(run, 0)
             return
         needed = session_pages = protected_pages = 0
-        for pages, is_session, protects in run.kinds:
+        for pages, is_session, protects, is_copy in run.kinds:
             needed = max(needed, pages)
-            if is_session:
+            if is_session and not is_copy:
                 session_pages = max(session_pages, pages)
             if protects:
                 protected_pages = max(protected_pages, pages)

@@ -89,10 +89,18 @@ class SessionTable:
 
     # -- what they do
 
-    def begin_request(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """`touch`, and keep the session from eviction until as many `end_request` have come; reopens it if released."""
+    def begin_request(self, session_id: str, keys: Sequence[bytes], *, is_copy: bool = False) -> None:
+        """`touch`, and keep the session from eviction until as many `end_request` have come; reopens it if released.
+
+        Args:
+            is_copy: another worker owns the session. What is here of it goes before the sessions of this worker, and
+                does not count as memory that sessions use.
+        """
         self._closed.pop(session_id, None)
-        self._known(session_id).running += 1
+        session = self._known(session_id)
+        session.running += 1
+        if session.is_copy != is_copy:
+            self._runs.set_kind(session, protects=session.protects, is_copy=is_copy)
         self.touch(session_id, keys)
 
     def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
@@ -112,7 +120,7 @@ class SessionTable:
         self._runs.set_path(session, path)
         session.missing = list(keys[sum(path.values()) :])
         if session.protects != (session.running > 0):
-            self._runs.protect(session, session.running > 0)
+            self._runs.set_kind(session, protects=session.running > 0, is_copy=session.is_copy)
         for _, span in self._runs.stretches(session.missing):
             self._runs.evict_first(span.run)
 
@@ -175,12 +183,13 @@ class SessionTable:
         return 0
 
     def evict_idle(self, pages: int) -> int:
-        """Drop up to `pages` pages from the end of the least recently used idle session; returns how many.
+        """Drop up to `pages` pages from the end of an idle session; returns how many.
 
-        A session that has lost its last page is released: what the engine still offers of it lies behind a hole. A
-        session that has no pages of its own to give is forgotten. Pages of it that come later are of no session.
+        Copies come before sessions of this worker. Of either kind the least recently used comes first. A session that
+        has lost its last page is released: what the engine still offers of it lies behind a hole. A session that has no
+        pages of its own to give is forgotten. Pages of it that come later are of no session.
         """
-        for session in list(self._sessions.values()):
+        for session in sorted(self._sessions.values(), key=lambda session: not session.is_copy):
             if session.protects:
                 continue
             dropped = self._trim(session, 0, pages)

@@ -169,6 +169,8 @@ class EngineStore:
         keys: Sequence[bytes],
         on_reload: ReloadListener = lambda _seconds: None,
         pays: Callable[[int], bool] = lambda _tokens: True,
+        *,
+        is_copy: bool = False,
     ) -> int:
         """A request is about to run. The engine may load what is stored of its context; returns those tokens.
 
@@ -176,13 +178,14 @@ class EngineStore:
 
         Args:
             on_reload: called with the seconds of the copies to the device, if there were any.
+            is_copy: another worker owns the session.
             pays: whether loading this many tokens is worth it. Otherwise the engine uses only what its device has.
 
         Raises:
             ConnectionError, TimeoutError: the engine has gone, or hangs.
         """
         if session_id:
-            self.directory.sessions.begin_request(session_id, keys)
+            self.directory.sessions.begin_request(session_id, keys, is_copy=is_copy)
         held = self.hold(rid, keys)
         if held.tokens and not pays(held.tokens):
             self.directory.let_go(rid)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ampd.wire import KvRequest, LeasedRecords
-from workers.kv.arrivals import Arrivals
+from workers.kv.arrivals import Arrivals, have_come
 from workers.kv.exchange import KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import mismatch
@@ -74,13 +74,23 @@ class PeerReads:
             RuntimeError: the store has no room, or the worker refused.
         """
         self._foreign.check(source)
+        size, is_complete = 0, False
+        while not is_complete:
+            more, is_complete = await self._read_once(rid, keys, expected, source, deadline_s)
+            size += more
+        return size
+
+    async def _read_once(
+        self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float
+    ) -> tuple[int, bool]:
+        """Read what neither this store has nor another read brings; returns bytes, and False if that one has failed."""
         left_s = deadline_s - self._clock()
         request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S, expected=expected)
         reply = await self._peers.call(source, request, left_s)
         if "error" in reply:
             raise RuntimeError(reply["error"])
         if not reply["lease_id"]:
-            return 0
+            return 0, True
         lease = _RemoteLease(source, reply["lease_id"])
         try:
             lease.descriptor = decode_descriptor(reply["descriptor"])
@@ -97,7 +107,9 @@ class PeerReads:
         """End the calls that return leases."""
         await self._late.cancel()
 
-    async def _read_leased(self, rid: str, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float) -> int:
+    async def _read_leased(
+        self, rid: str, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float
+    ) -> tuple[int, bool]:
         """Read what is missing here, and wait for the records that other reads bring already."""
         wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
         others = self._arrivals.of(wanted)
@@ -107,10 +119,8 @@ class PeerReads:
             raise RuntimeError("the store has no room")
         with self._arrivals.announced(wanted, reservation):
             size = await self._read_reserved(rid, lease, reservation, deadline_s)
-        if others:
-            # Where one of them fails or is late, the rest of the context is computed.
-            await asyncio.wait(others, timeout=max(0.0, deadline_s - self._clock()))
-        return size
+        # Where one of them is late, the rest of the context is computed.
+        return size, await have_come(others, max(0.0, deadline_s - self._clock()))
 
     async def _read_reserved(self, rid: str, lease: _RemoteLease, reservation: Reservation, deadline_s: float) -> int:
         directory = self._store.directory

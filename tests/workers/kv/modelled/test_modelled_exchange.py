@@ -106,3 +106,18 @@ def test_a_read_waits_for_the_pages_that_another_read_brings() -> None:
         return matched
 
     assert asyncio.run(matched_after_the_second()) == 4
+
+
+def test_what_another_read_fails_to_bring_is_read_again() -> None:
+    made = ModelledExchange(SlowReads(), Parallelism(), PAGE, 10_000, 8, "ours")
+    made.connect(OneAnswer(lease()), lambda _session_id, _tokens: None)
+
+    async def tokens_after_the_first_is_cancelled() -> int:
+        first = asyncio.create_task(made.fetch("r", KEYS, 0, "P", 60.0))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(made.fetch("r2", KEYS, 0, "P", 60.0))
+        await asyncio.sleep(0)
+        first.cancel()
+        return (await second).tokens
+
+    assert asyncio.run(tokens_after_the_first_is_cancelled()) == 4 * PAGE

@@ -258,7 +258,7 @@ def test_kv_that_no_engine_was_run_with_is_refused_with_a_way_to_try_it() -> Non
 @pytest.mark.parametrize(
     ("kind", "page_tokens", "tp", "words"),
     [
-        ("MLATokenToKVPool", PAGE, 4, "a MLATokenToKVPool at --tp 4"),
+        ("MLATokenToKVPool", PAGE, 8, "a MLATokenToKVPool at --tp 8"),
         ("SWAKVPool", PAGE, 8, "a SWAKVPool at --tp 8"),
         ("HybridLinearKVPool", PAGE, 4, "a HybridLinearKVPool at --tp 4"),
         ("MLATokenToKVPool", 128, 1, "pages of 128 tokens"),  # some backends choose their own

@@ -133,3 +133,36 @@ def test_what_precedes_the_new_pages_is_not_evicted_for_them() -> None:
     assert directory.reserve("", {"kv": keys("abcde")}, 0.0) is None
     assert directory.match(keys("abc")) == 3
     assert directory.reserve("", {"kv": keys("abcd")}, 0.0) is not None
+
+
+def test_copies_of_other_workers_sessions_go_before_sessions_of_this_worker() -> None:
+    directory = store_of(6)
+    idle(directory, "own", "abc")
+    directory.sessions.begin_request("copy", keys("xyz"), is_copy=True)
+    put(directory, "copy", "xyz")
+    assert directory.session_tokens == 3 * PAGE
+    directory.sessions.end_request("copy", keys("xyz"))
+    assert directory.session_tokens == 3 * PAGE
+    assert directory.sessions.held_tokens("copy") == 3 * PAGE
+    put(directory, "", "12")
+    assert [directory.match(keys(text)) for text in ("abc", "xyz", "12")] == [3, 1, 2]
+
+
+def test_a_copy_counts_from_the_first_request_of_its_new_owner_on() -> None:
+    directory = store_of(6)
+    directory.sessions.begin_request("s", keys("abc"), is_copy=True)
+    put(directory, "s", "abc")
+    directory.sessions.end_request("s", keys("abc"))
+    assert directory.session_tokens == 0
+    idle(directory, "s", "abcd")
+    assert directory.session_tokens == 4 * PAGE
+
+
+def test_pages_that_two_copies_share_can_go() -> None:
+    directory = store_of(4)
+    for session, text in (("one", "abc"), ("two", "abd")):
+        directory.sessions.begin_request(session, keys(text), is_copy=True)
+        put(directory, session, text)
+        directory.sessions.end_request(session, keys(text))
+    put(directory, "", "1234")
+    assert directory.match(keys("1234")) == 4

@@ -54,6 +54,28 @@ async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
         assert b.stored(keys) == [record_of(key) for key in keys]
 
 
+async def test_what_another_read_fails_to_bring_is_read_again() -> None:
+    """The client of the first round goes away while a second round waits for the pages that both share."""
+    async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
+        shared = text(1, 8)[: 8 * PAGE]
+        prompts = [shared + text(seed, 2) for seed in (2, 3, 4)]
+        for name, prompt in zip("stu", prompts, strict=True):
+            await a.compute(name, prompt)
+        _, ending = hold_up_the_first_end(peers)
+        first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
+        await until(lambda: len(ending) == 1)
+        waiting = [asyncio.create_task(b.read(f"r{at}", prompts[at], "a", 60.0)) for at in (1, 2)]
+        await until(lambda: len(ending) == 3)
+        first.cancel()
+        fetched = [await read for read in waiting]
+        assert [each.error for each in fetched] == [None, None]
+        assert sorted(each.bytes for each in fetched) == [2 * RECORD, 10 * RECORD]
+        for at in (1, 2):
+            keys = page_keys(prompts[at], PAGE, tenant="")
+            assert b.exchange.hold(f"r{at}", keys) == 10 * PAGE
+            assert b.stored(keys) == [record_of(key) for key in keys]
+
+
 async def test_a_read_holds_what_another_read_has_brought() -> None:
     async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
         prompt = text(1, 4)
