@@ -77,6 +77,16 @@ def all_rounds(load: Load) -> Iterator[RecentRound]:
         yield from rounds
 
 
+def sessions_met(load: Load, since_s: float) -> float:
+    """The share of the sessions whose rounds that ended since then all met their targets; 1: none ended."""
+    ended = [
+        [item.is_met for item in rounds if item.ended_s is not None and item.ended_s >= since_s]
+        for rounds in load.values()
+    ]
+    whole = [all(met) for met in ended if met]
+    return sum(whole) / len(whole) if whole else 1.0
+
+
 def met_and_missed(load: Load, now_s: float, last_s: float, ttft_s: float) -> tuple[int, int]:
     """How many rounds of the last `last_s` seconds met and missed their targets.
 

@@ -207,7 +207,8 @@ class WorkerView:
         decode_batch: sessions decoding now; `decode_context_tokens` is their total context.
         kv_used_tokens, kv_capacity_tokens: KV memory of the device in tokens.
         store_used_tokens, store_capacity_tokens: of the KV store, which keeps sessions between their rounds. Records
-            that no session needs are not counted as used. Capacity 0: there is no store, and the device keeps sessions.
+            that no session of this worker needs are not counted as used. Capacity 0: there is no store, and the device
+            keeps sessions.
         queue_rest: the prefills behind those of `queue`.
         kv_window: where the KV of the last minute came from.
         held_tokens: session id -> tokens of the session's context whose KV this worker holds.

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from dynamo.runtime import Context
 
@@ -82,8 +82,7 @@ class DynamoCalls:
         try:
             async with asyncio.timeout(timeout_s):
                 async for reply in await self._start(KV_ENDPOINT, worker_id, request, context):
-                    answer: Any = reply
-                    return answer  # type: ignore[no-any-return]
+                    return _sound(worker_id, reply)
         except TimeoutError:
             raise WorkerLostError(worker_id, f"no answer about KV within {timeout_s:g} s") from None
         except Exception as error:
@@ -101,6 +100,17 @@ class DynamoCalls:
             return stream
         except Exception as error:
             raise worker_error(worker_id, error) from None
+
+
+def _sound(worker_id: str, reply: Any) -> KvReply:
+    """A worker's answer about its KV.
+
+    Raises:
+        WorkerRefusedError: the worker reports an error, or the answer is none.
+    """
+    if not isinstance(reply, Mapping) or "error" in reply:
+        raise WorkerRefusedError(worker_id, 502, f"worker {worker_id}: no answer about KV: {reply!r:.200}")
+    return cast(KvReply, reply)
 
 
 def worker_error(worker_id: str, error: Exception, *, has_died: bool = False) -> WorkerLostError | WorkerRefusedError:

@@ -94,11 +94,11 @@ class EndedSessions(InBackground):
         """Whether a session has ended lately, and no round of it has begun here since."""
         return session_id in self._ended
 
-    def begins(self, session_id: str) -> None:
-        """A round of the session begins, so that it lives."""
-        self._ended.pop(session_id, None)
+    def begins(self, session_id: str) -> bool:
+        """A round of the session begins, so that it lives. Returns whether it had ended lately."""
         self._tenants.pop(session_id, None)
         self._holders.pop(session_id, None)
+        return self._ended.pop(session_id, None) is not None
 
     async def _run(self) -> None:
         while True:
@@ -130,20 +130,25 @@ class EndedSessions(InBackground):
         self._present = set(views)
 
     async def _release_kv(self) -> None:
+        present = set(self._present)
         for session_id, workers in list(self._holders.items()):
             for worker_id, until_s in list(workers.items()):
                 if session_id not in self._holders:
                     break  # it has begun again
-                if await self._is_released(session_id, worker_id) or until_s <= self._clock():
+                if await self._is_released(session_id, worker_id, present) or until_s <= self._clock():
                     del workers[worker_id]
             if not workers and self._holders.get(session_id) is workers:
                 del self._holders[session_id]
 
-    async def _is_released(self, session_id: str, worker_id: str) -> bool:
-        if worker_id not in self._present:
+    async def _is_released(self, session_id: str, worker_id: str, present: set[str]) -> bool:
+        """Try it. A worker that does not answer leaves `present`, so that it costs one timeout and not many."""
+        if worker_id not in present:
             return False
         try:
             await self._release(worker_id, session_id)
-        except (WorkerLostError, WorkerRefusedError):
+        except WorkerLostError:
+            present.discard(worker_id)
+            return False
+        except WorkerRefusedError:
             return False
         return True

@@ -60,8 +60,8 @@ class RoundRun:
         Raises:
             RoundRefusedError: it cannot be served.
         """
+        had_ended = self._services.access.ended.begins(self._request.session_id)
         try:
-            self._services.access.ended.begins(self._request.session_id)
             self._deaths.check()
             while not self._context.is_stopped():
                 placement = await self._place()
@@ -82,6 +82,10 @@ class RoundRun:
                     self._withdraw(placement)
                     has_begun = self._stream.has_begun
                     self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
+        except RoundRefusedError:
+            if had_ended and self._placement is None:
+                self._services.spawn(self._end_session(set()))  # its end goes on, because no new life has begun
+            raise
         except asyncio.CancelledError:
             self._is_dropped = True  # the client reads no more
             self._links.stop()

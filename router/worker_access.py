@@ -45,7 +45,10 @@ class WorkerAccess:
             WorkerLostError, WorkerRefusedError: the worker gave no answer.
         """
         reply = await self.calls.kv(worker_id, {"op": "match", "keys": list(keys)}, self.call_timeout_s)
-        return reply.get("matched", 0)
+        matched: object = reply.get("matched", 0)
+        if type(matched) is not int or not 0 <= matched <= len(keys):
+            raise WorkerRefusedError(worker_id, 502, f"worker {worker_id} says that it holds {matched!r:.50} pages")
+        return matched
 
     def take_report(self, worker_id: str, session_id: str, report: RoundReport) -> None:
         """Apply a worker's report of what it holds and decodes, before the store repeats it.
@@ -114,6 +117,6 @@ async def release_session(calls: WorkerCalls, worker_id: str, session_id: str, t
     """Release the KV of a session on one worker.
 
     Raises:
-        WorkerLostError, WorkerRefusedError: the worker gave no answer.
+        WorkerLostError, WorkerRefusedError: the worker gave no answer, or has not done it.
     """
     await calls.kv(worker_id, {"op": "release_session", "session_id": session_id}, timeout_s)

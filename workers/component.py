@@ -101,6 +101,9 @@ class Worker:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._shutdown: asyncio.Task[None] | None = None
         self._clients: list[Client] = []
+        # Held while the engine starts again, so that a worker without its engine does not enter the shared state.
+        self._presence = asyncio.Lock()
+        self._is_announced = False
 
     async def run(self) -> None:
         """Serve until a signal comes or the engine is lost for good."""
@@ -148,10 +151,12 @@ class Worker:
                         "that ended: the machine is out of inotify instances, see fs.inotify.max_user_instances)"
                     )
                 await asyncio.sleep(_REGISTRATION_POLL_S)
-        if self._shutdown:
-            return
         try:
-            await self._publisher.start()
+            async with self._presence:
+                if self._shutdown:
+                    return
+                await self._publisher.start()
+                self._is_announced = True
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
         log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
@@ -170,10 +175,11 @@ class Worker:
         """
         if self._shutdown is not None:
             raise EngineError("the worker is ending")
-        await self._publisher.retire()
-        yield
-        if self._shutdown is None:
-            self._publisher.resume()
+        async with self._presence:
+            await self._publisher.retire()
+            yield
+            if self._is_announced and self._shutdown is None:
+                self._publisher.resume()
 
     # -- handlers
 

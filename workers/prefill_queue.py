@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
-from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, PrefillQueue, QueueEntry
+from ampd.serving.prefill_queue import PrefillQueue, QueueEntry
 from ampd.telemetry.metrics import names
 from ampd.types import Parallelism, PrefillTask
 from ampd.wire import OVERLOADED, with_retry_after
@@ -49,13 +49,9 @@ class QueuePlace:
         """Wait until the policy has chosen this prefill: the moment to read its history.
 
         Raises:
-            PrefillRefusedError: it has waited for longer than the queue's patience.
+            PrefillRefusedError: it has waited for longer than the queue's patience since its arrival.
         """
-        try:
-            async with asyncio.timeout(self._queue.patience_left_s(self._entry.task)):
-                await self._turn.wait()
-        except TimeoutError:
-            raise self._queue.given_up(self._entry.task) from None
+        await self._chosen(self._entry.task.arrival_s)
 
     async def slot(self) -> None:
         """Report that the history is here (or will be recomputed) and wait for room in the engine."""
@@ -68,19 +64,27 @@ class QueuePlace:
         self._queue.correct(self._entry, task)
 
     async def again(self, task: PrefillTask) -> None:
-        """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`)."""
+        """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`).
+
+        Raises:
+            PrefillRefusedError: it has waited for this turn for longer than the queue's patience.
+        """
         self._turn.clear()
         self._queue.again(self._entry, task)
-        await self._turn.wait()
+        await self._chosen(self._queue.now_s())
         await self.slot()
 
     async def pause(self, wait: Awaitable[None]) -> None:
-        """Compute nothing until `wait` is over. A more urgent prefill may take the slot, which this one then awaits."""
+        """Compute nothing until `wait` is over. A more urgent prefill may take the slot, which this one then awaits.
+
+        Raises:
+            PrefillRefusedError: as for `again`.
+        """
         self._queue.pause(self._entry)
         await wait
         self._turn.clear()
         if not self._queue.resume(self._entry):
-            await self._turn.wait()
+            await self._chosen(self._queue.now_s())
             await self.slot()
 
     @property
@@ -93,6 +97,13 @@ class QueuePlace:
         """Give the place and the slot back; any number of times."""
         self._queue.leave(self._entry)
 
+    async def _chosen(self, since_s: float) -> None:
+        try:
+            async with asyncio.timeout(self._queue.patience_left_s(self._entry.task, since_s)):
+                await self._turn.wait()
+        except TimeoutError:
+            raise self._queue.given_up(self._entry.task, since_s) from None
+
     def _wake(self, _entry: QueueEntry) -> None:
         self._turn.set()
 
@@ -101,7 +112,8 @@ class AsyncPrefillQueue(PrefillQueue):
     """`ampd.serving.prefill_queue.PrefillQueue` on the real clock, entered with a `with` block.
 
     Args:
-        patience_s: how long after its arrival a prefill that waits is given up.
+        patience_s: how long a prefill waits for its turn before it is given up: since its arrival, or since the end of
+            its last slice, because a long prompt may compute for longer than that.
 
     Attributes:
         dropped: prefills that were refused, by the reason in `names.DROPS`.
@@ -112,8 +124,6 @@ class AsyncPrefillQueue(PrefillQueue):
         ordering: OrderingPolicy,
         model: PerformanceModel,
         parallelism: Parallelism,
-        concurrency: int = CONCURRENCY,
-        prefetch: int = PREFETCH,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         patience_s: Callable[[PrefillTask], float] = lambda _: math.inf,
@@ -124,23 +134,25 @@ class AsyncPrefillQueue(PrefillQueue):
             parallelism,
             _LoopTimer(clock),
             random.Random(),
-            concurrency=concurrency,
-            prefetch=prefetch,
             on_change=on_change,
         )
         self.dropped: Counter[str] = Counter()
         self._clock = clock
         self._patience_s = patience_s
 
-    def patience_left_s(self, task: PrefillTask) -> float | None:
-        """Seconds until a prefill that waits is given up; None: never."""
-        left_s = task.arrival_s + self._patience_s(task) - self._clock()
+    def now_s(self) -> float:
+        """The time on the clock of the tasks."""
+        return self._clock()
+
+    def patience_left_s(self, task: PrefillTask, since_s: float) -> float | None:
+        """Seconds until a prefill that waits since then is given up; None: never."""
+        left_s = since_s + self._patience_s(task) - self._clock()
         return left_s if left_s < math.inf else None
 
-    def given_up(self, task: PrefillTask) -> PrefillRefusedError:
-        """The error of a prefill that has waited for too long."""
+    def given_up(self, task: PrefillTask, since_s: float) -> PrefillRefusedError:
+        """The error of a prefill that has waited for too long since then."""
         self.dropped[names.PATIENCE] += 1
-        waited_s = self._clock() - task.arrival_s
+        waited_s = self._clock() - since_s
         message = f"the round has waited for {waited_s:.1f} s, far beyond its target of {task.slo.ttft_s:g} s"
         return PrefillRefusedError(message, task.slo.ttft_s)
 

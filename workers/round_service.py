@@ -165,7 +165,7 @@ class RoundService:
     async def _first_token(self, request: PrefillRequest, progress: RoundProgress) -> Chunk:
         """Prefill and sample one token."""
         whole = EngineOutput([])
-        async with aclosing(self._outputs(request, progress, 1)) as outputs:
+        async with aclosing(self._outputs(request, progress, 1, is_copy=True)) as outputs:
             async for output in outputs:
                 _append(whole, output)
         progress.set_tiers(whole)
@@ -253,7 +253,12 @@ class RoundService:
         return None if worker_id == self._worker_id else worker_id
 
     def _outputs(
-        self, request: PrefillRequest | GenerateRequest, progress: RoundProgress, max_new_tokens: int | None
+        self,
+        request: PrefillRequest | GenerateRequest,
+        progress: RoundProgress,
+        max_new_tokens: int | None,
+        *,
+        is_copy: bool = False,
     ) -> AsyncGenerator[EngineOutput, None]:
         call = EngineRequest(
             rid=progress.rid,
@@ -264,6 +269,7 @@ class RoundService:
             known_keys=progress.page_keys,
             tenant=tenant_of(request["request"]),
             ttft_slo_s=progress.task.slo.ttft_s,
+            is_copy=is_copy,
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))

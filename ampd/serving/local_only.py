@@ -22,8 +22,11 @@ RESUMED = "resumed"
 NO_PERFORMANCE_MODEL = "no-performance-model"
 """Reason of a local route: the policy needs times that the performance model does not have."""
 
-_MEMORYLESS = frozenset({"temperature", "top_p", "top_k", "min_p", "include_stop_str_in_output"})
-"""Sampling options that look at one position's logits only (or are applied by the frontend)."""
+_MEMORYLESS = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "include_stop_str_in_output"})
+"""Sampling options that look at one position only (or are applied by the frontend).
+
+An engine that follows seeds samples by the seed and the token's position in the context, which a split keeps.
+"""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -34,7 +37,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (0, 1),
     "use_beam_search": (False,),
 }
-"""Options that couple positions, with the values at which they do nothing."""
+"""Options that couple positions, with the values at which they do nothing.
+
+The decode worker cannot count the first token for a penalty, and each of several choices has a first token of its own.
+"""
 
 _STOPS = frozenset(
     {
@@ -88,7 +94,7 @@ def uncarried_option(request: Mapping[str, Any]) -> str | None:
         request: Dynamo's preprocessed request.
 
     Returns:
-        The name of the option that cannot be carried, in Dynamo's spelling (`n`, `guided_decoding`, `seed`, ...).
+        The name of the option that cannot be carried, in Dynamo's spelling (`n`, `guided_decoding`, ...).
     """
     sampling = request.get("sampling_options") or {}
     stops = request.get("stop_conditions") or {}
@@ -101,16 +107,9 @@ def uncarried_option(request: Mapping[str, Any]) -> str | None:
     )
 
 
-def is_greedy(sampling: Mapping[str, Any]) -> bool:
-    """Whether the most likely token is taken at every position, so that a seed changes nothing."""
-    return sampling.get("temperature") == 0 or sampling.get("top_k") == 1
-
-
 def _sampling_reason(sampling: Mapping[str, Any]) -> str | None:
     for name, value in sampling.items():
         if value is None or name in _MEMORYLESS or value in _NEUTRAL.get(name, ()):
-            continue
-        if name == "seed" and is_greedy(sampling):
             continue
         return name
     return None

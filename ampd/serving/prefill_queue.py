@@ -80,8 +80,8 @@ class QueueEntry:
 class PrefillQueue:
     """Prefills that wait, read and compute on one worker.
 
-    The policy picks among the waiting prefills while there is room, one pass at a time. `concurrency` passes compute.
-    Up to `prefetch` more passes with a history to read are picked before they have a slot, so that their reads overlap
+    The policy picks among the waiting prefills while there is room, one pass at a time. `CONCURRENCY` passes compute.
+    Up to `PREFETCH` more passes with a history to read are picked before they have a slot, so that their reads overlap
     the computation. A pass without a read is not picked early, because a later choice knows more. Picked passes
     compute in the order in which they were picked. A pass starts when all its members are READY, and gives its slot
     back when all of them have left.
@@ -113,13 +113,9 @@ class PrefillQueue:
         timer: Timer,
         rng: random.Random,
         *,
-        concurrency: int = CONCURRENCY,
-        prefetch: int = PREFETCH,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._picker = Picker(ordering, model, parallelism, timer, rng)
-        self.concurrency = concurrency
-        self._prefetch = prefetch
         self._on_change = on_change
         self.waiting: list[QueueEntry] = []
         self.staged: list[Pass] = []
@@ -253,7 +249,7 @@ class PrefillQueue:
                 self.displaced.append(entry)
 
     def _start_next(self) -> bool:
-        if not self.staged or len(self.computing) >= self.concurrency:
+        if not self.staged or len(self.computing) >= CONCURRENCY:
             return False
         picked = self.staged[0]
         if any(entry.stage is not Stage.READY for entry in picked.members):
@@ -264,10 +260,10 @@ class PrefillQueue:
 
     def _pick_next(self) -> bool:
         waiting = self.waiting
-        free = self.concurrency - len(self.computing) - len(self.staged)
+        free = CONCURRENCY - len(self.computing) - len(self.staged)
         if not waiting or free <= 0:
             self._picker.no_slot_unused()
-        if not waiting or free + self._prefetch <= 0:
+        if not waiting or free + PREFETCH <= 0:
             return False
         if free <= 0 and not any(entry.fetches for entry in waiting):
             return False

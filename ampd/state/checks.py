@@ -75,6 +75,7 @@ def check_counts(value: Any) -> None:
     if not isinstance(value, Mapping) or len(value) > _MOST_ENTRIES or not set(map(type, value.values())) <= {int}:
         raise ValueError("is no table of whole numbers")
     check_count(min(value.values(), default=0))
+    check_count(max(value.values(), default=0))
 
 
 def _check_all(values: Any) -> None:

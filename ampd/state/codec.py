@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ampd import wire
 from ampd.recent_load import RecentRound
-from ampd.state.checks import check_duration, checked
+from ampd.state.checks import check_count, check_duration, checked
 from ampd.state.store import (
     LoadedRound,
     RequestServed,
@@ -258,8 +258,10 @@ def _loaded_round(fields: list[Any], written_s: float) -> LoadedRound:
     kept_tokens, prompt_tokens, output_tokens = tokens
     for ago_s in (sent_ago_s, ended_ago_s):
         check_duration(ago_s)
-    if not all(type(count) is int and count >= 0 for count in tokens) or kept_tokens > prompt_tokens:
-        raise ValueError(f"no counts of tokens: {tokens}")
+    for count in tokens:
+        check_count(count)
+    if kept_tokens > prompt_tokens:
+        raise ValueError(f"more tokens are kept than the prompt has: {tokens}")
     if not isinstance(session_id, str) or sent_ago_s < ended_ago_s:
         raise ValueError(f"no round: {session_id!r}, sent {sent_ago_s} s ago, ended {ended_ago_s} s ago")
     item = RecentRound(written_s - sent_ago_s, kept_tokens, prompt_tokens)

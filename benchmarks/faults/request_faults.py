@@ -18,6 +18,20 @@ _GROUP = "Clients"
 COORDINATOR_FAILED = "a round failed in the coordinator"
 """The log line of a coordinator about an exception that it did not expect."""
 
+
+def _within(schema: dict[str, Any]) -> dict[str, Any]:
+    """The answer must fit the schema."""
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _nested(levels: int) -> dict[str, Any]:
+    """A JSON schema of objects in objects."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    return schema
+
+
 POISON: dict[str, dict[str, Any]] = {
     "a token id outside the vocabulary": {"prompt": [10**9] * 20},
     "a negative token id": {"prompt": [-1] * 20},
@@ -28,13 +42,20 @@ POISON: dict[str, dict[str, Any]] = {
     "a negative length": {"prompt": [30] * 20, "max_tokens": -1},
     "a length that is no number": {"prompt": [30] * 20, "max_tokens": "many"},
     "an unknown model": {"prompt": [30] * 20, "model": "nobody"},
+    "a prompt of 10 MB": {"prompt": "x" * 10_000_000},
+    "many choices": {"prompt": [30] * 300, "n": 128},
 }
 """As completions, of which Dynamo's frontend turns each error of a coordinator into status 500."""
 
 POISON_CHATS: dict[str, dict[str, Any]] = {
     "a target that is no number": {"nvext": {"annotations": ["ttft_target:soon"]}},
     "a target beyond all numbers": {"nvext": {"annotations": ["ttft_target:1e999", "itl_target:-1"]}},
-    "a regular expression without its end": {"nvext": {"guided_regex": "("}},
+    "a regular expression without its end": _within({"type": "string", "pattern": "("}),
+    "an expression that repeats repetitions": _within({"type": "string", "pattern": "(((a{1,50}){1,50}){1,50})"}),
+    "a schema of many levels": _within(_nested(60)),
+    "a schema beyond the levels that a frontend reads": _within(_nested(300)),
+    "a schema that refers to itself": _within({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "a schema with thousands of values": _within({"enum": [f"value-{number}" for number in range(20_000)]}),
     "thousands of choices": {"n": 5000},
 }
 """As chats, of which the client gets the coordinator's own status."""

@@ -35,6 +35,7 @@ from benchmarks.faults.moments import (
     blocker_name,
 )
 from benchmarks.faults.process_faults import STOPPED_S
+from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
 from benchmarks.faults.tokens import random_prompt
 from tests.harness.graph import PRELOADED
@@ -216,4 +217,5 @@ SGLANG_FAULTS = [
     Fault(
         "kv-breaks", _GROUP, "reads of KV break off half way", arms_workers(worker.KV_COPY_FAILS), disarm, holds_s=3.0
     ),
+    *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),
 ]

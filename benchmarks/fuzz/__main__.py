@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from benchmarks.fuzz import inputs, messages, ranks
+from benchmarks.fuzz import inputs, kv_answers, messages, ranks
 from benchmarks.fuzz.peer_reads import FuzzedReader
 from benchmarks.fuzz.sessions import FuzzedSessions
 from benchmarks.fuzz.target import Failure, Target, try_one
@@ -38,7 +38,7 @@ def all_targets() -> Iterator[list[Target]]:
         worker = stack.enter_context(closing(FuzzedWorker()))
         reader = stack.enter_context(closing(FuzzedReader()))
         sessions = stack.enter_context(closing(FuzzedSessions()))
-        without_state = [*inputs.targets(Path(folder)), *messages.targets(), *ranks.targets()]
+        without_state = [*inputs.targets(Path(folder)), *messages.targets(), *kv_answers.targets(), *ranks.targets()]
         yield [*without_state, *worker.targets(), *reader.targets(), *sessions.targets()]
 
 

@@ -17,6 +17,7 @@ from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.store.store_lab import forget_all
 from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
+from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.nixl_transport import Remote
 
@@ -128,6 +129,8 @@ class FuzzedReader:
         forget_all(store.directory)
         assert store.directory.used_bytes == 0
         self._owner.exchange.store.directory.collect(float("inf"))
+        # A descriptor may have become that of another kind of KV. Its worker is refused for good then.
+        self._reader.exchange._reads._foreign = ForeignPeers()  # type: ignore[union-attr]
         assert (await self._reader.read("rid", _PROMPT, "owner", 1.0)).tokens == len(_KEYS) * PAGE
         await self._reader.exchange.discard("rid")
 

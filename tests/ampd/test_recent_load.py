@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.recent_load import RecentLoad, RecentRound, all_rounds, latest_rounds, met_and_missed
+from ampd.recent_load import RecentLoad, RecentRound, all_rounds, latest_rounds, met_and_missed, sessions_met
 
 WINDOW_S = 10.0
 
@@ -47,3 +47,18 @@ def test_a_round_that_never_ends_is_missed_once_it_is_older_than_the_others_and_
     load = {"a": [ended(0.0, 2.0, is_met=True)], "b": [RecentRound(5.0, 0, 16)]}
     assert met_and_missed(load, now_s=8.0, last_s=20.0, ttft_s=1.0) == (1, 0)
     assert met_and_missed(load, now_s=8.1, last_s=20.0, ttft_s=1.0) == (1, 1)
+
+
+def test_a_session_counts_as_met_if_all_its_ended_rounds_are() -> None:
+    def ended(ended_s: float | None, is_met: bool | None) -> RecentRound:
+        return RecentRound(0.0, 0, 10, ended_s, 4, is_met=is_met)
+
+    load = {
+        "met": [ended(5.0, True), ended(None, None)],
+        "missed": [ended(5.0, True), ended(6.0, False)],
+        "missed before": [ended(1.0, False), ended(6.0, True)],
+        "runs": [ended(None, None)],
+    }
+    assert sessions_met(load, 2.0) == 2 / 3
+    assert sessions_met(load, 0.0) == 1 / 3
+    assert sessions_met({}, 0.0) == 1.0

@@ -24,7 +24,7 @@ NAMES = [
     *("settings", "policy", "state-url", "profile", "request", "continued request", "session headers"),
     *("view", "task", "role", "event"),
     *("coordinator", "recent load", "snapshot", "round report", "error text", "signature", "descriptor"),
-    *("prefill request", "generate request", "KV request", "KV reply", "KV read"),
+    *("prefill request", "generate request", "KV request", "KV reply", "KV read", "KV answer at a coordinator"),
     *("message to a rank", "message to the worker", "session request"),
 ]
 

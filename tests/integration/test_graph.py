@@ -162,17 +162,6 @@ async def test_usage_counts_the_client_s_prompt_and_both_parts_of_the_output(rem
     assert answer["usage"]["completion_tokens"] == 7
 
 
-@pytest.mark.parametrize(("option", "reason"), [({"n": 2}, "n"), ({"seed": 3, "temperature": 0.7}, "seed")])
-async def test_what_cannot_be_carried_is_routed_locally(
-    remote: httpx.AsyncClient, option: dict[str, Any], reason: str
-) -> None:
-    answer = await post(remote, "completions", completion("hello there", max_tokens=5, **option))
-    assert record(answer)["route"] == "local"
-    assert record(answer)["reason"] == f"cannot-carry-{reason}"
-    assert len(answer["choices"]) == option.get("n", 1)
-    assert all(choice["text"] for choice in answer["choices"])
-
-
 async def test_log_probabilities_cover_every_token_of_a_split_round(remote: httpx.AsyncClient) -> None:
     body = completion("hello there", max_tokens=5, logprobs=2)
     split = await post(remote, "completions", body)

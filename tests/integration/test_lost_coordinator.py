@@ -55,17 +55,17 @@ async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearl
         expected = Stream(client)
         await expected.read()
         plain = [Stream(client) for _ in range(6)]
-        seeded = [Stream(client, seed=7, temperature=0.5) for _ in range(6)]
-        reading = [asyncio.create_task(stream.read()) for stream in (*plain, *seeded)]
+        penalized = [Stream(client, frequency_penalty=0.5) for _ in range(6)]
+        reading = [asyncio.create_task(stream.read()) for stream in (*plain, *penalized)]
         async with asyncio.timeout(60):
-            await asyncio.gather(*(stream.has_tokens.wait() for stream in (*plain, *seeded)))
+            await asyncio.gather(*(stream.has_tokens.wait() for stream in (*plain, *penalized)))
         await graph.end(coordinators[0], signal.SIGKILL)
         await asyncio.gather(*reading)
     assert [(stream.text, stream.usage, stream.error) for stream in plain] == [
         (expected.text, (len(PROMPT), OUTPUT_TOKENS), None)
     ] * len(plain)
-    left = [stream for stream in seeded if stream.error is None]
-    assert 0 < len(left) < len(seeded), "each coordinator had some of them"
+    left = [stream for stream in penalized if stream.error is None]
+    assert 0 < len(left) < len(penalized), "each coordinator had some of them"
     assert {stream.text for stream in left} == {expected.text}
     refusals = graph.log(coordinators[1])
-    assert "a request with seed cannot be continued elsewhere" in refusals
+    assert "a request with frequency_penalty cannot be continued elsewhere" in refusals

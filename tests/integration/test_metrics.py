@@ -140,9 +140,9 @@ async def test_counts_equal_the_decision_records(client: httpx.AsyncClient, site
     before = await site.scrape()
 
     async def talk(number: int) -> list[dict[str, Any]]:
-        """Remote, then local (a seed is not carried over), then remote with a history that was computed elsewhere."""
+        """Remote, then local (because of a penalty), then remote with a history that was computed elsewhere."""
         name, prompt, records = f"talk-{number}", [7 + number] * 150, []
-        for options in ({}, {"seed": 5}, {}, {"seed": 6}):
+        for options in ({}, {"presence_penalty": 0.5}, {}, {"presence_penalty": 0.5}):
             records.append(await ask(client, name, prompt, max_tokens=6, **options))
             prompt = prompt + [8 + number] * 60
         return records
@@ -158,7 +158,7 @@ async def test_counts_equal_the_decision_records(client: httpx.AsyncClient, site
     assert rise("ampd_rounds_total", outcome="met") == 16
     for (route, reason), count in Counter((decision["route"], decision["reason"]) for decision in records).items():
         assert rise("ampd_routes_total", route=route, reason=reason) == count
-    assert {decision["reason"] for decision in records} == {"always-remote", "cannot-carry-seed"}
+    assert {decision["reason"] for decision in records} == {"always-remote", "cannot-carry-presence-penalty"}
     assert rise("ampd_routes_total") == 16
     assert rise("ampd_sessions_bound_total") == 4
     assert rise("ampd_time_to_first_token_seconds_count", prefill="initial", route="remote") == 4

@@ -105,6 +105,12 @@ def test_a_worker_that_gives_no_answer_about_kv_is_lost(
     run_virtually(ask(), monkeypatch)
 
 
+@pytest.mark.parametrize("answer", [{"error": "the call is not signed"}, "nonsense", 7])
+async def test_an_answer_about_kv_that_is_none_is_a_refusal(answer: Any) -> None:
+    with pytest.raises(WorkerRefusedError, match="worker 1: no answer about KV"):
+        await calls([answer])[0].kv("1", MATCH, 30.0)
+
+
 async def test_a_call_that_cannot_start_is_a_failure_of_its_worker() -> None:
     dynamo, _ = calls(RuntimeError(error_text(503, "full")))
     with pytest.raises(WorkerRefusedError, match="full"):

@@ -53,14 +53,18 @@ def test_tokens_that_are_out_count_for_the_least_number_of_tokens() -> None:
     assert request.engine_request["stop_conditions"] == {"max_tokens": 3, "min_tokens": 2}
 
 
-@pytest.mark.parametrize(
-    "sampling", [{"seed": 1, "temperature": 0.7}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}]
-)
+@pytest.mark.parametrize("sampling", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}])
 def test_what_depends_on_the_whole_output_is_not_continued(sampling: dict[str, float]) -> None:
     parsed({"token_ids": PROMPT, "sampling_options": sampling})
     with pytest.raises(RoundRefusedError, match="cannot be continued elsewhere; send it again") as refused:
         parsed(again(link(None, len(PROMPT)), sampling_options=sampling))
     assert refused.value.status == 503
+
+
+def test_a_seed_is_continued() -> None:
+    sampling = {"seed": 1, "temperature": 0.7}
+    request = parsed(again(link(None, len(PROMPT)), sampling_options=sampling))
+    assert request.engine_request["sampling_options"] == sampling
 
 
 @pytest.mark.parametrize("routing", ["always-remote", "always-local"])

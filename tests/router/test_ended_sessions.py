@@ -9,7 +9,7 @@ import pytest
 from ampd.session_key import session_key
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.types import Role
-from router.round_errors import WorkerLostError
+from router.round_errors import RoundRefusedError, WorkerLostError
 from tests.memory_store import MemoryStore
 from tests.router.replica_lab import Replica, cluster, worker
 from tests.waiting import until
@@ -105,6 +105,19 @@ async def test_a_worker_that_could_not_be_called_releases_the_session_when_it_is
         assert replica.workers.asked(RELEASE).count("p1") == 2
 
 
+async def test_a_silent_worker_holds_up_no_other_end() -> None:
+    workers = [worker("d1"), worker("p1", Role.PREFILL), worker("p2", Role.PREFILL)]
+    async with Replica(await cluster(*workers)) as replica:
+        replica.workers.fail[RELEASE, "p1"] = WorkerLostError("p1", "silent")
+        for number in range(50):
+            replica.ended.still_held(f"s{number}", "p1")
+        replica.ended.still_held("another", "p2")
+        await until(lambda: "p2" in replica.workers.asked(RELEASE))
+        assert replica.workers.asked(RELEASE).count("p1") == 1  # each call may take its whole timeout
+        del replica.workers.fail[RELEASE, "p1"]
+        await until(lambda: not len(replica.ended))
+
+
 async def test_a_session_that_begins_again_is_not_released() -> None:
     async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
         replica.workers.fail["prefill", "p1"] = WorkerLostError("p1", "silent")
@@ -112,6 +125,21 @@ async def test_a_session_that_begins_again_is_not_released() -> None:
         await replica.round(agent_context=FINAL)
         await replica.round()
         assert len(replica.ended) == 0
+
+
+async def test_a_session_whose_new_round_is_refused_is_released_all_the_same() -> None:
+    async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL)), max_sessions=1) as replica:
+        replica.workers.fail["prefill", "p1"] = WorkerLostError("p1", "silent")
+        replica.workers.fail[RELEASE, "p1"] = WorkerLostError("p1", "silent")
+        await replica.round(agent_context=FINAL)
+        await replica.round("another")
+        with pytest.raises(RoundRefusedError, match="live sessions"):
+            await replica.round()
+        del replica.workers.fail[RELEASE, "p1"]
+        await replica.store.publish_worker(worker("p1", Role.PREFILL, held_tokens={KEY: 64}), 60.0)
+        await until(lambda: replica.workers.asked(RELEASE).count("p1") == 2)
+        await until(lambda: not len(replica.ended))
+        assert await replica.store.binding(KEY) is None
 
 
 async def test_a_worker_that_does_not_come_back_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

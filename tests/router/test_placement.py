@@ -173,3 +173,13 @@ async def test_a_slow_answer_concerns_its_round_only() -> None:
         assert await replica.store.binding(session_key("", "a")) is None
         await replica.round("b")
         assert await replica.store.binding(session_key("", "b")) is not None
+
+
+async def test_workers_that_were_lost_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Replica(await cluster(worker("d1"))) as replica:
+        placer, now_s = replica.services.placer, 0.0
+        monkeypatch.setattr(placer, "_clock", lambda: now_s)
+        for number in range(1000):
+            now_s = number * placer._suspect_s / 3
+            placer.suspect(f"lost-{number}")
+        assert len(placer._gone_until_s) <= 4

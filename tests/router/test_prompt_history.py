@@ -1,11 +1,15 @@
 """How much of a prompt's KV counts as held, and what counts as rewritten."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from ampd.page_keys import page_keys
 from ampd.serving.shared_prefixes import prefix_key
 from ampd.session_key import session_key
 from ampd.types import Role
+from router.round_errors import WorkerRefusedError
 from tests.router.replica_lab import PROMPT, Replica, cluster, worker
 
 EXPECTED = [64, 65, 66, 67, 68]
@@ -72,3 +76,11 @@ async def test_a_session_is_bound_where_its_prefix_is_until_that_worker_is_fulle
         await replica.store.publish_worker(worker("d1", kv_used_tokens=50, shared_prefixes=prefix(48)), 60.0)
         await asyncio.sleep(0)
         assert (await replica.round("t"))[1]["decode_worker"] == "d2"
+
+
+@pytest.mark.parametrize("pages", ["x", None, -3, 10**9, True, 1.5])
+async def test_a_nonsensical_number_of_held_pages_is_refused(pages: Any) -> None:
+    async with Replica(await cluster(worker("d1"))) as replica:
+        replica.workers.matched_pages = pages
+        with pytest.raises(WorkerRefusedError, match="worker d1 says that it holds"):
+            await replica.services.access.matched_pages("d1", [b"key"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +27,7 @@ from workers.component import Worker
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
+from workers.publisher import Publisher
 from workers.worker_recorder import WorkerRecorder
 
 
@@ -139,3 +143,112 @@ def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
 
     run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
     assert "the engine has ended; the engine starts again" in caplog.text
+
+
+class LateEndpoint(Endpoint):
+    """Its client comes after a while."""
+
+    def __init__(self, runtime: Runtime, after_s: float) -> None:
+        super().__init__(runtime)
+        self._after_s = after_s
+
+    async def client(self) -> Any:
+        await asyncio.sleep(self._after_s)
+        return await super().client()
+
+
+class SlowToStartEngine(LostOnceEngine):
+    """Is away from 1 s to 4 s. Its start may fail once, with an error that nobody expects."""
+
+    error: Exception | None = None
+
+    async def restart(self) -> None:
+        await asyncio.sleep(3.0)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        await super().restart()
+
+
+@dataclass
+class Scene:
+    """A worker whose engine is lost after a second."""
+
+    inner: SlowToStartEngine
+    worker: Worker
+    publisher: Publisher
+    running: asyncio.Task[None]
+
+    async def present(self) -> list[str]:
+        return [view.worker_id for view in await self.inner.store.snapshot()]
+
+
+@asynccontextmanager
+async def scene(model_folder: Path, registered_s: float, error: Exception | None = None) -> AsyncIterator[Scene]:
+    runtime = Runtime()
+    inner = SlowToStartEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
+    inner.store, inner.error = MemoryStore(MemoryState(asyncio.get_running_loop().time)), error
+    engine = SupervisedEngine(inner, Times())
+    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
+    await engine.start()
+    endpoints: Any = {name: Endpoint(runtime) for name in (GENERATE_ENDPOINT, KV_ENDPOINT)}
+    endpoints[PREFILL_ENDPOINT] = LateEndpoint(runtime, registered_s)
+    parts = worker_parts("w", engine, Times(), store=inner.store)
+    worker = Worker(cast(Any, runtime), parts, endpoints, guard())
+    made = Scene(inner, worker, parts.publisher, asyncio.create_task(worker.run()))
+    yield made
+    runtime.shutdown()
+    await made.running
+    await engine.stop()
+
+
+VIRTUAL = ("workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+
+
+@pytest.mark.parametrize("registered_s", [2.0, 9.0])
+def test_an_engine_that_is_lost_before_the_registration_delays_it(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, registered_s: float
+) -> None:
+    """Nobody publishes for the worker before it can be called, or after it has left."""
+
+    async def scenario() -> None:
+        async with scene(model_folder, registered_s) as made:
+            await until(made.present)
+            assert made.inner.workers_meanwhile == []
+            assert asyncio.get_running_loop().time() >= max(registered_s, 4.0)
+            await made.publisher.retire()
+            await asyncio.sleep(60.0)
+            assert await made.present() == []
+
+    run_virtually(scenario(), monkeypatch, *VIRTUAL)
+
+
+def test_a_worker_whose_engine_starts_at_the_second_try_comes_back(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with scene(model_folder, 0.0, OSError("no space left on device")) as made:
+            await until(made.present)
+            await until(lambda: made.inner.workers_meanwhile is not None)
+            assert made.inner.workers_meanwhile == []
+            await until(made.present)
+
+    run_virtually(scenario(), monkeypatch, *VIRTUAL)
+
+
+def test_a_worker_that_is_ending_does_not_enter_the_shared_state(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drain(*_: object, **__: object) -> None:
+        await asyncio.sleep(30.0)
+
+    monkeypatch.setattr("workers.component.graceful_shutdown_with_discovery", drain)
+
+    async def scenario() -> None:
+        async with scene(model_folder, 2.0) as made:
+            await asyncio.sleep(3.0)  # its engine is away
+            made.worker._begin_shutdown()
+            await asyncio.sleep(10.0)
+            assert await made.present() == []
+
+    run_virtually(scenario(), monkeypatch, *VIRTUAL)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run
 from ampd.policies.registry import create
-from ampd.serving.prefill_queue import QueueEntry, Stage
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 from ampd.wire import retry_after_s
 from workers import prefill_queue
@@ -57,10 +57,8 @@ class LoggedQueue(AsyncPrefillQueue):
         return super().enter(task, fetches, logged)
 
 
-def logged_queue(
-    log: list[tuple[str, str]], ordering: OrderingPolicy | None = None, concurrency: int = 1, prefetch: int = 1
-) -> LoggedQueue:
-    queue = LoggedQueue(ordering or create("ordering", "fcfs"), MODEL, Parallelism(), concurrency, prefetch)
+def logged_queue(log: list[tuple[str, str]], ordering: OrderingPolicy | None = None) -> LoggedQueue:
+    queue = LoggedQueue(ordering or create("ordering", "fcfs"), MODEL, Parallelism())
     queue.log = log
     return queue
 
@@ -87,21 +85,17 @@ class Owner:
 @settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
-    concurrency=st.integers(1, 3),
-    prefetch=st.integers(0, 2),
     actions=st.lists(st.sampled_from(["enter", "enter-fetching", "read", "compute", "cancel"]), max_size=60),
 )
-def test_everybody_who_stays_runs_once_and_slots_are_never_exceeded(
-    seed: int, concurrency: int, prefetch: int, actions: list[str]
-) -> None:
-    asyncio.run(play(random.Random(seed), concurrency, prefetch, actions))
+def test_everybody_who_stays_runs_once_and_slots_are_never_exceeded(seed: int, actions: list[str]) -> None:
+    asyncio.run(play(random.Random(seed), actions))
 
 
-async def play(rng: random.Random, concurrency: int, prefetch: int, actions: list[str]) -> None:
+async def play(rng: random.Random, actions: list[str]) -> None:
     ordering = RandomOrdering(rng)
     owners: list[Owner] = []
     log: list[tuple[str, str]] = []
-    queue = logged_queue(log, ordering, concurrency, prefetch)
+    queue = logged_queue(log, ordering)
     cancelled: set[str] = set()
 
     def names(event: str) -> list[str]:
@@ -111,8 +105,8 @@ async def play(rng: random.Random, concurrency: int, prefetch: int, actions: lis
         await settle()
         computing = [name for name in names("started") if name not in names("done") and name not in cancelled]
         ahead = [name for name in names("picked") if name not in names("started") and name not in cancelled]
-        assert len(computing) <= concurrency
-        assert len(computing) + len(ahead) <= concurrency + prefetch
+        assert len(computing) <= CONCURRENCY
+        assert len(computing) + len(ahead) <= CONCURRENCY + PREFETCH
 
     for action in actions:
         alive = [owner for owner in owners if not owner.task.done()]
@@ -277,6 +271,27 @@ async def test_a_prefill_that_waits_far_too_long_is_given_up_and_one_that_was_pi
         assert (refused.value.status, retry_after_s(str(refused.value))) == (429, 1)
         await runs.slot()
         assert [each.task_id for each in queue.tasks()] == ["runs"]
+    assert queue.dropped == {"patience": 1}
+    assert len(queue) == 0
+
+
+async def test_a_prefill_that_waits_far_too_long_between_two_slices_is_given_up() -> None:
+    now_s = 0.0
+    queue = AsyncPrefillQueue(
+        create("ordering", "fcfs"), MODEL, Parallelism(1), clock=lambda: now_s, patience_s=lambda task: task.slo.ttft_s
+    )
+    sliced = task("sliced", arrival_s=0.5, ttft_s=0.05)
+    with queue.place(sliced, fetches=False) as place:
+        await place.picked()
+        await place.slot()
+        now_s = 100.0  # the slice takes long, which is no waiting
+        await place.again(sliced)
+        with queue.place(task("first", arrival_s=0.0, ttft_s=1e3), fetches=False) as first:
+            waiting = asyncio.ensure_future(first.picked())
+            await settle()
+            with pytest.raises(PrefillRefusedError, match=r"0.0 s"):
+                await place.again(sliced)
+            await waiting
     assert queue.dropped == {"patience": 1}
     assert len(queue) == 0
 

@@ -149,6 +149,35 @@ async def test_a_local_round_reads_its_history_from_the_owner_before(
         assert answer == (await play(fresh, prompt))[0]
 
 
+async def test_a_history_is_read_while_its_round_waits(model_folder: Path) -> None:
+    """When the worker is free, the KV is there: the read began while the round before it computed."""
+    lab, history = Lab(model_folder, Times()), prompt_of(784)
+    async with lab.engine("D") as decode, lab.engine("P") as prefill:
+        workers = {name: worker_parts(name, each, lab.times) for name, each in (("D", decode), ("P", prefill))}
+        first: Any = message(history, 4, "s")
+        async with aclosing(workers["D"].rounds.generate(first)) as chunks:
+            assert [chunk async for chunk in chunks]
+        lab.times.per_token_s = 60.0
+
+        async def run(call: Any) -> None:
+            async with aclosing(workers["P"].rounds.prefill(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+
+        before = asyncio.create_task(run(message(prompt_of(64, seed=2), 4, "before")))
+        await until(lambda: len(workers["P"].queue.computing) == 1)
+        second: Any = message(history + prompt_of(64, seed=3), 4, "s", hist=784, source="D")
+        waits = asyncio.create_task(run(second))
+        keys = ampd.page_keys.page_keys(history, 16, tenant="")
+        try:
+            await until(lambda: prefill.kv.directory.match(keys) == len(keys))
+            await until(lambda: len(workers["P"].queue.staged) == 1)
+            assert not before.done()
+        finally:
+            for task in (before, waits):
+                task.cancel()
+            await asyncio.wait((before, waits))
+
+
 class SlowFromEight(Times):
     """Reads from workers of TP 8 take longer than a computation."""
 
@@ -240,3 +269,16 @@ async def test_only_a_prefill_for_another_worker_does_not_wait_for_the_store(
             async with aclosing(served(call)) as chunks:
                 assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 0
         assert waited == [False, True]
+
+
+async def test_a_prefill_for_another_worker_leaves_a_copy_that_is_no_session_of_this_one(model_folder: Path) -> None:
+    lab = Lab(model_folder, Times())
+    async with lab.engine("P") as engine:
+        rounds = worker_parts("P", engine, lab.times).rounds
+        call: Any = message(prompt_of(40), 3, "s")
+        used: list[tuple[bool, bool]] = []
+        for served in (rounds.prefill, rounds.generate):
+            async with aclosing(served(call)) as chunks:
+                held_tokens = [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"]
+            used.append((held_tokens > 0, engine.kv.session_tokens > 0))
+        assert used == [(True, False), (True, True)]

@@ -66,7 +66,9 @@ def test_times_gaps_and_attainment(replay: Replay) -> None:
     (record,) = result["records"]
     # Chunks of 3, 3 and 1 tokens, 60 ms apart: the first chunk's tokens have no gap, the others share theirs.
     assert record["ttft_s"] >= 0.1
-    assert record["e2e_s"] - record["ttft_s"] >= 0.12
+    # The whole round, because a busy client may read the first chunk late, and the gaps then look shorter.
+    assert record["e2e_s"] >= 0.1 + 2 * 0.06
+    assert record["e2e_s"] > record["ttft_s"]
     assert record["itl_s"] == pytest.approx((record["e2e_s"] - record["ttft_s"]) / 6)
     assert record["output_tokens"] == 7
     assert result["attainment"] == {"rounds": 1.0, "sessions": 1.0}

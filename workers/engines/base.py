@@ -45,6 +45,7 @@ class EngineRequest:
         known_keys: keys of the prompt's first pages, so that the engine need not hash them again.
         tenant: see `ampd.tenant`; the engine uses no KV of others.
         ttft_slo_s: the round's TTFT target, which tells how much of an idle session's KV may go; None: unknown.
+        is_copy: another worker owns the session, so that its KV here gives way to that of this worker's sessions.
     """
 
     rid: str
@@ -55,6 +56,14 @@ class EngineRequest:
     known_keys: Sequence[bytes] = ()
     tenant: str = ""
     ttft_slo_s: float | None = None
+    is_copy: bool = False
+
+    @property
+    def choices(self) -> int:
+        """How many outputs are asked for (`n`). Engines refuse what is no number."""
+        options = self.request.get("sampling_options")
+        number = options.get("n") if isinstance(options, dict) else None
+        return number if isinstance(number, int) and number > 0 else 1
 
 
 def output_room(request: EngineRequest, max_context_tokens: int) -> int:

@@ -151,7 +151,7 @@ class ModelledEngine:
         plan = self._planner.plan(request) if self._planner else None
         active = ActiveRequest(request, limits, keys, plan)
         self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s, request.max_new_tokens)
-        self._kv.begin(request.rid, request.session_id, active.keys)
+        self._kv.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
         self._alive.add(active)
         self._waiting.append(active)
         self._time_line.wake()

@@ -330,9 +330,7 @@ class SglangEngine:
         self, request: EngineRequest, arguments: dict[str, Any], *, loads: bool = True
     ) -> AsyncGenerator[EngineOutput, None]:
         """`generate`, for checked parameters; `loads`: whether stored KV may be loaded."""
-        from workers.engines.sglang_request import choices
-
-        count = choices(request)
+        count = request.choices
         async with _RequestAccount(self, request, loads=loads) as account:
             if count == 1:
                 outputs = self._choice(request, request.rid, 0, arguments)
@@ -446,8 +444,9 @@ class _RequestAccount:
                 request.session_id, len(request.token_ids), request.ttft_slo_s, request.max_new_tokens
             )
         try:
+            rid, session_id, is_copy = request.rid, request.session_id, request.is_copy
             await engine.kv.store.begin_request(
-                request.rid, request.session_id, self._keys, self._reloaded, self._reloading_pays
+                rid, session_id, self._keys, self._reloaded, self._reloading_pays, is_copy=is_copy
             )
         except BaseException as error:  # also a client that leaves meanwhile: Python does not call __aexit__ then
             await self.__aexit__()

@@ -14,7 +14,6 @@ from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_re
 from dynamo.common.utils.structural_tag import serialize_structural_tag
 from dynamo.llm import HttpError
 
-from ampd.serving.local_only import is_greedy
 from ampd.vocabulary import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, KvLoadError
 
@@ -49,15 +48,10 @@ def sampling_params(
         is_deterministic: whether SGLang samples by the seeds of requests.
 
     Raises:
-        EngineError: 400 for a guide that SGLang cannot use or that is too long, or for a seed that SGLang would ignore.
+        EngineError: 400 for a guide that SGLang cannot use or that is too long, for a seed that SGLang would ignore, or
+            for `min_p` where it samples by seeds.
     """
-    options = request.request.get("sampling_options") or {}
-    if options.get("seed") is not None and not is_deterministic and not is_greedy(options):
-        raise EngineError(
-            "SGLang ignores the seed of a request; leave it out, take temperature 0, or start the workers with "
-            "--engine-args '{\"enable_deterministic_inference\": true}'",
-            400,
-        )
+    options = _sampling_options(request.request.get("sampling_options") or {}, is_deterministic=is_deterministic)
     stop = request.request.get("stop_conditions") or {}
     stop_token_ids = set(stop.get("stop_token_ids_hidden") or []) | set(stop.get("stop_token_ids") or [])
     params = {
@@ -73,9 +67,25 @@ def sampling_params(
     return {**given, "max_new_tokens": request.max_new_tokens}
 
 
-def choices(request: EngineRequest) -> int:
-    """How many choices are asked for (`n`)."""
-    return int((request.request.get("sampling_options") or {}).get("n") or 1)
+def _sampling_options(options: dict[str, Any], *, is_deterministic: bool) -> dict[str, Any]:
+    """The options that SGLang can follow."""
+    if options.get("temperature") == 0 or options.get("top_k") == 1:
+        # The most likely token: a seed and `min_p` change nothing, but SGLang would end as below.
+        return {**options, "min_p": None}
+    if options.get("seed") is not None and not is_deterministic:
+        raise EngineError(
+            "SGLang ignores the seed of a request; leave it out, take temperature 0, or start the workers with "
+            "--engine-args '{\"enable_deterministic_inference\": true}'",
+            400,
+        )
+    if options.get("min_p") and is_deterministic:
+        # An assertion in its scheduler fails, which ends the engine.
+        raise EngineError(
+            "SGLang cannot sample with min_p where it follows seeds; leave min_p out, or start the workers without "
+            "enable_deterministic_inference",
+            400,
+        )
+    return options
 
 
 def logprob_arguments(request: EngineRequest) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class _Call:
     """A call of the engine.
 
     Attributes:
-        prefill_s: the predicted time of its prefill; 0 after its first output.
+        prefill_s: the predicted time of its prefill, as if each choice had its own; 0 after its first output.
         start: how often the engine had been started when the call began.
         task: the task that waits for its next output; None: the caller does not ask for one now.
     """
@@ -62,7 +62,8 @@ class _Call:
 class SupervisedEngine:
     """`Engine` and `WatchedEngine` around another engine. `wait_lost` must run, because it does the supervision.
 
-    An engine stands still while calls wait for it and neither an output comes nor more KV is stored.
+    An engine stands still while calls wait for it and neither an output comes nor more KV is stored. Time in which no
+    call waits does not count. So clients that give up early do not hide it.
 
     Args:
         model: predicts the times of the engine.
@@ -73,7 +74,7 @@ class SupervisedEngine:
         self._model = model
         self._clock = clock
         self._waiting: set[_Call] = set()
-        self._progress_s = clock()
+        self._progress_s = self._idle_since_s = clock()
         self._activity = 0
         self._lost: str | None = None
         self._loss_seen = asyncio.Event()
@@ -100,7 +101,9 @@ class SupervisedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         if self._lost is not None:
             raise EngineLostError(self._lost)
-        call = _Call(self._model.prefill_s(0, len(request.token_ids), self.info.parallelism), self._starts)
+        prefill_s = self._model.prefill_s(0, len(request.token_ids), self.info.parallelism)
+        # The choices begin in one pass. On a CPU that takes long even if their prompt is computed once.
+        call = _Call(prefill_s * request.choices, self._starts)
         outputs = cast(AsyncGenerator[EngineOutput, None], self._engine.generate(request))
         async with aclosing(outputs):
             while (output := await self._next(call, outputs)) is not None:
@@ -170,7 +173,8 @@ class SupervisedEngine:
         if self._lost is not None or call.start != self._starts:
             raise EngineLostError(self._lost or "the engine was started again", has_run=True)
         if not self._waiting:
-            self._progress_s = self._clock()  # an idle engine does not stand still
+            now_s = self._clock()
+            self._progress_s = min(now_s, self._progress_s + now_s - self._idle_since_s)
         call.task = asyncio.current_task()
         self._waiting.add(call)
         try:
@@ -186,6 +190,7 @@ class SupervisedEngine:
             raise
         finally:
             self._waiting.discard(call)
+            self._idle_since_s = self._clock()
         call.prefill_s = 0.0
         self._progress_s = self._clock()
         return output

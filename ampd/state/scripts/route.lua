@@ -21,9 +21,11 @@ if holding then
   end
   epoch = math.max(epoch, bound_epoch)
 elseif epoch == 0 then
+  -- What ends later than a session can live is from before the clock went back. It would count until then.
+  local latest = string.format('%.0f', now_ms + tonumber(ARGV[3]))
   for i = 3, 4 do
     local most = tonumber(ARGV[i + 8])
-    if most > 0 and redis.call('ZCOUNT', KEYS[i], '(' .. now, '+inf') >= most then
+    if most > 0 and redis.call('ZCOUNT', KEYS[i], '(' .. now, latest) >= most then
       return {2 - i, 0, ''}
     end
   end

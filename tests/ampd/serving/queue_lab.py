@@ -79,7 +79,7 @@ class Scripted:
 class Bench:
     """A queue, and what happened to each prefill in it."""
 
-    def __init__(self, ordering: OrderingPolicy, concurrency: int = 1, prefetch: int = 1) -> None:
+    def __init__(self, ordering: OrderingPolicy) -> None:
         self.clock = Clock()
         self.entries: dict[str, QueueEntry] = {}
         self.log: list[str] = []
@@ -90,8 +90,6 @@ class Bench:
             Parallelism(),
             self.clock,
             random.Random(0),
-            concurrency=concurrency,
-            prefetch=prefetch,
             on_change=self._changed,
         )
 

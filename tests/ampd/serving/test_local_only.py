@@ -30,7 +30,6 @@ def test_a_stock_request_is_carried() -> None:
         ("sampling_options", "repetition_penalty", 1.1),
         ("sampling_options", "use_beam_search", True),
         ("sampling_options", "guided_decoding", {"json": {}}),
-        ("sampling_options", "seed", 7),
         ("sampling_options", "an_option_of_tomorrow", 1),
         ("stop_conditions", "max_thinking_tokens", 5),
         ("stop_conditions", "max_tokens", 0),
@@ -45,15 +44,13 @@ def test_what_couples_positions_or_is_unknown_stays_local(part: str, name: str, 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("n", 1), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("top_p", 0.5), ("temperature", 1.3)],
+    [
+        *(("n", 1), ("presence_penalty", 0.0), ("repetition_penalty", 1.0)),
+        *(("top_p", 0.5), ("temperature", 1.3), ("seed", 7)),
+    ],
 )
 def test_neutral_and_memoryless_options_are_carried(name: str, value: object) -> None:
     assert uncarried_option(with_option("sampling_options", name, value)) is None
-
-
-def test_a_seed_changes_nothing_at_temperature_zero() -> None:
-    assert uncarried_option({"sampling_options": {"seed": 7, "temperature": 0.0}}) is None
-    assert uncarried_option({"sampling_options": {"seed": 7, "temperature": 0.5}}) == "seed"
 
 
 def test_the_failure_of_a_worker_is_named_before_an_option() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ampd.policies.base import Run, Wait
 from ampd.policies.registry import create
+from ampd.serving import prefill_queue
 from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
 from ampd.serving.prefill_queue import Stage
 from tests.ampd.serving.queue_lab import Bench, Scripted
@@ -114,8 +115,9 @@ def test_waits_of_a_queue_that_was_empty_between_do_not_add_up() -> None:
     assert bench.at(Stage.WAITING) == ["b"]
 
 
-def test_waits_before_two_picks_do_not_add_up() -> None:
-    bench = Bench(Scripted(Wait(6.0), Run(0), Wait(6.0)), concurrency=2)
+def test_waits_before_two_picks_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_queue, "CONCURRENCY", 2)
+    bench = Bench(Scripted(Wait(6.0), Run(0), Wait(6.0)))
     bench.enter("a")
     bench.clock.move(3.0)
     bench.enter("b")

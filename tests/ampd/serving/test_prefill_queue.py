@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.policies.queue_work import QueueWork
+from ampd.serving import prefill_queue
 from ampd.serving.picker import SHORTEST_WAIT_S
-from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, Pass, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.serving.queue_lab import MODEL, Bench, Scripted, together
 
@@ -34,8 +35,9 @@ def test_a_pass_takes_one_slot_and_gives_it_back_with_its_last_member() -> None:
     assert bench.at(Stage.COMPUTING) == ["last"]
 
 
-def test_two_slots_are_two_passes() -> None:
-    bench = Bench(Scripted(Run(0), Run(0), together(2), together(2), Run(0)), concurrency=2)
+def test_two_slots_are_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_queue, "CONCURRENCY", 2)
+    bench = Bench(Scripted(Run(0), Run(0), together(2), together(2), Run(0)))
     bench.enter("x", "y", "a", "b", "c", "d", "last")
     bench.leave("x", "y")
     assert bench.at(Stage.COMPUTING) == ["a", "b", "c", "d"]
@@ -79,7 +81,7 @@ def test_a_member_named_twice_runs_once() -> None:
 
 
 def test_a_pass_starts_when_all_have_read_their_history() -> None:
-    bench = Bench(Scripted(Run(0), together(3), Run(0)), prefetch=0)
+    bench = Bench(Scripted(Run(0), Wait(5.0), Wait(5.0), together(3), Run(0)))
     bench.enter("first", "plain")
     bench.enter("a", "b", fetches=True)
     bench.leave("first")
@@ -126,7 +128,7 @@ def test_a_part_that_is_left_waits_at_its_place_by_arrival() -> None:
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_who_leaves_while_it_reads_no_longer_holds_its_mates_up(victim: str) -> None:
-    bench = Bench(Scripted(Run(0), together(3)), prefetch=0)
+    bench = Bench(Scripted(Run(0), Wait(5.0), Wait(5.0), Wait(5.0), together(3)))
     bench.enter("first")
     bench.enter("a", "b", "c", fetches=True)
     bench.leave("first")
@@ -139,7 +141,7 @@ def test_who_leaves_while_it_reads_no_longer_holds_its_mates_up(victim: str) -> 
 
 
 def test_a_pass_that_everybody_leaves_holds_nobody_up() -> None:
-    bench = Bench(Scripted(Run(0), together(2), Run(0)), prefetch=0)
+    bench = Bench(Scripted(Run(0), Wait(5.0), Wait(5.0), together(2), Run(0)))
     bench.enter("first")
     bench.enter("a", "b", fetches=True)
     bench.leave("first")
@@ -207,8 +209,6 @@ def check_work(bench: Bench) -> None:
 
 @given(
     seed=st.integers(0, 2**32),
-    concurrency=st.integers(1, 3),
-    prefetch=st.integers(0, 2),
     actions=st.lists(
         st.sampled_from(
             ["enter", "enter", "enter-fetching", "enter-fetching", "read", "leave", "ring", "move", "correct", "again"]
@@ -216,12 +216,10 @@ def check_work(bench: Bench) -> None:
         max_size=80,
     ),
 )
-def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
-    seed: int, concurrency: int, prefetch: int, actions: list[str]
-) -> None:
+def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int, actions: list[str]) -> None:
     rng = random.Random(seed)
     policy = Dice(rng)
-    bench = Bench(policy, concurrency, prefetch)
+    bench = Bench(policy)
     ran: list[str] = []
     changed: list[tuple[str, str]] = []
 
@@ -230,11 +228,11 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(
         computing = passes(bench, Stage.COMPUTING)
         ahead = passes(bench, Stage.FETCHING, Stage.READY)
         assert not computing & ahead, "a pass starts as a whole"
-        assert len(computing) <= concurrency
-        assert len(computing) + len(ahead) <= concurrency + prefetch
+        assert len(computing) <= CONCURRENCY
+        assert len(computing) + len(ahead) <= CONCURRENCY + PREFETCH
         assert len(bench.clock.pending()) <= 1
         check_work(bench)
-        free = concurrency - len(computing) - len(ahead)
+        free = CONCURRENCY - len(computing) - len(ahead)
         if bench.at(Stage.WAITING) and free > 0:
             # Nobody is forgotten: there is a timer, and it is no later than the policy said.
             assert policy.wait_until_s is not None

@@ -216,6 +216,13 @@ NONSENSE: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("tokens", [-1, pytest.param(10**400, id="huge"), 1.5])
+def test_a_view_with_nonsensical_tokens_of_a_session_is_refused(tokens: float) -> None:
+    fields = json.loads(codec.encode_view(sound_view(), 2.0))
+    with pytest.raises(codec.CodecError, match="w1"):
+        codec.decode_view(json.dumps({**fields, "held_tokens": {"s": 7, "t": tokens}}), 2.0)
+
+
 @pytest.mark.parametrize("field", NONSENSE)
 def test_a_view_with_a_nonsensical_field_is_refused(field: str) -> None:
     fields = json.loads(codec.encode_view(sound_view(), 2.0))

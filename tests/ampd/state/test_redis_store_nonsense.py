@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from redis.asyncio import Redis
 from ampd.state import codec, open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import _warn_once
-from ampd.state.store import StateUnavailableError, WorkerUpdated
+from ampd.state.store import RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
-from ampd.types import Role, WorkerView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 from .sound_view import sound_view
 
@@ -81,4 +82,15 @@ async def test_a_value_of_another_type_stops_nothing_for_ever(
         await client.delete("ampd:{types}:workers")
         await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
         await waiting.until(lambda: view.worker("w2") is not None)
+    await store.close()
+
+
+async def test_sessions_from_before_the_clock_went_back_take_no_room(redis_server: EmbeddedRedis, client: Any) -> None:
+    store = await open_store(redis_server.url, "clock")
+    limits = SessionLimits(60.0, per_graph=1, per_tenant=1)
+    task = PrefillTask("t", "s", 0, 1, 0.0, Slo(1.0, 0.1))
+    await store.route(RouteWrite("old", "d1", 0, "d1", replace(task, session_id="old")), limits)
+    for key in await client.keys("ampd:{clock}:live*"):
+        await client.zincrby(key, 3_600_000, "old")  # the clock goes back by an hour
+    assert (await store.route(RouteWrite("new", "d1", 0, "d1", replace(task, session_id="new")), limits)).accepted
     await store.close()

@@ -79,6 +79,7 @@ async def test_any_session_id_comes_back(cluster: Any, session_id: str) -> None:
         '[["a",2,NaN,16,64,8,1]]',
         "[[7,2,1,16,64,8,1]]",
         '[["a",2,1,16,6.4,8,1]]',
+        f'[["a",2,1,16,64,{10**400},1]]',
     ],
 )
 def test_nonsense_is_refused(record: str) -> None:

@@ -54,7 +54,7 @@ def test_families(config: dict[str, Any], pool: str) -> None:
         (QWEN, 1, 143, True, Verdict.WRONG),
         (QWEN, 1, 48, False, Verdict.WRONG),
         (QWEN, 2, 48, False, Verdict.OK),
-        (replace(QWEN, kv_pool="MLATokenToKVPool"), 4, 143, False, Verdict.SLOW),
+        (replace(QWEN, kv_pool="MLATokenToKVPool"), 8, 143, False, Verdict.SLOW),
     ],
 )
 def test_weights_must_fit(reading: ModelReading, tp: int, gpu_gb: int, is_shared: bool, verdict: Verdict) -> None:
