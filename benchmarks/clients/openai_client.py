@@ -80,7 +80,7 @@ OPENAI = Client(
         ),
         Feature(
             "`tool_choice` required",
-            "calls = chat(tools=[lamp], tool_choice='required').choices[0].message.tool_calls\n"
+            "calls = chat(tools=[lamp], tool_choice='required', max_tokens=600).choices[0].message.tool_calls\n"
             "assert calls\n"
             "for call in calls: is_lamp(call.function.name, call.function.arguments)",
             _REASONLESS,
@@ -88,14 +88,14 @@ OPENAI = Client(
         Feature(
             "`tool_choice` with a name",
             "named = {'type': 'function', 'function': {'name': 'lamp'}}\n"
-            "(call,) = chat(tools=[tool, lamp], tool_choice=named).choices[0].message.tool_calls\n"
+            "(call,) = chat(tools=[tool, lamp], tool_choice=named, max_tokens=600).choices[0].message.tool_calls\n"
             "is_lamp(call.function.name, call.function.arguments)",
             _REASONLESS,
         ),
         Feature(
             "`tool_choice` required, streamed",
-            "chunks = [chunk for chunk in streamed(tools=[lamp], tool_choice='required') if chunk.choices]\n"
-            "deltas = [chunk.choices[0].delta for chunk in chunks]\n"
+            "chunks = streamed(tools=[lamp], tool_choice='required', max_tokens=600)\n"
+            "deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]\n"
             "parts = [call.function for delta in deltas for call in delta.tool_calls or () if call.index == 0]\n"
             "is_lamp(''.join(part.name or '' for part in parts), ''.join(part.arguments or '' for part in parts))",
             _REASONLESS,
