@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ampd.serving.admission import Admission, AdmissionSituation
 from ampd.state.view import ClusterView
 from ampd.telemetry.metrics import names
 from ampd.types import WorkerView
 from router.round_errors import RoundOverloadedError
-
-if TYPE_CHECKING:
-    from router.placement import Ask
+from router.unplaced_round import UnplacedRound
 
 Listener = Callable[[], None]
 
@@ -39,7 +36,7 @@ class AdmissionGate:
         """Call `on_refused` at each refusal from now on."""
         self._on_refused.append(on_refused)
 
-    def check(self, ask: Ask, decode: WorkerView, prefill: WorkerView) -> None:
+    def check(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView) -> None:
         """Let a round in, or not, that is about to be entered at a worker.
 
         Args:
@@ -49,11 +46,11 @@ class AdmissionGate:
         Raises:
             RoundOverloadedError: it is refused because of load.
         """
-        is_running = self._is_running(ask)
+        is_running = self._is_running(unplaced)
         refusal = self._admission.refusal(
             AdmissionSituation(
-                slo=ask.slo,
-                prompt_tokens=ask.prompt_tokens,
+                slo=unplaced.slo,
+                prompt_tokens=unplaced.prompt_tokens,
                 is_running=is_running,
                 decode=decode,
                 prefill=prefill,
@@ -67,7 +64,7 @@ class AdmissionGate:
                 listener()
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
-    def _is_running(self, ask: Ask) -> bool:
+    def _is_running(self, unplaced: UnplacedRound) -> bool:
         """Whether the session is in progress, possibly at another replica: then a worker holds some of it."""
-        session_id = ask.session_id
-        return ask.binding is not None or any(session_id in worker.held_tokens for worker in self._view.decode())
+        session_id = unplaced.session_id
+        return unplaced.binding is not None or any(session_id in worker.held_tokens for worker in self._view.decode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
@@ -29,12 +29,13 @@ from ampd.state.store import (
     TooManySessionsError,
 )
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, RouteDecision, Slo, WorkerView
+from ampd.types import PrefillTask, RouteDecision, WorkerView
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.session_counts import SessionCounts
-from router.session_moves import STAYS, MovingSession, SessionMoves
+from router.session_moves import SessionMoves
+from router.unplaced_round import UnplacedRound
 
 log = logging.getLogger(__name__)
 
@@ -44,40 +45,6 @@ _STORE_RETRY_S = 10.0
 
 _SESSION_RETRY_S = 30.0
 """Retry-After for a session beyond the limit of sessions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A round that has to be placed.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        hist_tokens: returns how much of the prompt's KV a decode worker has of the session; called when that worker is
-            known.
-        local_only: why the prefill must be local, if it must.
-        binding: the binding that this replica knows; it may be out of date.
-        lost: workers that failed this round already.
-        fingerprint_mark: of the weights that the round's output so far came from; 0: any worker may continue it.
-        session_missed: an earlier round of the session missed a target.
-        is_admitted: the round was placed before, and a worker failed it.
-        moving: whether the session may move to another owner.
-        shared_tokens: returns what workers hold of the prompt for other sessions, by worker id.
-    """
-
-    session_id: str
-    tenant: str
-    prompt_tokens: int
-    slo: Slo
-    arrival_s: float
-    hist_tokens: Callable[[WorkerView], Awaitable[int]]
-    local_only: str | None
-    binding: Binding | None
-    lost: Collection[str] = ()
-    fingerprint_mark: int = 0
-    session_missed: bool = False
-    is_admitted: bool = False
-    moving: MovingSession = STAYS
-    shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]] = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,47 +138,49 @@ class Placer:
         """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
         self._store_retry_s = float("-inf")
 
-    async def place(self, ask: Ask) -> Placement:
+    async def place(self, unplaced: UnplacedRound) -> Placement:
         """Decide and write. If another replica was faster, decide again.
 
         Raises:
             RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
                 continue the round, 400 if the prompt does not fit.
         """
-        known, is_admitted, move_reason = ask.binding, ask.is_admitted, ""
+        known, is_admitted, move_reason = unplaced.binding, unplaced.is_admitted, ""
         for _ in range(_CONFLICTS):
-            decode = await self._bound(ask, known) if known else None
-            if decode is None or not may_continue(ask.fingerprint_mark, decode):
-                decode = self._bind(ask)
+            decode = await self._bound(unplaced, known) if known else None
+            if decode is None or not may_continue(unplaced.fingerprint_mark, decode):
+                decode = self._bind(unplaced)
                 if known is not None:
                     known = await self._rebind(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
                         continue
-            _with_room(ask, [decode])
-            plan = await self._plan(ask, known, decode)
+            _with_room(unplaced, [decode])
+            plan = await self._plan(unplaced, known, decode)
             if not is_admitted:
-                self._gate.check(ask, plan.decode, self._view.worker(plan.decision.worker_id) or plan.decode)
+                self._gate.check(unplaced, plan.decode, self._view.worker(plan.decision.worker_id) or plan.decode)
                 is_admitted = True
             if known is not None and plan.move_reason:
                 # Planned again: another replica may have moved the session there before, with a longer history.
-                ask = replace(ask, moving=replace(ask.moving, may_move=False, history=known.worker_id))
+                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, history=known.worker_id))
                 known = await self._move(known, plan)
                 move_reason = plan.move_reason if known.worker_id == plan.decode.worker_id else ""
                 continue
             if move_reason:
-                plan = await self._moved(ask, plan, move_reason)
+                plan = await self._moved(unplaced, plan, move_reason)
             was_alone = not self._store_answers()
-            outcome = await self._write(ask, known, plan)
+            outcome = await self._write(unplaced, known, plan)
             if outcome is None:
                 if known is None and not was_alone and not self._store_answers():
                     continue  # bind again, as the other replicas do without the store
-                alone = known or Binding(ask.session_id, decode.worker_id, 0)
-                return self._placed(plan.placement(alone, is_shared=False, is_new_session=_is_new(ask, known, decode)))
+                alone = known or Binding(unplaced.session_id, decode.worker_id, 0)
+                return self._placed(
+                    plan.placement(alone, is_shared=False, is_new_session=_is_new(unplaced, known, decode))
+                )
             if outcome.accepted:
-                is_new = _is_new(ask, known, decode)
+                is_new = _is_new(unplaced, known, decode)
                 return self._placed(plan.placement(outcome.binding, is_shared=True, is_new_session=is_new))
             known, move_reason = outcome.binding, ""
-        raise RoundRefusedError(503, f"session {ask.session_id!r} is being moved between workers; try again")
+        raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
         self.counters.add(bound=int(placement.is_new_session))
@@ -221,9 +190,9 @@ class Placer:
 
     # -- the decode worker
 
-    async def _bound(self, ask: Ask, known: Binding) -> WorkerView | None:
+    async def _bound(self, unplaced: UnplacedRound, known: Binding) -> WorkerView | None:
         """The bound worker if it can be used; None if the session must move."""
-        if known.worker_id in ask.lost:
+        if known.worker_id in unplaced.lost:
             return None
         if found := self._view.worker(known.worker_id):
             return found
@@ -247,13 +216,13 @@ class Placer:
         self._gone_until_s = {gone: until_s for gone, until_s in self._gone_until_s.items() if until_s > now_s}
         self._gone_until_s[worker_id] = now_s + self._suspect_s
 
-    def _bind(self, ask: Ask) -> WorkerView:
+    def _bind(self, unplaced: UnplacedRound) -> WorkerView:
         decode = self._view.decode()
         self._foreign.note_decode(decode)
-        live = [view for view in decode if view.worker_id not in ask.lost]
+        live = [view for view in decode if view.worker_id not in unplaced.lost]
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        able = [view for view in live if may_continue(ask.fingerprint_mark, view)]
+        able = [view for view in live if may_continue(unplaced.fingerprint_mark, view)]
         if not able:
             # One answer must not come from two models, or from two tokenizers.
             raise RoundRefusedError(
@@ -261,10 +230,10 @@ class Placer:
                 "the decode worker was lost in the middle of the output, and all others have other weights or "
                 "settings; send the request again",
             )
-        roomy = _with_room(ask, able)
+        roomy = _with_room(unplaced, able)
         if not self._store_answers():
-            return deterministic_choice(ask.session_id, roomy)
-        chosen = self._policies.bind(_task(ask, 0), roomy, self._clock(), ask.shared_tokens(roomy))
+            return deterministic_choice(unplaced.session_id, roomy)
+        chosen = self._policies.bind(_task(unplaced, 0), roomy, self._clock(), unplaced.shared_tokens(roomy))
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _rebind(self, known: Binding, worker_id: str) -> Binding:
@@ -293,59 +262,63 @@ class Placer:
             return known
         return outcome.binding
 
-    async def _moved(self, ask: Ask, plan: _Plan, reason: str) -> _Plan:
+    async def _moved(self, unplaced: UnplacedRound, plan: _Plan, reason: str) -> _Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
-        before = self._view.worker(ask.moving.history or "")
-        if before is not None and await ask.hist_tokens(plan.decode) > await ask.hist_tokens(before):
+        before = self._view.worker(unplaced.moving.history or "")
+        if before is not None and await unplaced.hist_tokens(plan.decode) > await unplaced.hist_tokens(before):
             return plan
         # The old owner may hold more than is known here. It is asked to drop its copy in any case.
         return replace(plan, move_reason=reason, history=before)
 
     # -- the route
 
-    async def _plan(self, ask: Ask, known: Binding | None, decode: WorkerView) -> _Plan:
+    async def _plan(self, unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> _Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
-        held_tokens, history = await self._history(ask, decode)
+        held_tokens, history = await self._history(unplaced, decode)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
-        shared = ask.shared_tokens([decode, *prefill])
-        task = with_shared(_task(ask, held_tokens), shared.get(decode.worker_id, 0))
+        shared = unplaced.shared_tokens([decode, *prefill])
+        task = with_shared(_task(unplaced, held_tokens), shared.get(decode.worker_id, 0))
         now_s = self._clock()
         decision = self._policies.route(
             task,
             decode,
             prefill,
             now_s,
-            lost=ask.lost,
-            local_only=ask.local_only,
+            lost=unplaced.lost,
+            local_only=unplaced.local_only,
             history=history,
             shared_tokens=shared,
         )
-        if known is not None and self._store_answers() and (move := self.moves.due(ask, decode, task, decision, now_s)):
+        if (
+            known is not None
+            and self._store_answers()
+            and (move := self.moves.due(unplaced, decode, task, decision, now_s))
+        ):
             moved = _Plan(move.owner, move.decision, task, decode, move.reason)
-            return moved.with_shared(ask.shared_tokens([move.owner, *prefill]))
+            return moved.with_shared(unplaced.shared_tokens([move.owner, *prefill]))
         return _Plan(decode, decision, task, history).with_shared(shared)
 
-    async def _history(self, ask: Ask, decode: WorkerView) -> tuple[int, WorkerView | None]:
+    async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
-        held_tokens = await ask.hist_tokens(decode)
-        before = ask.moving.history
-        if before is None or before == decode.worker_id or before in ask.lost:
+        held_tokens = await unplaced.hist_tokens(decode)
+        before = unplaced.moving.history
+        if before is None or before == decode.worker_id or before in unplaced.lost:
             return held_tokens, None
         holder = self._view.worker(before)
-        if holder is None or (there_tokens := await ask.hist_tokens(holder)) <= held_tokens:
+        if holder is None or (there_tokens := await unplaced.hist_tokens(holder)) <= held_tokens:
             return held_tokens, None
         return there_tokens, holder
 
     # -- the write
 
-    async def _write(self, ask: Ask, known: Binding | None, plan: _Plan) -> RouteOutcome | None:
+    async def _write(self, unplaced: UnplacedRound, known: Binding | None, plan: _Plan) -> RouteOutcome | None:
         """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None
         epoch = known.epoch if known else 0
         decision, task = plan.decision, plan.task
-        write = RouteWrite(ask.session_id, plan.decode.worker_id, epoch, decision.worker_id, task, ask.tenant)
+        write = RouteWrite(unplaced.session_id, plan.decode.worker_id, epoch, decision.worker_id, task, unplaced.tenant)
         try:
             outcome = await self._store.route(write, self._limits)
         except TooManySessionsError as error:
@@ -375,32 +348,32 @@ class Placer:
             log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
 
 
-def _is_new(ask: Ask, known: Binding | None, decode: WorkerView) -> bool:
+def _is_new(unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> bool:
     """A session that another replica bound to the same worker is not known here, but that worker holds some of it."""
-    return known is None and not decode.held_tokens.get(ask.session_id)
+    return known is None and not decode.held_tokens.get(unplaced.session_id)
 
 
-def _task(ask: Ask, held_tokens: int) -> PrefillTask:
+def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
         uuid.uuid4().hex,
-        ask.session_id,
-        ask.prompt_tokens,
+        unplaced.session_id,
+        unplaced.prompt_tokens,
         held_tokens,
-        arrival_s=ask.arrival_s,
-        slo=ask.slo,
-        session_missed=ask.session_missed,
+        arrival_s=unplaced.arrival_s,
+        slo=unplaced.slo,
+        session_missed=unplaced.session_missed,
     )
 
 
-def _with_room(ask: Ask, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+def _with_room(unplaced: UnplacedRound, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers with room for the prompt and a token of output. Refuses the round if there are none."""
     try:
-        return with_room(ask.prompt_tokens + 1, workers)
+        return with_room(unplaced.prompt_tokens + 1, workers)
     except ContextTooLongError as error:
         raise RoundRefusedError(
             400,
-            f"the prompt has {ask.prompt_tokens} tokens, the longest context of the worker is {error.limit_tokens} "
-            "tokens (prompt and output together); send a shorter prompt",
+            f"the prompt has {unplaced.prompt_tokens} tokens, the longest context of the worker is "
+            f"{error.limit_tokens} tokens (prompt and output together); send a shorter prompt",
         ) from None
 
 

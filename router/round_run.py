@@ -14,7 +14,7 @@ from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord
 from router.outputs import ends_at_prefill, first_chunk
-from router.placement import Ask, Placement
+from router.placement import Placement
 from router.prompt_history import PromptHistory
 from router.recovery import Recovery, decode_error
 from router.request import RoundRequest
@@ -23,7 +23,7 @@ from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
 from router.session_memory import SessionOwner, pack_tokens
-from router.session_moves import MovingSession
+from router.unplaced_round import MovingSession, UnplacedRound
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RoundRun:
             self._close()
 
     async def _place(self) -> Placement:
-        placing = asyncio.create_task(self._services.placer.place(self._ask()))
+        placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
         try:
             placement = await asyncio.shield(placing)
         except asyncio.CancelledError:
@@ -114,9 +114,9 @@ class RoundRun:
             self._services.placed(self._record, self._stream.arrival_s)
         return placement
 
-    def _ask(self) -> Ask:
+    def _unplaced(self) -> UnplacedRound:
         request, sessions = self._request, self._services.sessions
-        return Ask(
+        return UnplacedRound(
             session_id=request.session_id,
             tenant=request.tenant,
             prompt_tokens=len(request.token_ids) + len(self._stream.emitted),

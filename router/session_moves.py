@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ampd.serving.moves import Move
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, RouteDecision, WorkerView
-
-if TYPE_CHECKING:
-    from router.placement import Ask
-
-
-@dataclass(frozen=True, slots=True)
-class MovingSession:
-    """What a round knows of the moves of its session.
-
-    Attributes:
-        may_move: the session may move with this round.
-        moved_s: when it moved last, as far as this replica knows; minus infinity: never.
-        history: the owner before, if the session moved with this round and the round has to be placed again.
-    """
-
-    may_move: bool = False
-    moved_s: float = float("-inf")
-    history: str | None = None
-
-
-STAYS = MovingSession()
+from router.unplaced_round import UnplacedRound
 
 
 class SessionMoves:
@@ -49,9 +27,11 @@ class SessionMoves:
         self._is_on = is_on
         self.made = Counter[str]()
 
-    def due(self, ask: Ask, decode: WorkerView, task: PrefillTask, stay: RouteDecision, now_s: float) -> Move | None:
+    def due(
+        self, unplaced: UnplacedRound, decode: WorkerView, task: PrefillTask, stay: RouteDecision, now_s: float
+    ) -> Move | None:
         """The move that pays; None: the session stays at `decode`."""
-        if not self._is_on or not ask.moving.may_move:
+        if not self._is_on or not unplaced.moving.may_move:
             return None
         owners, prefill = self._view.decode(), self._view.prefill()
         return self._policies.move(
@@ -61,8 +41,8 @@ class SessionMoves:
             owners,
             prefill,
             now_s,
-            context_tokens=ask.prompt_tokens + 1,
-            moved_s=ask.moving.moved_s,
-            local_only=ask.local_only,
-            shared_tokens=ask.shared_tokens([*owners, *prefill]),
+            context_tokens=unplaced.prompt_tokens + 1,
+            moved_s=unplaced.moving.moved_s,
+            local_only=unplaced.local_only,
+            shared_tokens=unplaced.shared_tokens([*owners, *prefill]),
         )

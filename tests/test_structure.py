@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from benchmarks.structure import MOST_LINES, PRODUCT, classes, modules
@@ -41,6 +43,18 @@ def test_every_variable_has_a_name_of_its_own() -> None:
         if "one" in {getattr(node, field, None) for field in ("id", "arg", "name")}
     ]
     assert named_one == []
+
+
+@pytest.mark.slow
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions and for type checkers count too, because a reader has to follow them."""
+    graph = grimp.build_graph(*PRODUCT, "benchmarks")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > len(_SOURCES)
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 def test_every_logger_has_the_same_name() -> None:

@@ -22,6 +22,9 @@ SOCKET_VARIABLE = "FAULTS_SOCKET"
 """Environment variable with the path of the process' socket."""
 
 TASK_EXCEPTION = "task-exception"
+KV_FAILS = "kv-fails"
+KV_STALLS = "kv-stalls"
+KV_COPY_FAILS = "kv-copy-fails"
 
 
 class Armed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from benchmarks.faults import worker
+from benchmarks.faults import inside, worker
 from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.inside import TASK_EXCEPTION
@@ -78,17 +78,17 @@ async def _break_tasks(scene: Scene) -> None:
 
 
 KV_FAULTS = [
-    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(worker.KV_FAILS), disarm),
+    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(inside.KV_FAILS), disarm),
     Fault(
         "kv-stalls",
         _GROUP,
         "reads of KV stop in the middle and do not end",
-        arms_workers(worker.KV_STALLS),
+        arms_workers(inside.KV_STALLS),
         disarm,
         holds_s=3.0,
         aim_s=KV_TIMEOUT_S + 1.0,
     ),
-    Fault("kv-breaks", _GROUP, "reads of KV break off", arms_workers(worker.KV_COPY_FAILS), disarm),
+    Fault("kv-breaks", _GROUP, "reads of KV break off", arms_workers(inside.KV_COPY_FAILS), disarm),
     Fault("kv-lies", _GROUP, "workers answer reads of KV with nonsense", arms_workers(worker.KV_LIES), disarm),
     Fault(
         "nonsense",

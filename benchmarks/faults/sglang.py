@@ -16,7 +16,7 @@ from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.tiny_model import TinyModel, tiny_model_path
-from benchmarks.faults import worker
+from benchmarks.faults import inside
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
@@ -213,9 +213,9 @@ SGLANG_FAULTS = [
         holds_s=WATCHDOG_S + 2.0,
         aim_s=WATCHDOG_S + 1.0,
     ),
-    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(worker.KV_FAILS), disarm),
+    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(inside.KV_FAILS), disarm),
     Fault(
-        "kv-breaks", _GROUP, "reads of KV break off half way", arms_workers(worker.KV_COPY_FAILS), disarm, holds_s=3.0
+        "kv-breaks", _GROUP, "reads of KV break off half way", arms_workers(inside.KV_COPY_FAILS), disarm, holds_s=3.0
     ),
     *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),
 ]

@@ -14,8 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.inside import ARMED, SOCKET_VARIABLE
-from benchmarks.faults.worker import KV_COPY_FAILS, KV_FAILS
+from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, SOCKET_VARIABLE
 from tests.harness.forked_engines import fork
 
 WATCHDOG_S = 6.0

@@ -15,11 +15,8 @@ from ampd.process_exit import exit_now
 from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from benchmarks.faults.clock import install_clock
-from benchmarks.faults.inside import ARMED, fail_on_demand, open_control
+from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, KV_STALLS, fail_on_demand, open_control
 
-KV_FAILS = "kv-fails"
-KV_STALLS = "kv-stalls"
-KV_COPY_FAILS = "kv-copy-fails"
 KV_LIES = "kv-lies"
 NONSENSE = "nonsense"
 LEAKS_HOLDS = "leaks-holds"

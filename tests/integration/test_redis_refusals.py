@@ -29,8 +29,9 @@ from ampd.types import Role, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.lease_probe import LeaseProbe
-from router.placement import Ask, Placement, Placer
+from router.placement import Placement, Placer
 from router.round_errors import WorkerLostError
+from router.unplaced_round import UnplacedRound
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tcp_redis import TcpRedis
@@ -83,7 +84,7 @@ class Graph:
             return 0
 
         session = f"session-{self._rounds}"
-        return await self._placer.place(Ask(session, "", 64, SLO, time.monotonic(), no_history, None, None))
+        return await self._placer.place(UnplacedRound(session, "", 64, SLO, time.monotonic(), no_history, None, None))
 
     def is_complete(self) -> bool:
         return len(self.view.decode()) == 2 and len(self.view.prefill()) == 1

@@ -29,15 +29,6 @@ from ampd.fork_server import surplus_threads
 
 log = logging.getLogger(__name__)
 
-IMPORTS = (
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.models.registry",
-    "workers.kv.rank_process.linker",
-)
-"""What SGLang's processes import. The registry imports all models, as a scheduler does."""
-
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)
 """SGLang raises them in the worker before it starts its processes."""
 

@@ -10,7 +10,14 @@ import importlib
 
 import torch
 
-from workers.engines.engine_forks import IMPORTS
+IMPORTS = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "workers.kv.rank_process.linker",
+)
+"""What SGLang's processes import. The registry imports all models, as a scheduler does."""
 
 if torch.cuda.is_available():
     raise RuntimeError("there is a GPU, and CUDA does not survive a fork")
