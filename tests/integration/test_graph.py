@@ -111,6 +111,8 @@ async def test_cached_tokens_never_count_what_another_tenant_sent(remote: httpx.
     assert hits > 0
     assert await cached(None, "alice") == await cached(None, None) == hits
     assert await cached("mallory", "alice") == 0
+    # The header hides the salt, so that two salts of one tenant share KV (docs/security.md).
+    assert await cached("alice", "a user of alice's") == hits
 
 
 async def test_a_prompt_that_two_sessions_shared_is_known_for_new_ones(remote: httpx.AsyncClient) -> None:

@@ -22,16 +22,18 @@ class Client:
     """Dynamo's client of an endpoint; `start` is what happens to a call, or the replies that it gets.
 
     Attributes:
-        calls: (request, worker's number) of each call.
+        calls: (request, worker's number) of each call. contexts: of each call.
     """
 
     def __init__(self, start: Exception | list[Any]) -> None:
         self._start = start
         self.calls: list[tuple[Any, int]] = []
+        self.contexts: list[Any] = []
 
-    async def direct(self, request: Any, number: int, *, annotated: bool, context: Any) -> AsyncIterator[Any]:  # noqa: ARG002
+    async def direct(self, request: Any, number: int, *, annotated: bool, context: Any) -> AsyncIterator[Any]:
         assert not annotated
         self.calls.append((request, number))
+        self.contexts.append(context)
         if isinstance(self._start, Exception):
             raise self._start
         return self._replies(self._start)
@@ -103,6 +105,26 @@ def test_a_worker_that_gives_no_answer_about_kv_is_lost(
         assert str(lost.value) == message
 
     run_virtually(ask(), monkeypatch)
+
+
+def test_a_call_about_kv_that_nobody_waits_for_any_more_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(asking_s: float) -> Any:
+        dynamo, client = calls([None])
+        asking = asyncio.create_task(dynamo.kv("1", MATCH, 30.0))
+        await asyncio.sleep(asking_s)
+        assert not client.contexts[0].is_stopped()
+        asking.cancel()
+        await asyncio.wait({asking})
+        return client.contexts[0]
+
+    async def time_out() -> Any:
+        dynamo, client = calls([None])
+        with pytest.raises(WorkerLostError):
+            await dynamo.kv("1", MATCH, 30.0)
+        return client.contexts[0]
+
+    assert run_virtually(ask(29.0), monkeypatch).is_stopped()
+    assert run_virtually(time_out(), monkeypatch).is_stopped()
 
 
 @pytest.mark.parametrize("answer", [{"error": "the call is not signed"}, "nonsense", 7])

@@ -128,10 +128,9 @@ class NixlTransport:
     def _run(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=self._pause_s())
+                job: Callable[[], None] | None = self._jobs.get(timeout=self._pause_s())
             except Empty:
-                self._progress()
-                continue
+                job = self._progress
             if job is None:
                 break
             try:

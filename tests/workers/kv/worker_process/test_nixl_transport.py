@@ -134,6 +134,27 @@ def in_turn(transport: NixlTransport, work: Callable[[], None]) -> Future[None]:
     return done
 
 
+async def test_progress_that_fails_does_not_end_the_transport(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    ours, theirs = store(stack, "a", 1), store(stack, "b", 2)
+    remove_departed = ours.transport._remove_departed
+    failures: list[Exception] = []
+
+    def fail_once() -> None:
+        if not failures:
+            failures.append(RuntimeError("injected"))
+            raise failures[0]
+        remove_departed()
+
+    monkeypatch.setattr(ours.transport, "_remove_departed", fail_once)
+    done, _ = ours.transport.read(theirs.remote, FIRST, SECOND)
+    await until(lambda: failures)
+    theirs.let_read()
+    assert await asyncio.wait_for(asyncio.wrap_future(done), 20.0) == 512
+
+
 async def test_a_frozen_worker_gets_one_read_and_keeps_no_more_of_our_memory(stack: ExitStack) -> None:
     """Nothing drives the other side, as if its process were stopped; later it goes on."""
     ours = store(stack, "a", 1)
