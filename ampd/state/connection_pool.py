@@ -34,8 +34,12 @@ def connection_pool(url: str, timeout_s: float) -> Any:
         return ConnectionPool.from_url(url, **options)
     hosts, service = sentinels_of(parts)
     own, theirs = _options(parts)
+    # Sentinels are asked one after the other. The last one must have its turn although the others are silent, as they
+    # are when their machines are gone. By default redis-py asks a dead one four times, with pauses.
+    each_s = timeout_s / len(hosts)
+    bounds = {"socket_timeout": each_s, "socket_connect_timeout": each_s, "retry": Retry(NoBackoff(), 0)}
     make: Any = Sentinel  # redis-py leaves it without types
-    sentinel = make(hosts, sentinel_kwargs={**theirs, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s})
+    sentinel = make(hosts, sentinel_kwargs=theirs | bounds)
     # The pool keeps no reference to its client, which is not needed.
     return sentinel.master_for(service, **(own | options)).connection_pool
 

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 from weakref import WeakSet
 
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -243,4 +244,7 @@ def _reason(error: Exception) -> str:
     text = one_line_of(error).rstrip(".")
     if isinstance(error, AuthenticationError) and "username-password" in text:
         return "the user or password is wrong"
+    if isinstance(error, MasterNotFoundError):
+        # redis-py's own text describes each Sentinel's connection in a thousand characters.
+        return "no Sentinel names a master of the service; do they watch it, and do they speak TLS as the URL says?"
     return text

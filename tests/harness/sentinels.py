@@ -23,13 +23,18 @@ _PORTS_TRIED = 3
 class Sentinels:
     """Runs the five servers while the context is open.
 
+    Args:
+        master: not started yet; None: a new one.
+        watched_port: that of the master, as the Sentinels know it and tell it; None: its own.
+
     Attributes:
         ports: of the Sentinels.
         master: the first master; `stop` it, and the Sentinels promote `replica`.
     """
 
-    def __init__(self) -> None:
-        self.master, self.replica = TcpRedis(), TcpRedis()
+    def __init__(self, master: TcpRedis | None = None, watched_port: int | None = None) -> None:
+        self.master, self.replica = master or TcpRedis(), TcpRedis()
+        self._watched_port = watched_port or self.master.port
         self._stack = ExitStack()
         self.ports: list[int] = []
         self._logs: list[Path] = []
@@ -81,7 +86,7 @@ class Sentinels:
             f"port {port}",
             "bind 127.0.0.1",
             f"dir {folder}",
-            f"sentinel monitor {SERVICE} 127.0.0.1 {self.master.port} 2",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self._watched_port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 5000",
         ]

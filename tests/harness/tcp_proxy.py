@@ -48,8 +48,10 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends, copies = [writer], set[asyncio.Task[None]]()
         try:
-            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+            port, begun = await self._lead(reader)
+            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", port)
             ends.append(back_writer)
+            back_writer.write(begun)
             copies = {
                 asyncio.create_task(self._copy(reader, back_writer)),
                 asyncio.create_task(self._copy(back_reader, writer)),
@@ -62,6 +64,10 @@ class TcpProxy:
                 end.close()
                 with suppress(OSError, asyncio.CancelledError):
                     await end.wait_closed()
+
+    async def _lead(self, _reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        """Where a new connection leads, and what was read of it to find that out."""
+        return self.target_port, b""
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -20,7 +18,9 @@ from ampd.state.redis_connection import without_secrets
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
+from tests.harness.sentinels import SERVICE, Sentinels
 from tests.harness.tcp_redis import TcpRedis
+from tests.harness.tls_proxy import Certificate, OptionalTlsProxy, TlsProxy, make_certificate
 
 
 @pytest.mark.parametrize(
@@ -232,15 +232,29 @@ class TestAccessControl:
             assert secret not in str(caught.value)
 
 
+@pytest.mark.parametrize("how", ["silent", "ended"])
+async def test_a_sentinel_that_is_gone_does_not_hide_the_others(how: str) -> None:
+    with ExitStack() as stack:
+        gone = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        hosts = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in gone)
+        if how == "ended":
+            for each in gone:
+                each.close()
+        servers = stack.enter_context(Sentinels())
+        store = await open_store(servers.url.replace("://", f"://{hosts},"), "gone")
+        assert await store.snapshot() == []
+        await store.close()
+
+
 @pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")
 class TestTls:
     """The bundled Redis has no TLS of its own: a proxy that ends TLS stands before it, as it does in many clusters."""
 
     async def test_a_known_authority_is_trusted(
-        self, redis_server: TcpRedis, certificate: tuple[Path, Path], make: Any
+        self, redis_server: TcpRedis, certificate: Certificate, make: Any
     ) -> None:
-        async with tls_proxy(redis_server, certificate) as port:
-            store = await open_store(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "tls")
+        async with TlsProxy(redis_server.port, certificate) as proxy:
+            store = await open_store(f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={certificate[0]}", "tls")
             watcher = store.watch()
             await watcher.start()
             await store.publish_worker(make.view("d1"), 60)
@@ -249,50 +263,33 @@ class TestTls:
             await watcher.aclose()
             await store.close()
 
-    async def test_an_unknown_authority_is_refused(
-        self, redis_server: TcpRedis, certificate: tuple[Path, Path]
-    ) -> None:
-        async with tls_proxy(redis_server, certificate) as port:
+    async def test_an_unknown_authority_is_refused(self, redis_server: TcpRedis, certificate: Certificate) -> None:
+        async with TlsProxy(redis_server.port, certificate) as proxy:
             with pytest.raises(StateUnavailableError, match=r"(?i)certificate"):
-                await open_store(f"rediss://127.0.0.1:{port}/0", "tls")
+                await open_store(f"rediss://127.0.0.1:{proxy.port}/0", "tls")
+
+    async def test_sentinels_and_the_server_that_they_name(self, certificate: Certificate, make: Any) -> None:
+        """Real Sentinels and a real Redis; all connections of the client are TLS, with one authority."""
+        redis = TcpRedis()
+        async with AsyncExitStack() as stack:
+            before_master = await stack.enter_async_context(TlsProxy(redis.port, certificate))
+            watched = await stack.enter_async_context(OptionalTlsProxy(redis.port, before_master.port))
+            servers = await asyncio.to_thread(stack.enter_context, Sentinels(redis, watched.port))
+            proxies = [await stack.enter_async_context(TlsProxy(port, certificate)) for port in servers.ports]
+            hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+            url = f"rediss+sentinel://{hosts}/{SERVICE}/0"
+            store = await open_store(f"{url}?ssl_ca_certs={certificate[0]}", "tls")
+            watcher = store.watch()
+            await watcher.start()
+            await store.publish_worker(make.view("d1"), 60)
+            assert await store.snapshot() == [make.view("d1")]
+            await anext(watcher)
+            await watcher.aclose()
+            await store.close()
+            with pytest.raises(StateUnavailableError, match="do they speak TLS") as refusal:
+                await open_store(url, "tls")
+            assert len(str(refusal.value)) < 300
 
     @pytest.fixture
-    def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
-        public, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
-        options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-        subprocess.run(
-            ["openssl", *options.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", secret, "-out", public],
-            check=True,
-            capture_output=True,
-        )
-        return public, secret
-
-
-@asynccontextmanager
-async def tls_proxy(redis: TcpRedis, certificate: tuple[Path, Path]) -> AsyncIterator[int]:
-    """A port that speaks TLS and passes everything on to the socket of `redis`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    tasks: set[asyncio.Task[Any]] = set()
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        redis_reader, redis_writer = await asyncio.open_unix_connection(redis.url.removeprefix("unix://"))
-        for source, sink in ((reader, redis_writer), (redis_reader, writer)):
-            task = asyncio.create_task(copy(source, sink))
-            tasks.add(task)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-    async with asyncio.timeout(20):
-        await asyncio.gather(*tasks)
+    def certificate(self, tmp_path: Path) -> Certificate:
+        return make_certificate(tmp_path)
