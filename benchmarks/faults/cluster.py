@@ -18,6 +18,8 @@ from uuid import uuid4
 
 import httpx
 
+from ampd.cli.serve.body_limit import VARIABLE as BODY_LIMIT_MB
+from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.checks import check_watches
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.metrics import free_ports
@@ -25,7 +27,7 @@ from ampd.errors import UserError
 from ampd.fork_server import ForkedProcess, ForkServer
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
-from ampd.tiny_model import tiny_model_path
+from ampd.tiny_model import TinyModel, tiny_model_path
 from benchmarks.faults.inside import SOCKET_VARIABLE
 from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
@@ -244,6 +246,8 @@ class LiveGraph:
         port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
         argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model)]
         environment = {**os.environ, **self._environment, SOCKET_VARIABLE: str(control)}
+        if kind == "frontend":
+            environment[BODY_LIMIT_MB] = str(body_limit_mb(TinyModel().max_context_tokens))
         log = self.folder / f"{name}.log"
         member = Member(name, kind, self._server.start(argv, environment, log), log, control, model, port)
         self.members.append(member)

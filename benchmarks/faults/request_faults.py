@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -32,6 +33,9 @@ def _nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+TOO_LARGE = "a prompt of 10 MB"
+"""More than the frontends' limit of bodies."""
+
 POISON: dict[str, dict[str, Any]] = {
     "a token id outside the vocabulary": {"prompt": [10**9] * 20},
     "a negative token id": {"prompt": [-1] * 20},
@@ -42,7 +46,7 @@ POISON: dict[str, dict[str, Any]] = {
     "a negative length": {"prompt": [30] * 20, "max_tokens": -1},
     "a length that is no number": {"prompt": [30] * 20, "max_tokens": "many"},
     "an unknown model": {"prompt": [30] * 20, "model": "nobody"},
-    "a prompt of 10 MB": {"prompt": "x" * 10_000_000},
+    TOO_LARGE: {"prompt": "x" * 10_000_000},
     "many choices": {"prompt": [30] * 300, "n": 128},
 }
 """As completions, of which Dynamo's frontend turns each error of a coordinator into status 500."""
@@ -84,21 +88,36 @@ async def _join(scene: Scene) -> None:
 
 async def _poison(scene: Scene) -> None:
     """Each must be refused with a message, or served."""
+    scene.kept["frontends"] = scene.graph.of("frontend")
     async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
         for name, options in POISON.items():
-            reply = await http.post("/v1/completions", json={**completion([30] * 20, max_tokens=2), **options})
-            is_hidden = "Failed to fold completions stream" in reply.text
-            if (reply.is_server_error and not is_hidden) or not reply.text:
-                scene.complaints.append(f"{name}: {reply.status_code} {reply.text}")
+            body = {**completion([30] * 20, max_tokens=2), **options}
+            scene.complaints += await complaints_of(http, name, "/v1/completions", body)
         chats = [(name, {**chat(HELLO, max_tokens=2), **options}, {}) for name, options in POISON_CHATS.items()]
         chats.append(("a long session id", chat(HELLO, max_tokens=2), session(LONG_SESSION_ID)))
         for name, body, headers in chats:
-            reply = await http.post("/v1/chat/completions", json=body, headers=headers)
-            if reply.is_server_error or not reply.text:
-                scene.complaints.append(f"{name}: {reply.status_code} {reply.text}")
+            scene.complaints += await complaints_of(http, name, "/v1/chat/completions", body, headers)
 
 
-async def _check_coordinators(scene: Scene) -> None:
+async def complaints_of(
+    http: httpx.AsyncClient, name: str, path: str, body: Any, headers: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Why the answer to a poisonous request is none that a client can use."""
+    try:
+        reply = await http.post(path, json=body, headers=headers)
+    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        # A frontend answers 413 before it has read the body, and closes. Then the client may miss the answer.
+        return [] if name == TOO_LARGE else [f"{name}: {error!r}"]
+    except httpx.HTTPError as error:
+        return [f"{name}: {error!r}"]
+    is_hidden = path == "/v1/completions" and "Failed to fold completions stream" in reply.text
+    is_refusal = bool(reply.text) and (not reply.is_server_error or is_hidden)
+    return [] if is_refusal else [f"{name}: {reply.status_code} {reply.text}"]
+
+
+async def _check_processes(scene: Scene) -> None:
+    """A frontend that ended would look like one that closes a connection."""
+    scene.complaints += [f"{member.name} ended" for member in scene.kept["frontends"] if not member.is_running]
     for member in scene.graph.of("coordinator"):
         scene.complaints += unexpected_failures(member.name, member.read_log())
 
@@ -139,7 +158,7 @@ REQUEST_FAULTS = [
         _GROUP,
         f"{len(POISON) + len(POISON_CHATS) + 1} kinds of requests that cannot be served",
         _poison,
-        check=_check_coordinators,
+        check=_check_processes,
     ),
     Fault(
         "deadly-request",

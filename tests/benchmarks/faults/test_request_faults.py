@@ -5,8 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import httpx
+import pytest
+
 import router.coordinator
-from benchmarks.faults.request_faults import COORDINATOR_FAILED, unexpected_failures
+from benchmarks.faults.request_faults import COORDINATOR_FAILED, TOO_LARGE, complaints_of, unexpected_failures
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FOLDED = httpx.Response(500, text="Failed to fold completions stream")
 
 
 def test_an_exception_in_a_coordinator_is_a_complaint() -> None:
@@ -19,3 +25,30 @@ def test_coordinators_log_this_line() -> None:
     tree = ast.parse(Path(router.coordinator.__file__).read_text("utf-8"))
     logged = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert COORDINATOR_FAILED in logged
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "answer", "is_refusal"),
+    [
+        ("a", CHATS, httpx.Response(400, text="no"), True),
+        ("a", CHATS, httpx.Response(400), False),
+        ("a", CHATS, httpx.Response(500, text="no"), False),
+        ("a", CHATS, FOLDED, False),
+        ("a", COMPLETIONS, FOLDED, True),
+        ("a", CHATS, httpx.ReadError("closed"), False),
+        ("a", CHATS, httpx.ReadTimeout("late"), False),
+        (TOO_LARGE, COMPLETIONS, httpx.ReadError("closed"), True),
+        (TOO_LARGE, COMPLETIONS, httpx.ReadTimeout("late"), False),
+    ],
+)
+async def test_a_poisonous_request_needs_a_clear_refusal(
+    name: str, path: str, answer: httpx.Response | Exception, is_refusal: bool
+) -> None:
+    def serve(_request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async with httpx.AsyncClient(base_url="http://graph", transport=httpx.MockTransport(serve)) as http:
+        complaints = await complaints_of(http, name, path, {})
+    assert [text.startswith(f"{name}: ") for text in complaints] == [True] * (not is_refusal)
