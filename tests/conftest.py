@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import Scheduling
 
@@ -19,8 +19,8 @@ from tests.harness.schedule import ByScope, slowest_first
 from tests.harness.tcp_redis import TcpRedis
 
 # Enough examples to find the errors that were put in to try the properties. A test that needs more asks for more.
-# The time of an example says more about the machine than about the code.
-settings.register_profile("ampd", max_examples=50, deadline=None)
+# The time of an example says more about the machine than about the code, and so does the time to draw it.
+settings.register_profile("ampd", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ampd")
 
 # Many images switch bytecode off. Then each process that a test starts would compile all of SGLang again.

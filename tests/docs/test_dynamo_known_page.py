@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness.graph import Graph, profile, session
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,7 +33,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies))
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
 
 

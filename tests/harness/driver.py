@@ -22,9 +22,12 @@ from tests.waiting import PATIENCE_S
 
 
 def slow_model(folder: Path) -> Path:
-    """Times that hang: whatever has 1000 tokens or more takes a minute; everything else is quick."""
-    document = performance_model(prefill_s=0.01, long_prefill_s=60.0, step_s=0.01)
-    transfers = [{"from_tokens": start, "alpha_s": s, "beta_s_per_token": 0} for start, s in ((0, 0.0), (1000, 60.0))]
+    """Times that hang: whatever has 1000 tokens or more takes ten minutes, longer than any test waits.
+
+    Everything else is quick.
+    """
+    document = performance_model(prefill_s=0.01, long_prefill_s=600.0, step_s=0.01)
+    transfers = [{"from_tokens": start, "alpha_s": s, "beta_s_per_token": 0} for start, s in ((0, 0.0), (1000, 600.0))]
     document["kv_transfers"][0]["segments"] = transfers
     path = folder / "slow.json"
     path.write_text(json.dumps(document))

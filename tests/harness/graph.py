@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,12 +21,14 @@ from uuid import uuid4
 import httpx
 
 from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.fork_server import ForkServer
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
+from tests.harness.watches import wait_for_watches
 from tests.waiting import PATIENCE_S, until
 
 MODEL = "tiny"
@@ -47,6 +48,14 @@ PRELOADED = (
     "workers.settings",
 )
 """Most of what the processes of a graph import, and nothing of Dynamo, which reads `DYN_LOG` when it is imported."""
+
+LEASE = ("--lease-s", "10")
+"""So long that a busy machine lets no lease lapse."""
+SHORT_LEASE = ("--lease-s", "4")
+"""For processes whose loss is found by their lease."""
+
+_PROCESSES = 7
+"""A large graph has so many at a time."""
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -149,7 +158,7 @@ class Graph:
             "--perf",
             str(perf),
         ]
-        lease = [] if "--lease-s" in flags else ["--lease-s", "2"]
+        lease = [] if "--lease-s" in flags else LEASE
         engine = ["--role", role, "--engine", "modelled", "--model", str(tiny_model_path()), "--eos-every-tokens", "0"]
         # Whole: a slice of a prompt that hangs would be too short to hang.
         whole = [] if "--slicing" in flags else ["--slicing", "whole"]
@@ -171,10 +180,9 @@ class Graph:
             self.namespace,
             "--state-url",
             self.redis_url,
-            "--lease-s",
-            "2",
             "--grace-s",
             "0.1",
+            *([] if "--lease-s" in flags else LEASE),
         ]
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
@@ -202,7 +210,7 @@ class Graph:
         return ended[name]
 
     async def store(self) -> StateStore:
-        return await open_store(self.redis_url, self.namespace)
+        return await open_store(self.redis_url, self.namespace, timeout_s=PATIENCE_S)
 
     async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait until the shared state is as it should be; returns what `condition` gave."""
@@ -299,8 +307,8 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 @contextmanager
 def empty_graph(folder: Path, redis_url: str, server: ForkServer) -> Iterator[Graph]:
     """A graph without processes; those that are started in it end with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    wait_for_watches(_PROCESSES)
+    (port,) = free_ports("127.0.0.1", 1)
     supervisor = Supervisor(folder, server.start)
     try:
         environment = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "warn"}

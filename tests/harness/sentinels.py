@@ -12,6 +12,7 @@ from pathlib import Path
 from redis import Redis
 
 from ampd.child_process import tied_to_parent
+from ampd.cli.serve.metrics import free_ports
 from ampd.state.embedded import redis_server_path
 from tests.harness.tcp_redis import TcpRedis
 
@@ -75,7 +76,7 @@ class Sentinels:
     def _start(self, folder: Path, stack: ExitStack) -> int:
         folder.mkdir()
         for _ in range(_PORTS_TRIED):
-            port = self._start_on(_free_port(), folder, stack)
+            port = self._start_on(*free_ports("127.0.0.1", 1), folder, stack)
             if port is not None:
                 return port
         raise RuntimeError(f"no Sentinel started: {self.log()}")
@@ -109,9 +110,3 @@ class Sentinels:
                     return port
             time.sleep(0.01)
         return None
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,12 +12,15 @@ class TcpProxy:
     Attributes:
         target_port: where new connections lead; open ones stay where they are.
         delay_s: added to each direction of the traffic; the rate of the traffic stays the same.
+        may_answer: while it is not set, nothing goes back to the clients.
     """
 
     delay_s = 0.0
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -54,7 +57,7 @@ class TcpProxy:
             back_writer.write(begun)
             copies = {
                 asyncio.create_task(self._copy(reader, back_writer)),
-                asyncio.create_task(self._copy(back_reader, writer)),
+                asyncio.create_task(self._copy(back_reader, writer, self.may_answer)),
             }
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -69,7 +72,9 @@ class TcpProxy:
         """Where a new connection leads, and what was read of it to find that out."""
         return self.target_port, b""
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, may_pass: asyncio.Event | None = None
+    ) -> None:
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
 
@@ -78,6 +83,8 @@ class TcpProxy:
                 at_s, data = await late.get()
                 if (left_s := at_s - clock()) > 0:
                     await asyncio.sleep(left_s)
+                if may_pass is not None:
+                    await may_pass.wait()
                 if not data:
                     return
                 with suppress(OSError):

@@ -5,7 +5,7 @@ import pytest
 
 from ampd.wire import retry_after_s
 from tests.harness.graph import HELLO, Graph, chat, completion, events, profile, session
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -20,7 +20,7 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
         await graph.new_worker(role, perf)
     await graph.until_answers([coordinator])
     path = "/v1/chat/completions"
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
 
         async def ask(name: str) -> httpx.Response:
             return await client.post(path, json=chat(HELLO, max_tokens=2), headers=session(name))

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ampd.cli.serve.metrics import free_ports
 from ampd.tiny_model import tiny_model_path
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 
-def _ampd(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def _ampd(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ampd", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -99,8 +101,7 @@ def test_no_part_of_a_password_is_shown(flag: str, password: str) -> None:
 
 
 def test_redis_url_that_nothing_listens_on_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    (port,) = free_ports("127.0.0.1", 1)
     line = _refusal(_ampd("serve", "--engine", "modelled", "--state-url", f"redis://127.0.0.1:{port}/0"))
     assert str(port) in line
 

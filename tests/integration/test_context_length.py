@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness.graph import HELLO, MODEL, Graph, completion, events, profile, record
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,7 +31,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     coordinator = graph.start_coordinator("always-remote")
     graph.start_frontend()
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from tests.harness.graph import Graph, chat, completion, profile
+from tests.harness.graph import SHORT_LEASE, Graph, chat, completion, profile
 from tests.harness.mortal_worker import DEADLY_TOKEN
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -19,9 +19,9 @@ async def test_a_request_ends_at_most_two_workers(graph: Graph) -> None:
     coordinators = [graph.start_coordinator("always-remote") for _ in range(2)]
     graph.start_frontend()
     for role in ("prefill", "prefill", "decode", "decode"):
-        await graph.new_worker(role, perf, module="tests.harness.mortal_worker")
+        await graph.new_worker(role, perf, *SHORT_LEASE, module="tests.harness.mortal_worker")
     await graph.until_answers(coordinators)
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         foreign = chat([{"role": "user", "content": "hello"}], max_tokens=4, min_tokens=2, stop_token_ids=[999_999_999])
         reply = await client.post("/v1/chat/completions", json=foreign)
         assert reply.status_code == 400, reply.text
@@ -29,7 +29,7 @@ async def test_a_request_ends_at_most_two_workers(graph: Graph) -> None:
         deadly = completion([5, 6, DEADLY_TOKEN, *range(100, 150)], max_tokens=4)
         assert (await client.post("/v1/completions", json=deadly)).status_code == 500
         # The second death may reach the other coordinator a moment after the answer reaches the client.
-        await until(lambda: sum(graph.log(each).count(ANNOUNCED) for each in coordinators) == 2, timeout_s=60)
+        await until(lambda: sum(graph.log(each).count(ANNOUNCED) for each in coordinators) == 2)
         for _ in range(4):
             assert (await client.post("/v1/completions", json=deadly)).status_code == 500
         await graph.until_workers(2)

@@ -21,6 +21,7 @@ from router.presence import Presence
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
+from tests.waiting import PATIENCE_S
 from workers.kv.rank_messages import Forgotten, Hello, encode
 from workers.kv.worker_process.rank_links import RankLinks
 from workers.pending_changes import PendingChanges
@@ -76,7 +77,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -112,7 +113,7 @@ async def test_the_role_listener_listens_again() -> None:
     listener.start()
     await leader.lead("c1", LEASE_S)
     store.decode.is_armed = True
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not heard.is_set():
             await leader.assign_role("c1", role, LEASE_S)
             await asyncio.sleep(0.01)
@@ -170,7 +171,7 @@ async def test_the_publisher_publishes_again() -> None:
     read.is_armed = True
     changes.held("s1", 16)
     await until(lambda: read.has_failed)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await store.snapshot())[0].held_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await publisher.retire()
@@ -186,7 +187,7 @@ async def test_the_channel_to_the_engine_reads_on() -> None:
     engine.connect(links.addresses[0])
     for message in (Hello(0, {}), Forgotten(1), Forgotten(2)):
         await engine.send(encode(message))
-    await links.hellos(20.0)
+    await links.hellos(PATIENCE_S)
     await until(lambda: messages)
     assert messages == [Forgotten(2)]
     engine.close(0)

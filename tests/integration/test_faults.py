@@ -16,7 +16,8 @@ from ampd.fork_server import ForkServer
 from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.harness.graph import Graph, completion, empty_graph, events, profile, record, session
+from tests.harness.graph import SHORT_LEASE, Graph, completion, empty_graph, events, profile, record, session
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -48,13 +49,13 @@ def steady(graph: Graph) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph, slow: Path, steady: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Routed `always-remote`, over two decode workers and a prefill worker."""
-    coordinator = graph.start_coordinator("always-remote")
+    coordinator = graph.start_coordinator("always-remote", *SHORT_LEASE)
     graph.start_frontend()
     await graph.new_worker("prefill", slow)
     for _ in range(2):
-        await graph.new_worker("decode", steady)
+        await graph.new_worker("decode", steady, *SHORT_LEASE)
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as http:
         yield http
 
 
@@ -111,7 +112,7 @@ async def test_a_killed_decode_worker_s_round_goes_on_at_another(
     assert [event["usage"]["completion_tokens"] for event in seen if event.get("usage")] == [OUTPUT_TOKENS]
     again = await client.post("/v1/completions", json=body, headers=session("moved"))
     assert record(again.json())["decode_worker"] == last["decode_worker"]
-    await graph.new_worker("decode", steady)
+    await graph.new_worker("decode", steady, *SHORT_LEASE)
 
 
 async def test_a_killed_prefill_worker_s_round_is_prefilled_locally(
@@ -141,7 +142,7 @@ async def test_a_worker_that_hangs_is_given_up_when_its_lease_is_over(client: ht
     hung = 0
     try:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(PATIENCE_S),
             client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply,
         ):
             async for event in events(reply):
@@ -174,7 +175,7 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
     after = record((await client.post("/v1/completions", json=body, headers=session("born-in-it"))).json())
     assert after["decode_worker"] == during[1]["decode_worker"]
     store = await graph.store()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (bound := await store.binding(session_key("", "born-in-it"))) is None:
             await client.post("/v1/completions", json=body, headers=session("born-in-it"))
     assert bound.worker_id == during[1]["decode_worker"]
@@ -188,7 +189,8 @@ async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_it
     """It has left the shared state, and its stream is silent. It is alive all the same."""
     views = await graph.until_workers(3)
     await graph.end(graph.processes[next(view.worker_id for view in views if view.role is Role.PREFILL)])
-    leaver = await graph.new_worker("prefill", profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002))
+    lasting = profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002)
+    leaver = await graph.new_worker("prefill", lasting, *SHORT_LEASE)
     short = completion([5] * 40, max_tokens=2)
     while record((await client.post("/v1/completions", json=short)).json())["prefill_worker"] != leaver:
         pass  # the coordinator does not know it yet
@@ -212,10 +214,7 @@ async def test_sigterm_lets_the_rounds_in_progress_finish(client: httpx.AsyncCli
             if len(seen) == 5:
                 os.kill(graph.pid("coordinator-0"), signal.SIGTERM)
     assert "".join(choice["text"] for event in seen for choice in event["choices"]) == expected
-    async with asyncio.timeout(20):
-        while "coordinator-0" not in graph.supervisor.ended():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert "exit code 0" in graph.supervisor.ended()["coordinator-0"]
+    assert "exit code 0" in await graph.until_ended("coordinator-0")
 
 
 async def redis_pid(graph: Graph) -> int:

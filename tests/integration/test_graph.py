@@ -17,7 +17,7 @@ from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
 from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, empty_graph, events, profile, record, session
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,7 +31,7 @@ async def empty(graph: Graph) -> AsyncIterator[dict[str, Any]]:
     coordinator = graph.start_coordinator("always-remote")
     graph.start_frontend()
     await graph.until_answers([coordinator], (503,))
-    async with httpx.AsyncClient(base_url=graph.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         answers = [
             await client.post(f"/v1/{path}", json={**body, "stream": stream})
             for path, body in (("chat/completions", chat(HELLO)), ("completions", completion("hello")))
@@ -51,7 +51,7 @@ async def remote(graph: Graph, empty: dict[str, Any]) -> AsyncIterator[httpx.Asy
         graph.start_worker(role, perf, "--max-context-tokens", str(LIMIT_TOKENS), "--lease-s", "60")
     await graph.until_workers(3)
     await graph.until_answers([empty["coordinator"]])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
 
 

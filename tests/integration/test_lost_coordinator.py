@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.harness.graph import Graph, completion, events, profile
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -51,13 +52,13 @@ async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearl
     steady = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1)
     await graph.new_worker("decode", steady)
     await graph.until_answers(coordinators)
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         expected = Stream(client)
         await expected.read()
         plain = [Stream(client) for _ in range(6)]
         penalized = [Stream(client, frequency_penalty=0.5) for _ in range(6)]
         reading = [asyncio.create_task(stream.read()) for stream in (*plain, *penalized)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(stream.has_tokens.wait() for stream in (*plain, *penalized)))
         await graph.end(coordinators[0], signal.SIGKILL)
         await asyncio.gather(*reading)

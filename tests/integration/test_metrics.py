@@ -21,7 +21,8 @@ from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path
 from router.request import MAX_SESSION_ID_CHARS
-from tests.harness.graph import HELLO, Graph, chat, completion, profile, record, session
+from tests.harness.graph import HELLO, SHORT_LEASE, Graph, chat, completion, profile, record, session
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -74,16 +75,17 @@ class Site:
         return name
 
     def worker(self, role: str) -> str:
-        """Start a worker; decode workers have little KV memory."""
-        small = ["--kv-capacity-tokens", str(CAPACITY), "--kv-store-tokens", str(CAPACITY)] if role == "decode" else []
-        return self.with_port(lambda: self.graph.start_worker(role, self.perf, *small))
+        """Start a worker; decode workers have little KV memory, and one of them is killed."""
+        small = ("--kv-capacity-tokens", str(CAPACITY), "--kv-store-tokens", str(CAPACITY), *SHORT_LEASE)
+        flags = small if role == "decode" else ()
+        return self.with_port(lambda: self.graph.start_worker(role, self.perf, *flags))
 
     async def get(self, name: str, path: str) -> httpx.Response:
         async with httpx.AsyncClient() as client:
-            return await client.get(f"http://{HOST}:{self.ports[name]}{path}", timeout=10)
+            return await client.get(f"http://{HOST}:{self.ports[name]}{path}", timeout=PATIENCE_S)
 
     async def until_ready(self, name: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     if (await self.get(name, "/health")).status_code == 200:
@@ -98,7 +100,7 @@ class Site:
 
     async def until(self, condition: Callable[[Scraped], bool]) -> Scraped:
         """A round is counted when its last chunk has left: a moment after its client has it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition(scraped := await self.scrape()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         return scraped
@@ -125,7 +127,7 @@ async def client(site: Site) -> AsyncIterator[httpx.AsyncClient]:
         await site.until_ready(name)
     await graph.until_workers(3)
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as http:
         yield http
 
 
@@ -270,7 +272,7 @@ async def test_a_session_that_makes_room_for_others_is_lost(client: httpx.AsyncC
     before = await site.scrape()
     evicted = before.total("ampd_sessions_lost_total", reason="evicted")
     number = 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (await site.scrape()).total("ampd_sessions_lost_total", reason="evicted") == evicted:
             await ask(client, f"big-{number}", [11 + number] * 1900, max_tokens=2)
             number += 1

@@ -11,7 +11,7 @@ import pytest_asyncio
 from ampd.types import Role
 from tests.harness.graph import Graph, ask, profile
 from tests.harness.scripted_roles import assign, role_flags, until_role
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,7 +35,7 @@ async def client(graph: Graph, workers: list[str]) -> AsyncIterator[httpx.AsyncC
     flags = ["--binding", "dice", *role_flags(graph)]
     name = graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator")
     await graph.until_answers([name])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as connected:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as connected:
         yield connected
 
 

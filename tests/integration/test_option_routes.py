@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from ampd.session_key import session_key
 from tests.harness.graph import HELLO, Graph, chat, profile, session
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,7 +56,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
         graph.start_worker(role, perf, "--lease-s", "60")
     await graph.until_workers(2)
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield Site(graph, client, coordinator)
 
 

@@ -35,6 +35,7 @@ from router.unplaced_round import UnplacedRound
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tcp_redis import TcpRedis
+from tests.waiting import PATIENCE_S
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 
@@ -131,7 +132,7 @@ async def graph_on(url: str) -> AsyncIterator[Graph]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.05)
 
@@ -213,7 +214,7 @@ async def test_a_failover_behind_one_address(server: TcpRedis) -> None:
                 return graph.view.worker("a3") is not None
 
             await until(knows_the_new_worker)
-            assert len(await store.snapshot()) == 4, "all publish to the new master"
+            await until(lambda: _publish(store, 4))
             await graph.publishers["a3"].retire()
             await store.close()
 
@@ -237,10 +238,15 @@ async def test_a_failover_by_sentinels() -> None:
 
             await until(is_normal_again)
             store = await open_store(servers.replica.tcp_url, "test")
-            assert len(await store.snapshot()) == 3, "all publish to the new master"
+            await until(lambda: _publish(store, 3))
             await store.close()
         with pytest.raises(UserError, match="a Sentinel listens there"):
             await open_store(servers.sentinel_url, "test")
+
+
+async def _publish(store: StateStore, workers: int) -> bool:
+    """Whether all of them publish to this server."""
+    return len(await store.snapshot()) == workers
 
 
 async def _has_replica(servers: Sentinels) -> bool:

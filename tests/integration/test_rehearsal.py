@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness.graph import HELLO, MODEL, Graph, profile, session
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -33,7 +34,9 @@ async def client(graph: Graph) -> AsyncIterator[openai.AsyncOpenAI]:
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies), "--eos-every-tokens", "128")
     await graph.until_answers([coordinator])
-    async with openai.AsyncOpenAI(base_url=f"{graph.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{graph.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 

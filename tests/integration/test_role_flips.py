@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from ampd.types import Role
-from tests.harness.graph import Graph, ask, completion, events, profile, record, session
+from tests.harness.graph import SHORT_LEASE, Graph, ask, completion, events, profile, record, session
 from tests.harness.scripted_roles import assign, role_flags, until_role
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,7 +25,7 @@ async def coordinators(graph: Graph) -> list[str]:
     """Both ask for what the file says."""
     graph.environment["DYN_LOG"] = "info"
     assign(graph)
-    flags = role_flags(graph)
+    flags = [*role_flags(graph), *SHORT_LEASE]
     return [
         graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]
@@ -38,7 +39,7 @@ async def client(graph: Graph, coordinators: list[str]) -> AsyncIterator[httpx.A
     for role in ("prefill", "decode", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers(coordinators)
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as http:
         yield http
 
 
@@ -104,7 +105,8 @@ async def test_a_killed_leader_is_replaced_after_its_lease(
     await graph.end(leader, signal.SIGKILL)
     assign(graph, **{prefill: ("decode", "")})
     await until_role(graph, prefill, Role.DECODE)
-    assert f"worker {prefill}: prefill -> decode (script)" in graph.log(other)
+    # It writes its line when the shared state has the role, so the worker may be faster.
+    await until(lambda: f"worker {prefill}: prefill -> decode (script)" in graph.log(other))
 
 
 async def test_a_worker_that_starts_has_the_role_of_its_flag(client: httpx.AsyncClient, graph: Graph) -> None:  # noqa: ARG001

@@ -17,6 +17,8 @@ import pytest
 
 from tests.harness.graph import profile
 from tests.harness.listening import is_loopback, listening
+from tests.harness.watches import wait_for_watches
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,6 +35,10 @@ SHARED_KEYS = {
     "errors",
     "duration_s",
 }
+
+
+PROCESSES = 7
+"""At most, of one graph."""
 
 
 class Graph:
@@ -60,13 +66,14 @@ class Graph:
 @contextlib.contextmanager
 def serving(*flags: str, stderr: IO[str] | None = None) -> Iterator[Graph]:
     argv = [sys.executable, "-m", "ampd", "serve", "--port", "0", *flags]
+    wait_for_watches(PROCESSES)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             yield Graph(process)
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(60)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -109,15 +116,15 @@ def _alive(pids: list[int]) -> list[str]:
     return [f"{pid} {_command(pid)}" for pid, state in states.items() if state != "Z"]
 
 
-def _wait_for(path: Path, text: str, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while text not in path.read_text():
         assert time.monotonic() < deadline, path.read_text()
         time.sleep(0.05)
 
 
-def _wait_gone(pids: list[int], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while left := _alive(pids):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
@@ -144,7 +151,7 @@ def test_ctrl_c_stops_everything_that_was_started() -> None:
     with serving("--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2") as graph:
         assert len(graph.tree) >= 7  # Redis, 3 workers, 2 coordinators, frontend
         graph.process.send_signal(signal.SIGINT)
-        assert graph.process.wait(30) == 0
+        assert graph.process.wait(PATIENCE_S) == 0
         _wait_gone(graph.tree)
 
 
@@ -158,7 +165,7 @@ def round_in_progress(graph: Graph, seconds: int = SECONDS_OF_ROUND) -> Iterator
     """The lines of a stream that has brought its first token; it has one token per `STEP_S`."""
     body = {"model": "tiny", "prompt": "hello", "ignore_eos": True, "stream": True}
     limit = {"max_tokens": int(seconds / STEP_S)}
-    with httpx.stream("POST", f"{graph.url}/v1/completions", json=body | limit, timeout=60) as response:
+    with httpx.stream("POST", f"{graph.url}/v1/completions", json=body | limit, timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         yield lines
@@ -175,7 +182,7 @@ def test_a_round_in_progress_finishes_after_ctrl_c(tmp_path: Path) -> None:
         received = [line for line in lines if line]
         assert received[-1] == "data: [DONE]"
         assert not any("error" in line for line in received)
-        assert graph.process.wait(60) == 0
+        assert graph.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.long
@@ -192,7 +199,7 @@ def test_a_round_in_progress_has_the_documented_time_after_ctrl_c(tmp_path: Path
         received = [line for line in lines if line]
         assert time.monotonic() - since_s >= int(documented[1])
         assert any("error" in line for line in received)
-        assert graph.process.wait(60) == 0
+        assert graph.process.wait(PATIENCE_S) == 0
     (log,) = logs.glob("coordinator*.log")
     assert f"rounds still in progress after {documented[1]} s are given up" in log.read_text()
 
@@ -209,7 +216,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
         # Two signals of one kind are one to a process that has not handled the first.
         _wait_for(messages, "Ctrl-C again stops at once")
         graph.process.send_signal(signal.SIGINT)
-        assert graph.process.wait(60) == 0
+        assert graph.process.wait(PATIENCE_S) == 0
         # The stream breaks off, or ends with an error if the coordinator has ended before the frontend.
         received = []
         with contextlib.suppress(httpx.HTTPError):
@@ -233,7 +240,7 @@ def test_what_a_frontend_refuses_before_it_costs_something(monkeypatch: pytest.M
     with serving("--engine", "modelled", "--prefill", "0") as graph:
         for text, status in (("word " * 1000, 200), ("word " * 300_000, 413)):
             body = {"model": "tiny", "prompt": text, "max_tokens": 1}
-            assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=60).status_code == status
+            assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == status
         threshold = {"model": "tiny", "active_decode_blocks_threshold": 0.0}
         assert httpx.post(f"{graph.url}/busy_threshold", json=threshold).status_code == 404
         assert httpx.get(f"{graph.url}/busy_threshold").status_code == 404
@@ -242,8 +249,8 @@ def test_what_a_frontend_refuses_before_it_costs_something(monkeypatch: pytest.M
 def test_nothing_is_left_when_serve_itself_is_killed() -> None:
     with serving("--engine", "modelled") as graph:
         graph.process.kill()
-        graph.process.wait(10)
-        _wait_gone(graph.tree, seconds=60)
+        graph.process.wait(PATIENCE_S)
+        _wait_gone(graph.tree)
 
 
 @pytest.mark.long
@@ -252,10 +259,10 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tm
     with errors.open("w") as stderr, serving("--engine", "modelled", stderr=stderr) as graph:
         os.kill(graph.pid_of("workers", "--role prefill"), signal.SIGKILL)
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
-        assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=30).status_code == 200
+        assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
         _wait_for(errors, "prefill-0 ended with exit code -9")
         os.kill(graph.pid_of("workers", "--role decode"), signal.SIGKILL)
-        assert graph.process.wait(30) == 1
+        assert graph.process.wait(PATIENCE_S) == 1
         _wait_gone(graph.tree)
     assert "no decode worker is left: decode-1 ended with exit code -9 (Killed" in errors.read_text()
 
@@ -312,7 +319,7 @@ def _greedy(url: str, prompt: str, tenant: str, **options: object) -> tuple[str,
         **options,
     }
     headers = {"x-dynamo-session-id": "the-file", "x-tenant-id": tenant}
-    reply = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    reply = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
     assert reply.status_code == 200, reply.text
     answer = reply.json()
     return answer["choices"][0]["text"], answer["nvext"]["engine_data"]["ampd"]
@@ -340,7 +347,7 @@ def _chat(url: str, **options: object) -> tuple[list[str], str]:
         "nvext": {"extra_fields": ["engine_data"]},
         **options,
     }
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert reply.status_code == 200, reply.text
     answer = reply.json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]

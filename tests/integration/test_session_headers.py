@@ -13,7 +13,7 @@ from ampd.session_key import session_key
 from ampd.state.store import StateStore
 from ampd.telemetry.metrics import names
 from tests.harness.graph import HELLO, MODEL, Graph, profile
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -69,7 +69,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     await graph.new_worker("decode", perf)
     await graph.until_answers([coordinator])
     store = await graph.store()
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield Site(client, store, system_url(HOST, port))
     await store.close()
 

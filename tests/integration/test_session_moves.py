@@ -11,6 +11,7 @@ import pytest_asyncio
 from ampd.types import Role, WorkerView
 from tests.harness.graph import Graph, ask, completion, events, profile, session
 from tests.harness.scripted_roles import assign, role_flags, until_role
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,7 +33,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     for role in ("prefill", "decode", "decode", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers(names)
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as connected:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as connected:
         yield connected
 
 

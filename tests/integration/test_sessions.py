@@ -13,7 +13,7 @@ import pytest_asyncio
 from ampd.cli.serve.metrics import free_ports, system_environment, system_url
 from ampd.session_key import session_key
 from tests.harness.graph import Graph, chat, profile, session
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -68,7 +68,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield Site(graph, client, system_url(HOST, port), coordinator)
 
 

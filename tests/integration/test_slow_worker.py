@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.harness.graph import Graph, completion, profile, record
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,7 +25,7 @@ async def test_a_worker_that_acknowledges_late_is_not_left_out(graph: Graph) -> 
     only = await graph.new_worker("decode", steady, *lease)
     await graph.until_answers([coordinator])
     pid = graph.pid(graph.processes[only])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         os.kill(pid, signal.SIGSTOP)
         try:
             asked = asyncio.create_task(client.post("/v1/completions", json=completion([9] * 40, max_tokens=5)))

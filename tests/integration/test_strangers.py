@@ -19,6 +19,7 @@ from ampd.types import Role
 from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, METADATA_PREFIX, PREFILL_ENDPOINT
 from tests.harness.driver import Driver, driving, message
 from tests.harness.graph import Graph, completion, record, session
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
@@ -53,7 +54,7 @@ async def worker_of(driver: Driver, role: Role) -> str:
 
 
 async def post(graph: Graph, prompt: list[int], name: str, **headers: str) -> dict[str, Any]:
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         reply = await client.post(
             "/v1/completions", json=completion(prompt, max_tokens=4), headers={**session(name), **headers}
         )

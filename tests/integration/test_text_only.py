@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness.graph import MODEL, Graph, chat, completion, profile
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -27,7 +28,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     graph.start_frontend()
     await graph.new_worker("decode", profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002))
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
 
 

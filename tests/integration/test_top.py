@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLAGS = ["--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2", "--port", "0"]
 POLICIES = ["--routing", "always-remote", "--ttft", "60", "--itl", "60", "--router-args=--target-floor=1e-9"]
-ROUNDS, LATE, PENALISED = 6, 4, 2
+ROUNDS, LATE, PENALISED, SESSIONS = 6, 4, 2, 3
 
 
 def top(environment: dict[str, str], *flags: str) -> str:
@@ -54,7 +54,7 @@ def test_top_shows_what_clients_were_told(tmp_path_factory: pytest.TempPathFacto
     flags = [*FLAGS, *POLICIES, "--log-dir", str(folder / "logs")]
     with running_graph(flags, lambda _: None, environment) as url:
         late = {"annotations": ["ttft_target:0.001"]}
-        records = [serve_round(url, f"s{number % 3}") for number in range(ROUNDS)]
+        records = [serve_round(url, f"s{number % SESSIONS}") for number in range(ROUNDS)]
         records += [serve_round(url, "s0", nvext=late) for _ in range(LATE)]
         records += [serve_round(url, "s1", presence_penalty=1.0) for _ in range(PENALISED)]
         whole = _until_all_are_told(environment, len(records))
@@ -81,7 +81,9 @@ def _until_all_are_told(environment: dict[str, str], rounds: int) -> dict[str, A
     give_up_s = time.monotonic() + 45
     while True:
         whole: dict[str, Any] = json.loads(top(environment, "--json"))
-        if whole["window"]["rounds"] == rounds and not any(row["queue_prefills"] for row in whole["workers"]):
+        is_told = whole["window"]["rounds"] == rounds and whole["sessions"]["held"] == SESSIONS
+        busy = [row for row in whole["workers"] if row["queue_prefills"]]
+        if is_told and not busy and not any(row["rounds_in_progress"] for row in whole["coordinators"]):
             return whole
         assert time.monotonic() < give_up_s, whole
 
@@ -113,7 +115,7 @@ def _check_who_is_there(whole: dict[str, Any], records: list[dict[str, Any]]) ->
     decode = {row["worker_id"] for row in whole["workers"] if row["role"] == "decode"}
     assert {record["decode_worker"] for record in records} <= decode
     homes = {record["session_key"]: record["decode_worker"] for record in records}
-    assert whole["sessions"]["held"] == len(homes) == 3
+    assert whole["sessions"]["held"] == len(homes) == SESSIONS
     assert {(row["session_id"], row["worker_id"]) for row in whole["sessions"]["largest"]} == set(homes.items())
 
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
 from tests.harness.graph import HELLO, Graph, chat, completion, empty_graph, profile, record, session
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,19 +46,20 @@ class Site:
     def decode(self) -> str:
         return self.graph.processes[self.decode_id]
 
-    def lines(self, process: str, **fields: str) -> list[Line]:
-        """AMPD's lines of a process that have these values. Every line of the process must be JSON."""
+    def log(self, process: str) -> list[Line]:
+        """All lines of a process. Each must be JSON."""
         text = self.graph.log(process)
         # The last line may be half written.
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        ours = [line for line in lines if line["target"].endswith("round_log")]
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def lines(self, process: str, **fields: str) -> list[Line]:
+        """Lines of a process about rounds that have these values."""
+        ours = [line for line in self.log(process) if line["target"].endswith("round_log")]
         return [line for line in ours if line.items() >= fields.items()]
 
     async def until_said(self, process: str, messages: set[str], **fields: str) -> dict[str, Line]:
         """Message -> line, once there are exactly these."""
-        async with asyncio.timeout(20):
-            while messages - {line["message"] for line in self.lines(process, **fields)}:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(lambda: messages <= {line["message"] for line in self.lines(process, **fields)})
         lines = {line["message"]: line for line in self.lines(process, **fields)}
         assert set(lines) == messages
         return lines
@@ -76,7 +78,7 @@ async def site_of(graph: Graph) -> AsyncIterator[Site]:
     prefill = await graph.new_worker("prefill", perf, "--max-context-tokens", str(LIMIT_TOKENS))
     decode = await graph.new_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield Site(graph, client, coordinator, prefill, decode)
 
 
@@ -138,12 +140,11 @@ async def test_rounds_at_the_same_time_keep_their_lines_apart(site: Site) -> Non
             )
         )
     for name, trace_id in traces.items():
-        async with asyncio.timeout(20):
-            while len(site.lines(site.coordinator, session_id=name)) < 6:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(lambda name=name: len(site.lines(site.coordinator, session_id=name)) >= 6)
         for process in (site.coordinator, site.prefill, site.decode):
-            by_trace = site.lines(process, trace_id=trace_id)
-            assert by_trace == site.lines(process, session_id=name)
+            lines = site.lines(process)  # read once, because workers may still write
+            by_trace = [line for line in lines if line.get("trace_id") == trace_id]
+            assert by_trace == [line for line in lines if line.get("session_id") == name]
             assert {line["x_request_id"] for line in by_trace} <= {f"mine-{name}"}
     known = set(traces.values())
     tasks = [line for line in site.lines(site.prefill) if line.get("trace_id") in known and "task_id" in line]
@@ -155,9 +156,7 @@ async def test_the_end_of_a_session_is_found_where_its_kv_was(site: Site) -> Non
     trace_id = uuid4().hex
     headers = {**session("ends", final=True), "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
     await site.client.post("/v1/completions", json=completion(PROMPT, max_tokens=3), headers=headers)
-    async with asyncio.timeout(20):
-        while not (said := site.lines(site.decode, trace_id=trace_id, message="KV release_session")):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    said = await until(lambda: site.lines(site.decode, trace_id=trace_id, message="KV release_session"))
     assert [line["caller"] for line in said] == ["coordinator"]
 
 
@@ -171,8 +170,7 @@ async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> No
     answer = await site.client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400
     assert answer.headers["x-request-id"] == "mine-long"
-    text = site.graph.log(site.coordinator)
-    (line,) = [entry for entry in map(json.loads, text.splitlines()) if entry["message"] == "round refused"]
+    (line,) = await until(lambda: [each for each in site.log(site.coordinator) if each["message"] == "round refused"])
     assert line.items() >= {"trace_id": trace_id, "session_id": "long", "status": 400}.items()
     assert f"(trace_id {trace_id}, request_id {line['request_id']}, x_request_id mine-long)" in answer.text
 
@@ -186,11 +184,10 @@ async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_ans
             answer = (await site.round(PROMPT, uuid4().hex, "text", max_tokens=4)).json()
             said = record(answer)
             assert (said["trace_id"], f"cmpl-{said['request_id']}") == (None, answer["id"])
-            async with asyncio.timeout(20):
-                while said["request_id"] not in graph.log(site.coordinator):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            end = f"request_id={said['request_id']} session_id=text"
+            await until(lambda: end in graph.log(site.coordinator))
             logs = [graph.log(process) for process in (site.coordinator, site.prefill, site.decode)]
             found = [line for text in logs for line in text.splitlines() if said["request_id"] in line]
             assert len(found) == 1
             assert "round finished outcome=met route=remote" in found[0]
-            assert f"request_id={said['request_id']} session_id=text" in found[0]
+            assert end in found[0]

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.graph import HELLO, Graph, chat, profile
 from tests.k8s.promql_check import DYNAMO_METRICS
+from tests.waiting import PATIENCE_S
 
 CLIENTS_MISTAKES = {"validation", "not_found", "not_implemented", "cancelled"}
 """Kinds of errors that the alert on the frontends' errors leaves out."""
@@ -21,7 +22,7 @@ async def test_the_frontend_has_the_metrics_that_we_show(graph: Graph) -> None:
     coordinator = graph.start_coordinator("always-local")
     graph.start_frontend()
     await graph.until_answers([coordinator])
-    async with httpx.AsyncClient(base_url=graph.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         unknown = await client.post("/v1/chat/completions", json={**chat(HELLO), "model": "another"})
         # A message without a role: the client's mistake.
         invalid = await client.post("/v1/chat/completions", json=chat([{"content": "hello"}]))

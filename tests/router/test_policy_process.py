@@ -6,7 +6,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import Policy
 from ampd.types import Role, Slo, WorkerView
 from router.policy_process import PolicyProcess
+from tests.harness.process_ends import alive
 from tests.router.slow_policies import Dies, Hangs, LacksTimes, TellsItsProcess
 from tests.waiting import until
 
@@ -73,7 +73,7 @@ async def test_the_answer_comes_from_one_other_process_that_is_nice(asked: list[
     assert first.reason == second.reason != str(os.getpid())
     assert first.lane == str(min(os.nice(0) + 19, 19))
     process.stop()
-    await until(lambda: not Path(f"/proc/{first.reason}/exe").exists())
+    await until(lambda: not alive(int(first.reason)))
 
 
 async def test_a_process_that_dies_changes_nothing_and_is_started_again(

@@ -24,7 +24,7 @@ from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.slow_policies import TellsItsProcess
 from tests.virtual_time import run_virtually
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import WorkerRole, follow_roles
@@ -65,7 +65,7 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
 
     async def open_handle() -> StateStore:
-        store: StateStore = await open_store(url, namespace, timeout_s=1.0) if url else MemoryStore(state)
+        store: StateStore = await open_store(url, namespace, timeout_s=PATIENCE_S) if url else MemoryStore(state)
         stores.append(store)
         return store
 
@@ -122,23 +122,24 @@ async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.Lo
         # Shown as assigned before the worker says so itself; one assignment, one line.
         assert first_script.shown[1]["d2"] == first_script.shown[2]["d2"] == "prefilllong"
         assert first_script.since_s[0] == float("inf")
-        assert 0 <= first_script.since_s[2] < 20
+        assert 0 <= first_script.since_s[2] < PATIENCE_S
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("worker d2: decode -> prefill/long (busy)") == 1
 
 
 async def test_a_policy_that_reads_load_gets_the_rounds_of_all_coordinators(opened: Open) -> None:
-    store, other, script = await opened(), await opened(), Script(load_s=30.0)
+    store, other, script = await opened(), await opened(), Script(load_s=150.0)
     now_s = time.monotonic()
-    for handle, name, ago_s in ((store, "a", 9.0), (other, "b", 5.0), (other, "a", 3.0), (store, "old", 40.0)):
-        await handle.record_load([(name, RecentRound(now_s - ago_s, 16, 64, now_s - ago_s + 1, 8, is_met=True))], 60.0)
+    for handle, name, ago_s in ((store, "a", 40.0), (other, "b", 30.0), (other, "a", 20.0), (store, "old", 300.0)):
+        await handle.record_load([(name, RecentRound(now_s - ago_s, 16, 64, now_s - ago_s + 1, 8, is_met=True))], 900.0)
     await publish(store, d1="decode")
     async with replica(opened, script) as keeper:
         await keeper.step()
     (load,) = script.loads
-    assert {name: [round(now_s - item.sent_s) for item in rounds] for name, rounds in load.items()} == {
-        "a": [9, 3],
-        "b": [5],
+    # Redis has its own clock, and each call's time lies between the two clocks.
+    assert {name: [round((now_s - item.sent_s) / 10) for item in rounds] for name, rounds in load.items()} == {
+        "a": [4, 2],
+        "b": [3],
     }
     assert load["b"][0].prompt_tokens == 64
 
@@ -174,7 +175,7 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
             await keeper.step()
             return any(role is not None for role in (await roles(store)).values())
 
-        await until(is_assigned, timeout_s=100.0)  # a process starts, on a machine that may be busy
+        await until(is_assigned)
         (assigned,) = [role for role in (await roles(store)).values() if role is not None]
     assert assigned.role is Role.PREFILL
     assert assigned.reason != str(os.getpid())
@@ -193,7 +194,7 @@ async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:
         await second.step()
         assert second.is_leading
         # It knows when its predecessor changed a role last.
-        assert 0 <= second_script.since_s[0] < 20
+        assert 0 <= second_script.since_s[0] < PATIENCE_S
 
 
 async def test_a_leader_that_dies_is_replaced_after_its_lease_and_two_never_act(opened: Open) -> None:

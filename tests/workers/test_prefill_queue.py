@@ -15,6 +15,7 @@ from ampd.policies.registry import create
 from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo
 from ampd.wire import retry_after_s
+from tests.waiting import PATIENCE_S
 from workers import prefill_queue
 from workers.prefill_queue import AsyncPrefillQueue, PrefillRefusedError
 
@@ -126,7 +127,7 @@ async def play(rng: random.Random, actions: list[str]) -> None:
     for owner in owners:
         owner.read.set()
         owner.computed.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*(owner.task for owner in owners), return_exceptions=True)
     assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
     finished = names("done")
@@ -204,7 +205,7 @@ async def test_cancelling_in_any_stage_makes_room(stage: Stage) -> None:
     for owner in owners:
         owner.read.set()
         owner.computed.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*(owner.task for owner in owners), return_exceptions=True)
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [n == victim for n in range(4)]
     assert [name for what, name in log if what == "done"] == [o.name for n, o in enumerate(owners) if n != victim]
@@ -241,7 +242,7 @@ async def test_a_failing_policy_does_not_block_the_queue(pick: Pick | None, capl
     for owner in owners:
         await settle()
         owner.computed.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(owner.task for owner in owners))
     assert [name for event, name in log if event == "done"] == ["a", "b", "c"]
     assert len(queue) == 0

@@ -16,7 +16,7 @@ import workers.publisher
 from ampd.policies.base import Compute
 from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import Script, message
@@ -218,7 +218,7 @@ async def test_a_request_that_cannot_run_is_not_counted(model_folder: Path, endp
         with pytest.raises(KeyError):
             await anext(getattr(rounds, endpoint)(malformed))
         assert rounds.running == 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await rounds.drained()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
+from tests.waiting import PATIENCE_S
 from tests.workloads.openai_server import Behaviour, serve
 from workloads.trace import Round, write_trace
 
@@ -30,7 +31,7 @@ def test_an_interrupt_prints_the_partial_result(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        assert behaviour.held_round.wait(timeout=60)
+        assert behaviour.held_round.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate()
     assert process.returncode == 130

@@ -13,7 +13,7 @@ from ampd.state import open_store
 from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Cluster:
@@ -30,7 +30,7 @@ class Cluster:
         if self._redis_url is None:
             store = MemoryStore(self._memory, clock)
         else:
-            store = await open_store(self._redis_url, self._namespace, clock=clock)
+            store = await open_store(self._redis_url, self._namespace, clock=clock, timeout_s=PATIENCE_S)
         self._stores.append(store)
         return store
 
@@ -79,7 +79,7 @@ class Waiting:
     until = staticmethod(until)
 
     async def events(self, watcher: Watcher, count: int) -> list[StateEvent]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return [await anext(watcher) for _ in range(count)]
 
 

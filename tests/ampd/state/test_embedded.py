@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,13 @@ import pytest
 from ampd.errors import RunError, UserError
 from ampd.state import embedded, open_store
 from ampd.state.embedded import EmbeddedRedis
-
-
-def gone(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    try:
-        return status.read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+from tests.harness.process_ends import alive, wait_for
+from tests.waiting import PATIENCE_S
 
 
 async def test_it_answers() -> None:
     with EmbeddedRedis() as server:
-        store = await open_store(server.url, "n")
+        store = await open_store(server.url, "n", timeout_s=PATIENCE_S)
         assert await store.ping() > 0
         await store.close()
 
@@ -37,14 +30,14 @@ def test_it_is_private_and_ends_with_its_context() -> None:
         assert socket.is_socket()
         assert socket.stat().st_mode & 0o077 == 0
     assert pid is not None
-    assert gone(pid)
+    assert not alive(pid)
     assert not socket.parent.exists()
 
 
 async def test_a_restart_keeps_the_url_and_nothing_else(make: Any) -> None:
     with EmbeddedRedis() as server:
         url = server.url
-        store = await open_store(url, "n")
+        store = await open_store(url, "n", timeout_s=PATIENCE_S)
         await store.publish_worker(make.view("d1"), 60)
         server.stop()
         server.start()
@@ -65,12 +58,9 @@ def test_it_dies_with_a_parent_that_is_killed() -> None:
     with parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert not gone(pid)
+        assert alive(pid)
         parent.kill()
-    give_up_s = time.monotonic() + 20
-    while not gone(pid) and time.monotonic() < give_up_s:
-        time.sleep(0.01)
-    assert gone(pid)
+    wait_for(lambda: not alive(pid))
 
 
 def test_a_bad_argument_is_reported_with_the_servers_words() -> None:

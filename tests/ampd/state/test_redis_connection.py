@@ -11,6 +11,7 @@ from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.store import StateStore, StateUnavailableError
 from tests.harness.tcp_redis import TcpRedis
+from tests.waiting import PATIENCE_S
 
 
 async def _ask_until(over: asyncio.Event, store: StateStore) -> None:
@@ -22,7 +23,7 @@ async def _ask_until(over: asyncio.Event, store: StateStore) -> None:
 async def test_a_cancelled_task_ends(redis_server: TcpRedis, turns: int) -> None:
     """After this many turns of the loop: from before the command is sent to after its answer."""
     for _ in range(4):
-        store, over = await open_store(redis_server.url, "t"), asyncio.Event()
+        store, over = await open_store(redis_server.url, "t", timeout_s=PATIENCE_S), asyncio.Event()
         try:
             task = asyncio.create_task(_ask_until(over, store))
             for _ in range(turns):

@@ -26,6 +26,7 @@ from ampd.state.store import (
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryStore
+from tests.waiting import PATIENCE_S
 
 workers = st.sampled_from(["d1", "d2", "p1"])
 sessions = st.sampled_from(["s1", "s 2"])
@@ -59,7 +60,7 @@ def test_both_stores_agree(redis_server: EmbeddedRedis, calls: list[tuple[Any, .
 
 
 async def compare(server: EmbeddedRedis, calls: list[tuple[Any, ...]]) -> None:
-    twins: list[StateStore] = [MemoryStore(), await open_store(server.url, uuid.uuid4().hex)]
+    twins: list[StateStore] = [MemoryStore(), await open_store(server.url, uuid.uuid4().hex, timeout_s=PATIENCE_S)]
     watchers = [twin.watch() for twin in twins]
     for watcher in watchers:
         await watcher.start()

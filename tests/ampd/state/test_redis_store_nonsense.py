@@ -17,6 +17,7 @@ from ampd.state.redis_store import _warn_once
 from ampd.state.store import RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
+from tests.waiting import PATIENCE_S
 
 from .sound_view import sound_view
 
@@ -32,7 +33,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
 ) -> None:
     caplog.set_level(logging.WARNING)
     _warn_once.cache_clear()
-    store = await open_store(redis_server.url, "nonsense")
+    store = await open_store(redis_server.url, "nonsense", timeout_s=PATIENCE_S)
     event = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     event[1]["kv_used_tokens"] = -1e9
     async with ClusterView(store, lease_s=60) as view:
@@ -51,7 +52,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
 
 async def test_malformed_values_at_a_reconnect(redis_server: EmbeddedRedis, client: Any, waiting: Any) -> None:
     prefix = "ampd:{malformed}:"
-    store = await open_store(redis_server.url, "malformed")
+    store = await open_store(redis_server.url, "malformed", timeout_s=PATIENCE_S)
     await store.publish_worker(WorkerView("w1", Role.DECODE), 60)
     await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
     await client.set(prefix + "worker:w2", "n/a")
@@ -71,7 +72,7 @@ async def test_malformed_values_at_a_reconnect(redis_server: EmbeddedRedis, clie
 async def test_a_value_of_another_type_stops_nothing_for_ever(
     redis_server: EmbeddedRedis, client: Any, waiting: Any
 ) -> None:
-    store = await open_store(redis_server.url, "types")
+    store = await open_store(redis_server.url, "types", timeout_s=PATIENCE_S)
     await store.publish_worker(WorkerView("w1", Role.DECODE), 60)
     async with ClusterView(store, lease_s=60) as view:
         await client.set("ampd:{types}:workers", "n/a")
@@ -86,7 +87,7 @@ async def test_a_value_of_another_type_stops_nothing_for_ever(
 
 
 async def test_sessions_from_before_the_clock_went_back_take_no_room(redis_server: EmbeddedRedis, client: Any) -> None:
-    store = await open_store(redis_server.url, "clock")
+    store = await open_store(redis_server.url, "clock", timeout_s=PATIENCE_S)
     limits = SessionLimits(60.0, per_graph=1, per_tenant=1)
     task = PrefillTask("t", "s", 0, 1, 0.0, Slo(1.0, 0.1))
     await store.route(RouteWrite("old", "d1", 0, "d1", replace(task, session_id="old")), limits)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ampd.errors import UserError
 from ampd.page_keys import page_keys
+from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
 from workers.engines.base import EngineError, EngineLostError, EngineRequest
 from workers.engines.modelled import ModelledEngine
@@ -358,7 +359,7 @@ async def test_requests_wait_for_kv_memory_and_all_run(lab: Lab) -> None:
     lab.times.step_s = 0.0005
     async with lab.engine("S", capacity=1000) as engine:
         runs = [run(engine, prompt_of(320, seed), 60, session=f"s{seed}") for seed in range(6)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             outputs = await asyncio.gather(*runs)
         assert all(len(tokens(output)) == 60 for output in outputs)
         assert max(batch for batch, _ in lab.times.steps) == 2
@@ -396,7 +397,7 @@ async def test_closing_the_iterator_ends_the_work(lab: Lab, engine: ModelledEngi
         await asyncio.sleep(0.02)
         assert not seen.is_set()
     task.cancel()
-    await asyncio.wait({task}, timeout=5)
+    await asyncio.wait({task}, timeout=PATIENCE_S)
     steps = len(lab.times.steps)
     await asyncio.sleep(0.02)
     assert engine.load().running_requests == 0
@@ -405,7 +406,7 @@ async def test_closing_the_iterator_ends_the_work(lab: Lab, engine: ModelledEngi
     if blocker:
         blocker.cancel()
         await asyncio.wait({blocker})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert len(tokens(await run(engine, prompt_of(50, seed=7), 3, session="next"))) == 3
     assert protects_nothing(engine), "no session counts as running any more"
 
@@ -417,7 +418,7 @@ async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: 
         raise ZeroDivisionError("the model broke")
 
     lab.times.prefill_s = fail  # type: ignore[method-assign]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(EngineLostError):
             await run(engine, prompt_of(100), 5)
         assert "the model broke" in await lost

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,18 +11,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ampd.cli.serve.metrics import free_ports
 from tests.harness.listening import is_loopback, listening
 from workers.engines.loopback_store import on_loopback
 
 pytestmark = pytest.mark.slow
 rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    return free_ports("127.0.0.1", 1)[0]
 
 
 def addresses_of(port: int) -> list[str]:

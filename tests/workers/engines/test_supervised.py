@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run
 from workers.engines import supervised
 from workers.engines.base import EngineError, EngineLostError, EngineRequest
@@ -48,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def supervision(folder: Path, times: Times) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
     """A supervised engine, and the task that supervises it."""
-    async with Lab(folder, times).engine("D") as engine, asyncio.timeout(20):
+    async with Lab(folder, times).engine("D") as engine, asyncio.timeout(PATIENCE_S):
         watched = SupervisedEngine(engine, times)
         lost = asyncio.create_task(watched.wait_lost())
         try:
@@ -158,7 +159,7 @@ async def test_a_lost_engine_starts_again_and_its_old_calls_stay_failed(model_fo
             await run(engine, prompt_of(100), 5)
         assert failure.value.status == 502
         del times.decode_step_s
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while engine._lost is not None:
                 with pytest.raises(EngineLostError):
                     await run(engine, prompt_of(100), 5)
@@ -174,7 +175,7 @@ async def test_a_lost_engine_starts_again_and_its_old_calls_stay_failed(model_fo
 async def test_an_engine_that_is_lost_again_and_again_stays_lost(model_folder: Path) -> None:
     async with supervision(model_folder, Times()) as (engine, lost):
         engine._engine._model.decode_step_s = broken
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not lost.done():
                 with pytest.raises(EngineLostError):
                     await run(engine, prompt_of(100), 5)
@@ -201,7 +202,7 @@ async def test_the_worker_is_absent_while_its_engine_starts_and_stays_so_if_it_d
         await restart(engine)
 
     monkeypatch.setattr(ModelledEngine, "restart", fail_once, raising=False)
-    async with Lab(model_folder, Times()).engine("D") as engine, asyncio.timeout(20):
+    async with Lab(model_folder, Times()).engine("D") as engine, asyncio.timeout(PATIENCE_S):
         watched = SupervisedEngine(engine, Times())
         lost = asyncio.create_task(watched.wait_lost(absence))
         engine._model.decode_step_s = broken  # type: ignore[method-assign]

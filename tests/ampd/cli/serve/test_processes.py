@@ -4,36 +4,22 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, last_line, late_error, python_module
+from tests.harness.process_ends import alive, wait_for
 
 
 def _python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def _wait(condition: object, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_an_ended_process_is_reported_with_its_code_and_last_line(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("short", _python("print('why'); print(); raise SystemExit(3)")))
-    _wait(lambda: supervisor.ended())
+    wait_for(lambda: supervisor.ended())
     assert supervisor.ended()["short"].startswith("short ended with exit code 3: why (log: ")
     supervisor.stop()
 
@@ -82,7 +68,7 @@ logging.error("no port, no server")
 def test_a_process_that_did_not_start_is_explained_by_its_first_error(tmp_path: Path, code: str, reason: str) -> None:
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("broken", _python(f"import asyncio, logging, os, traceback\n{code}{NOISE}")))
-    _wait(lambda: supervisor.ended())
+    wait_for(lambda: supervisor.ended())
     killed = re.escape("exit code -9 (Killed, as the kernel does when memory is short)")
     assert re.match(f"broken ended with {killed}: {reason}", supervisor.ended(first_error)["broken"])
     supervisor.stop()
@@ -103,10 +89,10 @@ def test_stop_ends_processes_that_ignore_sigterm_and_their_children(tmp_path: Pa
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("stubborn", _python(stubborn)))
     log = tmp_path / "stubborn.log"
-    _wait(lambda: log.read_text().strip())
+    wait_for(lambda: log.read_text().strip())
     grandchild = int(log.read_text())
     supervisor.stop(grace_s=0.2)
-    _wait(lambda: not _alive(grandchild))
+    wait_for(lambda: not alive(grandchild))
 
 
 STUBBORN = _python("import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)")
@@ -118,15 +104,15 @@ def test_only_the_wanted_processes_are_stopped(tmp_path: Path) -> None:
         supervisor.start(ProcessSpec(name, ("sleep", "1000")))
     pids = {child.spec.name: child.process.pid for child in supervisor._children}
     supervisor.stop(wanted=lambda name: name.startswith("coordinator"))
-    assert [_alive(pids[name]) for name in ("coordinator-0", "worker-0")] == [False, True]
+    assert [alive(pids[name]) for name in ("coordinator-0", "worker-0")] == [False, True]
     supervisor.stop()
-    assert not _alive(pids["worker-0"])
+    assert not alive(pids["worker-0"])
 
 
 def test_kill_ends_a_stop_that_waits(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("stubborn", STUBBORN))
-    _wait(lambda: "up" in (tmp_path / "stubborn.log").read_text())
+    wait_for(lambda: "up" in (tmp_path / "stubborn.log").read_text())
     stopping = threading.Thread(target=supervisor.stop, args=(1000.0,), daemon=True)
     stopping.start()
     supervisor.kill()
@@ -137,7 +123,7 @@ def test_kill_ends_a_stop_that_waits(tmp_path: Path) -> None:
 def test_the_environment_is_added_to_the_parents(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     supervisor.start(ProcessSpec("env", _python("import os; print(os.environ['X'], 'PATH' in os.environ)"), {"X": "1"}))
-    _wait(lambda: supervisor.ended())
+    wait_for(lambda: supervisor.ended())
     assert last_line(tmp_path / "env.log") == "1 True"
     supervisor.stop()
 
@@ -154,7 +140,7 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGKILL)
-        _wait(lambda: not _alive(child))
+        wait_for(lambda: not alive(child))
 
 
 def test_python_module_uses_this_interpreter() -> None:

@@ -18,6 +18,7 @@ from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Parallelism, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
 from tests.harness.tcp_redis import TcpRedis
+from tests.waiting import PATIENCE_S
 
 WORKERS = [
     WorkerView("d1", Role.DECODE, held_tokens={"s1": 70}),
@@ -47,7 +48,7 @@ def redis(temporary: Path) -> Iterator[TcpRedis]:  # noqa: ARG001
 
 def publish(url: str, namespace: str = "ampd", *, coordinator: bool = True) -> None:
     async def write() -> None:
-        store = await open_store(url, namespace)
+        store = await open_store(url, namespace, timeout_s=PATIENCE_S)
         for view in WORKERS:
             await store.publish_worker(view, 60)
         if coordinator:

@@ -22,6 +22,7 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
+from tests.waiting import PATIENCE_S
 
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
@@ -49,7 +50,7 @@ def site(redis_server: EmbeddedRedis, fork_server: ForkServer) -> Site:
 
 def publish(site: Site, worker_id: str) -> None:
     async def write() -> None:
-        store = await open_store(site.redis.url, site.namespace)
+        store = await open_store(site.redis.url, site.namespace, timeout_s=PATIENCE_S)
         await store.publish_worker(WorkerView(worker_id, Role.DECODE), 60)
         await store.publish_coordinator(CoordinatorView("c1", SLO), 60)
         await store.close()
@@ -71,21 +72,21 @@ class Terminal:
         """Read what it shows until the condition holds of what came since the last call."""
         fresh = b""
         while not condition(fresh):
-            ready, _, _ = select.select([self.ours], [], [], 60)
+            ready, _, _ = select.select([self.ours], [], [], PATIENCE_S)
             assert ready, self.output
             fresh += os.read(self.ours, 65536)
         self.output += fresh
 
     def ended(self) -> int:
         """Its exit code, once it has ended; all that it showed is in `output` then."""
-        code = self.process.wait(60)
+        code = self.process.wait(PATIENCE_S)
         while select.select([self.ours], [], [], 0)[0]:
             self.output += os.read(self.ours, 65536)
         return code
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(PATIENCE_S)
         os.close(self.ours)
         os.close(self.theirs)
 
@@ -161,4 +162,4 @@ def test_in_a_pipe_it_prints_once_an_interval(site: Site, flags: list[str]) -> N
                 break
         process.send_signal(signal.SIGINT)
         output.read()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
 from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.rank_link import RankLink, refuse
@@ -29,7 +29,7 @@ class Writer:
         self.fails = False
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
-        self.gate.wait(10.0)
+        self.gate.wait(PATIENCE_S)
         if self.fails:
             raise OSError("no memory")
         self.copied.append((pool, list(slots), list(offsets)))
@@ -60,7 +60,7 @@ class Side:
 async def connected() -> AsyncIterator[Side]:
     side = Side()
     try:
-        hellos = await side.links.hellos(10.0)
+        hellos = await side.links.hellos(PATIENCE_S)
         assert [hello.geometry for hello in hellos] == [{"rank": 0}, {"rank": 1}]
         yield side
     finally:
@@ -145,7 +145,7 @@ async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() ->
         await asyncio.sleep(0.05)
         assert not drop.done()
         side.ranks[1].end_load("r")
-        await asyncio.wait_for(drop, 10.0)
+        await asyncio.wait_for(drop, PATIENCE_S)
 
 
 async def test_a_rank_that_has_gone_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
