@@ -64,6 +64,9 @@ POISON_CHATS: dict[str, dict[str, Any]] = {
 }
 """As chats, of which the client gets the coordinator's own status."""
 
+_POISON_S = 60.0
+"""The longest wait for an answer. On a CPU 128 choices take long."""
+
 LONG_SESSION_ID = "x" * 600
 
 
@@ -87,9 +90,14 @@ async def _join(scene: Scene) -> None:
 
 
 async def _poison(scene: Scene) -> None:
-    """Each must be refused with a message, or served."""
+    """Begin to send them. All together may take longer than the victim is at the moment."""
     scene.kept["frontends"] = scene.graph.of("frontend")
-    async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
+    scene.running.append(asyncio.create_task(_send_poison(scene)))
+
+
+async def _send_poison(scene: Scene) -> None:
+    """Each must be refused with a message, or served."""
+    async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=_POISON_S) as http:
         for name, options in POISON.items():
             body = {**completion([30] * 20, max_tokens=2), **options}
             scene.complaints += await complaints_of(http, name, "/v1/completions", body)
@@ -158,6 +166,7 @@ REQUEST_FAULTS = [
         _GROUP,
         f"{len(POISON) + len(POISON_CHATS) + 1} kinds of requests that cannot be served",
         _poison,
+        _join,
         check=_check_processes,
     ),
     Fault(

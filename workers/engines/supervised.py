@@ -44,19 +44,36 @@ _UNWIND_S, _UNWIND_POLL_S = 5.0, 0.005
 class _Call:
     """A call of the engine.
 
+    Args:
+        choice_s: the predicted time of the prefill of one choice.
+        choices: their number.
+
     Attributes:
-        prefill_s: the predicted time of its prefill, as if each choice had its own; 0 after its first output.
         start: how often the engine had been started when the call began.
         task: the task that waits for its next output; None: the caller does not ask for one now.
     """
 
-    __slots__ = ("prefill_s", "start", "task", "was_failed")
+    __slots__ = ("_begun", "_choice_s", "_choices", "start", "task", "was_failed")
 
-    def __init__(self, prefill_s: float, start: int) -> None:
-        self.prefill_s = prefill_s
+    def __init__(self, choice_s: float, choices: int, start: int) -> None:
+        self._choice_s = choice_s
+        self._choices = choices
+        self._begun: set[int] = set()
         self.start = start
         self.task: asyncio.Task[Any] | None = None
         self.was_failed = False
+
+    @property
+    def prefill_s(self) -> float:
+        """The predicted time of what is left of its prefills.
+
+        Each choice counts until its first output, because an engine may begin some choices long before others.
+        """
+        return self._choice_s * (self._choices - len(self._begun))
+
+    def take(self, output: EngineOutput) -> None:
+        """Note which choice has an output."""
+        self._begun.add(output.index)
 
 
 class SupervisedEngine:
@@ -102,8 +119,8 @@ class SupervisedEngine:
         if self._lost is not None:
             raise EngineLostError(self._lost)
         prefill_s = self._model.prefill_s(0, len(request.token_ids), self.info.parallelism)
-        # The choices begin in one pass. On a CPU that takes long even if their prompt is computed once.
-        call = _Call(prefill_s * request.choices, self._starts)
+        # Choices begin together. On a CPU that takes long even if their prompt is computed once.
+        call = _Call(prefill_s, request.choices, self._starts)
         outputs = cast(AsyncGenerator[EngineOutput, None], self._engine.generate(request))
         async with aclosing(outputs):
             while (output := await self._next(call, outputs)) is not None:
@@ -191,7 +208,8 @@ class SupervisedEngine:
         finally:
             self._waiting.discard(call)
             self._idle_since_s = self._clock()
-        call.prefill_s = 0.0
+        if output is not None:
+            call.take(output)
         self._progress_s = self._clock()
         return output
 

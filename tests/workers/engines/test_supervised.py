@@ -7,15 +7,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from ampd.types import Parallelism
 from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run
 from workers.engines import supervised
-from workers.engines.base import EngineError, EngineLostError, EngineRequest
+from workers.engines.base import EngineError, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled import ModelledEngine
 from workers.engines.supervised import SupervisedEngine
 
@@ -116,6 +118,30 @@ async def test_many_choices_of_a_prompt_may_take_longer(model_folder: Path) -> N
         async with aclosing(engine.generate(call)) as outputs:
             assert {output.index async for output in outputs} == set(range(8))
         assert not lost.done()
+
+
+class InTwoPasses:
+    """An engine that begins the second choice of a prompt long after the first."""
+
+    info = SimpleNamespace(parallelism=Parallelism(tp=1))
+    kv = SimpleNamespace(activity=0)
+
+    async def generate(self, _request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        yield EngineOutput([1], index=0)
+        await asyncio.sleep(5 * supervised.STALL_FLOOR_S)
+        yield EngineOutput([1], index=1)
+
+
+@pytest.mark.slow
+async def test_a_choice_may_begin_long_after_another_one() -> None:
+    engine: Any = InTwoPasses()
+    watched = SupervisedEngine(engine, Times(per_token_s=supervised.STALL_FLOOR_S))
+    lost = asyncio.create_task(watched.wait_lost())
+    call = EngineRequest(uuid4().hex, "s", prompt_of(100), 1, {"sampling_options": {"n": 2}})
+    async with aclosing(watched.generate(call)) as outputs:
+        assert [output.index async for output in outputs] == [0, 1]
+    assert not lost.done()
+    lost.cancel()
 
 
 @pytest.mark.slow
