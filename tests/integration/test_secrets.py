@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 from tests.harness.tcp_redis import TcpRedis
-from tests.integration.test_serve import _command, _descendants
+from tests.harness.watches import wait_for_watches
+from tests.integration.test_serve import PROCESSES, _command, _descendants
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -38,6 +40,7 @@ class Run:
         self._environment = {**os.environ, "AMPD_STATE_URL": state_url, "AMPD_LOG_ROUNDS": "steps"}
         argv = [sys.executable, "-m", "ampd", "serve", "--engine", "modelled", "--port", "0", "--namespace", "secrets"]
         argv += ["--routing", "always-remote", "--graph-secret-file", str(secret), "--log-dir", str(folder / "logs")]
+        wait_for_watches(PROCESSES)
         self._errors = (folder / "stderr").open("w")
         self.process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=self._environment
@@ -55,7 +58,13 @@ class Run:
         """Another command beside the graph."""
         argv = [sys.executable, "-m", "ampd", *arguments]
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=120, check=False, env=self._environment, cwd=self.folder
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=self._environment,
+            cwd=self.folder,
         )
         self.found[name] = done.stdout + done.stderr
         return done
@@ -66,13 +75,15 @@ class Run:
             self.found[f"command line of {pid}"] = _command(pid)
         for target in json.loads((self.folder / "logs" / "metrics.json").read_text()):
             name = target["labels"]["process"]
-            self.found[f"metrics of {name}"] = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=30).text
+            self.found[f"metrics of {name}"] = httpx.get(
+                f"http://{target['targets'][0]}/metrics", timeout=PATIENCE_S
+            ).text
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGINT)
         assert self.process.stdout is not None
         self.found["stdout"] += self.process.stdout.read()
-        self.process.wait(60)
+        self.process.wait(PATIENCE_S)
         self._errors.flush()
         for path in self.folder.rglob("*"):
             if path.is_file() and path.name != "graph-secret":
@@ -80,7 +91,7 @@ class Run:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._errors.close()
@@ -138,7 +149,7 @@ def rounds(run: Run) -> dict[str, str]:
     }
     answers = {}
     for name, body in bodies.items():
-        reply = httpx.post(f"{run.url}/v1/completions", json={"model": "tiny", **body}, timeout=60)
+        reply = httpx.post(f"{run.url}/v1/completions", json={"model": "tiny", **body}, timeout=PATIENCE_S)
         assert (reply.status_code == 200) == (name == "served") or name == "no such option", (name, reply.text[:500])
         if reply.status_code != 200:
             answers[f"answer to {name}"] = reply.text
@@ -147,10 +158,15 @@ def rounds(run: Run) -> dict[str, str]:
 
 def test_a_redis_that_refuses_the_password_is_named_without_it() -> None:
     with redis_with("another") as redis:
-        url = f"redis://ampd:{PASSWORD}@127.0.0.1:{redis.port}/0"
+        environment = {**os.environ, "AMPD_STATE_URL": f"redis://ampd:{PASSWORD}@127.0.0.1:{redis.port}/0"}
         argv = [sys.executable, "-m", "ampd", "serve", "--engine", "modelled", "--port", "0"]
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "AMPD_STATE_URL": url}
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=environment,
         )
     assert done.returncode == 2
     assert "--state-url" in done.stderr

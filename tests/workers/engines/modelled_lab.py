@@ -125,7 +125,9 @@ def protects_nothing(engine: ModelledEngine) -> bool:
     return reservation is not None and engine.load().kv_used_tokens == directory.session_tokens == 0
 
 
-async def fetch(engine: ModelledEngine, rid: str, token_ids: list[int], source: str, timeout_s: float = 5.0) -> KvFetch:
+async def fetch(
+    engine: ModelledEngine, rid: str, token_ids: list[int], source: str, timeout_s: float = 60.0
+) -> KvFetch:
     keys = page_keys(token_ids, engine.info.page_size_tokens, tenant="")
     return await engine.kv.fetch(rid, keys, engine.kv.hold(rid, keys), source, timeout_s)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -40,7 +39,7 @@ from tests.harness.sglang_pair import (
     run,
     text,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engines.sglang import SglangEngine
 from workers.kv.rank_messages import Records
 from workers.kv.worker_process.nixl_transport import NixlTransport
@@ -118,7 +117,7 @@ async def test_checksums_show_pages_that_were_not_moved(pair: Pair, monkeypatch:
     alone = await run(pair.decode, "s", prompt, 12)
     monkeypatch.setattr(SwitchedTransport, "moves", False)
     request_id = rid()
-    fetched = await read(pair.prefill, request_id, prompt, "D", 5.0)
+    fetched = await read(pair.prefill, request_id, prompt, "D", 60.0)
     assert fetched.tokens == 0
     assert "other checksums" in str(fetched.error)
     assert (await run(pair.prefill, "s", prompt, 12, request_id)).token_ids == alone.token_ids
@@ -299,7 +298,7 @@ async def test_another_kind_of_pool_is_refused(pair: Pair, monkeypatch: pytest.M
     await run(pair.decode, "s", prompt, 1)
     store = pair.prefill.kv.store
     monkeypatch.setattr(store, "_geometry", replace(store.geometry, fingerprint="another model"))
-    fetched = await read(pair.prefill, rid(), prompt, "D", 5.0)
+    fetched = await read(pair.prefill, rid(), prompt, "D", 60.0)
     assert fetched.tokens == 0
     assert fetched.error is not None
     assert "weights or settings differ" in fetched.error
@@ -405,7 +404,7 @@ async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> Non
     await pair.decode.kv.release_session("first")
     prompt = shared + text(93, 100) + text(94, 50)
     request_id = rid()
-    fetched = await read(pair.prefill, request_id, prompt, "D", 5.0)
+    fetched = await read(pair.prefill, request_id, prompt, "D", 60.0)
     assert fetched.tokens == 420 // PAGE * PAGE
     await pair.prefill.kv.discard(request_id)
     await empty(pair.prefill, pair.decode)
@@ -418,14 +417,13 @@ async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
         await anext(stream)
     assert pair.decode.load().running_requests == 1
     assert pair.decode.load().running_context_tokens >= 402
-    started_s = time.monotonic()
     await stream.aclose()
     assert pair.decode.load().running_requests == 0
     manager: Any = pair.decode._engine.tokenizer_manager
     await until(lambda: not manager.rid_to_state)
+    assert await pair.decode.kv.held_tokens("s") < 2000, "it was not computed to its end"
     await pair.decode.kv.release_session("s")
     await until(lambda: emptied(pair.decode))
-    assert time.monotonic() - started_s < 10.0
     await empty(pair.prefill, pair.decode)
 
 
@@ -481,7 +479,7 @@ async def a_peer_is_killed(pair: Pair, prompt: list[int], expected: list[int]) -
     lease = await pair.peers.call("P", KvRequest(op="lease", keys=page_keys(prompt, PAGE, tenant=""), ttl_s=30.0), 5.0)
     for process in pair.prefill._processes:
         process.kill()
-    assert "ended by itself" in await asyncio.wait_for(pair.prefill.wait_lost(), 10.0)
+    assert "ended by itself" in await asyncio.wait_for(pair.prefill.wait_lost(), PATIENCE_S)
 
     async def from_memory(_worker_id: str, request: KvRequest, _timeout_s: float) -> KvReply:
         if request["op"] == "lease":

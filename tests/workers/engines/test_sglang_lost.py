@@ -25,6 +25,7 @@ pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
 from tests.harness.sglang_pair import run, text
+from tests.waiting import PATIENCE_S
 from workers.engines.sglang import SglangEngine, SglangSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -48,7 +49,7 @@ async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyn
         yield engine, lost
     finally:
         lost.cancel()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await engine.stop()
 
 
@@ -96,7 +97,7 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
                 assert engine._lost is not None, "no time but the event loop's own may pass"
             else:
                 os.kill(scheduler, number)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(EngineLostError) as failure:
                     await call
         print(f"noticed after {time.monotonic() - since_s:.2f} s: {failure.value}")
@@ -112,7 +113,7 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
         if not was_killed:
             # SGLang's own watchdog of a process that hangs does this.
             os.kill(os.getpid(), signal.SIGQUIT)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while engine._lost is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert "SGLang reports" in engine._lost
@@ -158,7 +159,7 @@ async def killed(engine: Any, pid: int) -> None:
     loop.add_reader(descriptor, ended.set)
     try:
         os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await ended.wait()
     finally:
         loop.remove_reader(descriptor)

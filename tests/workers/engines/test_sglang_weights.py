@@ -32,7 +32,7 @@ async def test_kv_of_other_weights_is_refused(pair: Pair, tmp_path_factory: pyte
         foreign.connect()
         theirs = await run(foreign.prefill, "s", prompt, 16)
         request_ids = [rid(), rid()]
-        reads = [await read(pair.decode, request_id, prompt, "P", 10.0) for request_id in request_ids]
+        reads = [await read(pair.decode, request_id, prompt, "P", 60.0) for request_id in request_ids]
         output = await run(pair.decode, "s", prompt, 16, request_ids[0])
     finally:
         await foreign.prefill.stop()
