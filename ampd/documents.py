@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,8 +72,17 @@ def check_writable(*paths: Path | None, replaces: bool = False) -> None:
         if path.exists() and not replaces:
             if not os.access(path, os.W_OK):
                 raise UserError(f"{path}: cannot be written; you have no permission to write this file")
-        elif not os.access(path.parent, os.W_OK | os.X_OK):
-            raise UserError(f"{path}: cannot be written; you have no permission to write in its folder")
+        elif reason := _why_nothing_can_be_created_in(path.parent):
+            raise UserError(f"{path}: cannot be written; no file can be created in its folder ({reason})")
+
+
+def _why_nothing_can_be_created_in(folder: Path) -> str:
+    """Tried, because permissions do not tell: read-only and special file systems refuse even the owner."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def first_problem(error: ValidationError, *, quotes_rules: bool = True, as_flag: bool = False) -> str:

@@ -25,7 +25,7 @@ def check_model_folder(folder: Path, prog: str) -> Path:
             f"{hint if is_name else ''}"
         )
     if not (folder / "config.json").is_file():
-        raise UserError(f"{prog}: --model: {folder} has no config.json; is it a model folder in Hugging Face layout?")
+        raise UserError(f"{prog}: --model: {folder} has no config.json; give a model folder in Hugging Face layout")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise UserError(
             f"{prog}: --model: {folder} has no tokenizer (tokenizer.json); copy the model's tokenizer files into it"

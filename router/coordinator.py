@@ -196,7 +196,7 @@ class Coordinator:
                     await RoundRun(wanted, context, self._services).serve(send)
         except RoundRefusedError as error:
             self.failures[error.status] += 1
-            level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.step_level
+            level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
             log_fields(log, level, "round refused", status=error.status, error=str(error))
             send(error_chunk(error.status, trace.quoted(str(error))))
         except Exception as error:

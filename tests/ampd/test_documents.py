@@ -1,8 +1,10 @@
 """Files that cannot be written are refused before any work is done."""
 
+import errno
 import os
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,17 @@ from ampd.documents import check_writable
 from ampd.errors import UserError
 
 
-def _without(*locked: Path) -> Callable[[Path, int], bool]:
-    """`os.access` for a user who may write everything but the locked paths. To root it always says yes."""
-    return lambda path, _: path not in locked
+def _lock(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a user who may write everything but this path. Root may write everywhere."""
+    create = tempfile.TemporaryFile
+
+    def creates(*, dir: Path) -> Any:
+        if dir == locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return create(dir=dir)
+
+    monkeypatch.setattr(os, "access", lambda path, _: path != locked)
+    monkeypatch.setattr(tempfile, "TemporaryFile", creates)
 
 
 def test_a_file_in_a_missing_folder_and_a_folder_are_refused(tmp_path: Path) -> None:
@@ -23,9 +33,15 @@ def test_a_file_in_a_missing_folder_and_a_folder_are_refused(tmp_path: Path) -> 
 
 
 def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", _without(tmp_path))
-    with pytest.raises(UserError, match=r"x\.html: cannot be written; you have no permission to write in its folder"):
+    _lock(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"x\.html: cannot be written; no file can be created in its folder \(Perm"):
         check_writable(tmp_path / "x.html")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no such file system")
+def test_a_file_system_that_takes_no_files_is_refused_whatever_its_permissions_say() -> None:
+    with pytest.raises(UserError, match=r"/proc/x\.html: cannot be written; no file can be created in its folder"):
+        check_writable(Path("/proc/x.html"))
 
 
 def test_an_existing_file_needs_only_its_own_permission_unless_it_is_replaced(
@@ -34,11 +50,12 @@ def test_an_existing_file_needs_only_its_own_permission_unless_it_is_replaced(
     """So `--report /dev/null` works for everyone."""
     path = tmp_path / "x.html"
     path.touch()
-    monkeypatch.setattr(os, "access", _without(tmp_path))
-    check_writable(path)
-    with pytest.raises(UserError, match="in its folder"):
-        check_writable(path, replaces=True)
-    monkeypatch.setattr(os, "access", _without(path))
+    with monkeypatch.context() as locked:
+        _lock(tmp_path, locked)
+        check_writable(path)
+        with pytest.raises(UserError, match="in its folder"):
+            check_writable(path, replaces=True)
+    _lock(path, monkeypatch)
     check_writable(path, replaces=True)
     with pytest.raises(UserError, match="to write this file"):
         check_writable(path)
@@ -47,5 +64,5 @@ def test_an_existing_file_needs_only_its_own_permission_unless_it_is_replaced(
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="no permission"):
+    with pytest.raises(UserError, match="no file can be created"):
         check_writable(tmp_path / "x.html")

@@ -46,6 +46,8 @@ def test_every_row_goes_as_the_page_says(tmp_path: Path) -> None:
         pytest.skip("no client is installed: make clients")
     assert [row for row in rows if row["error"]] == []
     assert [row for row in rows if row["is_session"] is False] == []
+    if missing := {*chosen[1::2]} - {row["client"] for row in rows}:
+        pytest.skip(f"the rows of the other clients work; not installed: {', '.join(sorted(missing))}")
 
 
 @pytest.mark.parametrize(("client", "feature"), ROWS, ids=[f"{client.name} {row.name}" for client, row in ROWS])

@@ -33,7 +33,8 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
         calls = [_call(row, where, gap_s) for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)]
         later += len(calls) - 1
         rewrites += sum(
-            call.prompt_tokens <= before.prompt_tokens and not common_prefix(before.hashes, call.hashes)
+            call.prompt_tokens < before.prompt_tokens + before.output_tokens
+            and not common_prefix(before.hashes, call.hashes)
             for before, call in pairwise(calls)
         )
         yield Session(
@@ -44,8 +45,8 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
         )
     if 2 * rewrites > later:
         options.note(
-            f"{path}: {rewrites} of {later} later rounds have no longer prompt than the round before and keep none of "
-            "it; if each row holds only what a round adds, convert it as mooncake-delta"
+            f"{path}: {rewrites} of {later} later rounds are shorter than the prompt and the answer before them, and "
+            "keep no block of it; if each row holds only what a round adds, convert it as mooncake-delta"
         )
 
 

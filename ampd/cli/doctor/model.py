@@ -19,6 +19,7 @@ from workers.kv.tried import TRIED_DEGREES
 
 PROG = "ampd doctor"
 _GB = 1e9
+_COMPLETE = "give a complete model folder: --model FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ class ModelReading:
 
     Attributes:
         problem: why it cannot be served; empty: it can.
+        fix: what to do about the problem.
         kv_pool: SGLang's class of the KV pool, derived from the configuration.
         weight_bytes: of the files with weights.
     """
 
     folder: str
     problem: str = ""
+    fix: str = ""
     architecture: str = ""
     kv_pool: str = ""
     weight_bytes: int = 0
@@ -49,14 +52,15 @@ def read_model(model: str, tp: int, *, needs_weights: bool) -> ModelReading:
         folder = check_model_folder(tiny_model_path() if model == TINY else Path(model), PROG)
         check_degree(folder, tp, PROG)
     except UserError as error:
-        return ModelReading(model, problem=str(error).removeprefix(f"{PROG}: "))
+        problem, _, fix = str(error).removeprefix(f"{PROG}: ").partition("; ")
+        return ModelReading(model, problem, fix or _COMPLETE)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
     weight_bytes = sum(file.stat().st_size for file in files)
     problem = f"{folder} has no weights (*.safetensors)" if needs_weights and not weight_bytes else ""
     text = {**config, **(config.get("text_config") or {})}
     architecture = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
-    return ModelReading(str(folder), problem, architecture, kv_pool(text), weight_bytes)
+    return ModelReading(str(folder), problem, _COMPLETE, architecture, kv_pool(text), weight_bytes)
 
 
 def kv_pool(config: Mapping[str, Any]) -> str:
@@ -79,7 +83,7 @@ def judge_model(reading: ModelReading, tp: int, rank_bytes: int, *, is_shared: b
         is_shared: all ranks of both workers compute on the same device.
     """
     if reading.problem:
-        return [Finding("model", Verdict.WRONG, reading.problem, "give a complete model folder: --model FOLDER")]
+        return [Finding("model", Verdict.WRONG, reading.problem, reading.fix)]
     found = (
         f"{reading.folder}: {reading.architecture}, {reading.kv_pool}, {reading.weight_bytes / _GB:.2f} GB of weights"
     )

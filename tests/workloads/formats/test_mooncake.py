@@ -51,6 +51,10 @@ def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
     (note,) = NOTES
     assert "2 of 3 later rounds" in note
     assert "mooncake-delta" in note
+    growing = [{"session_id": "s", "input_length": n, "output_length": 30} for n in (500, 41, 42, 43, 44)]
+    load("mooncake", jsonl(tmp_path / "g.jsonl", *growing))
+    (note,) = NOTES
+    assert "4 of 4 later rounds" in note
     hashed = [_moon("s", n, 5, [10 * n, 10 * n + 1]) for n in (900, 40, 30, 60)]
     load("mooncake", jsonl(tmp_path / "h.jsonl", *hashed))
     (note,) = NOTES

@@ -11,7 +11,7 @@ from ampd.cli.doctor.finding import Verdict
 from ampd.cli.doctor.model import ModelReading, judge_model, kv_pool, read_model
 
 GB = 1_000_000_000
-QWEN = ModelReading("/models/qwen3-32b", "", "Qwen3ForCausalLM", "MHATokenToKVPool", int(65.5 * GB))
+QWEN = ModelReading("/models/qwen3-32b", "", "", "Qwen3ForCausalLM", "MHATokenToKVPool", int(65.5 * GB))
 
 
 def test_the_tiny_model_can_be_served() -> None:
@@ -24,7 +24,20 @@ def test_the_tiny_model_can_be_served() -> None:
 def test_a_folder_without_a_model_is_wrong(tmp_path: Path) -> None:
     reading = read_model(str(tmp_path), 1, needs_weights=True)
     assert "config.json" in reading.problem
-    assert judge_model(reading, 1, GB, is_shared=False)[0].verdict is Verdict.WRONG
+    (finding,) = judge_model(reading, 1, GB, is_shared=False)
+    assert (finding.verdict, finding.fix) == (Verdict.WRONG, "give a model folder in Hugging Face layout")
+
+
+def test_each_problem_has_its_own_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fix(tp: int) -> str:
+        (finding,) = judge_model(read_model("tiny", tp, needs_weights=True), tp, GB, is_shared=False)
+        assert finding.verdict is Verdict.WRONG
+        return finding.fix
+
+    assert fix(3).startswith("use one of: 1, 2")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert fix(1).startswith("set XDG_CACHE_HOME")
 
 
 def test_a_model_without_weights_serves_the_modelled_engine_only(tmp_path: Path) -> None:
