@@ -195,9 +195,7 @@ async def test_as_text_and_by_default_a_round_is_one_line_with_the_id_of_the_ans
             body = completion(PROMPT, max_tokens=2, stream=True, nvext={"annotations": ["ttft_target:never"]})
             refused = await site.client.post("/v1/completions", json=body, headers=session("refused"))
             assert "ttft_target" not in refused.text
-            async with asyncio.timeout(60):
-                while "round refused" not in graph.log(site.coordinator):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until(lambda: "round refused" in graph.log(site.coordinator))
             (line,) = [line for line in graph.log(site.coordinator).splitlines() if "round refused" in line]
             assert "status=400" in line
             assert "request_id=" in line
