@@ -23,6 +23,13 @@ ENGINE_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """SGLang's further arguments for a family."""
 
+ENVIRONMENT: dict[str, dict[str, str]] = {
+    # SGLang keeps the convolution of a state in bf16, whatever the model's type is. Then a context gives other
+    # log-probabilities after each point at which a state was taken up again.
+    "qwen3_next": {"SGLANG_MAMBA_CONV_DTYPE": "float32"},
+}
+"""SGLang's further variables for a family whose model is in fp32."""
+
 
 @contextmanager
 def cpu_family(family: str) -> Iterator[None]:
@@ -32,6 +39,8 @@ def cpu_family(family: str) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch, in_engine_processes(_install_for_good, family):
         install(family, patch)
+        for name, value in ENVIRONMENT.get(family, {}).items():
+            patch.setenv(name, value)
         yield
 
 

@@ -23,6 +23,7 @@ from tests.harness.sglang_pair import (
     TIMEOUT_S,
     LocalPeers,
     Pair,
+    RelayedPair,
     SwitchedTransport,
     empty,
     idle,
@@ -133,7 +134,7 @@ class Cells:
         """
         ranks = [engine.info.parallelism.tp for engine in (pair.prefill, pair.decode)]
         session, slack, routes, history = f"{ranks[0]} x {ranks[1]} {name}", self.model.slack_tokens, ROUTES[name], 0
-        await empty(pair.prefill, pair.decode)
+        await empty(*pair.engines)
         for number, prompt in enumerate(self.reference.prompts):
             self.late.choose((number + 1) % max(ranks) if late_rank is None else late_rank)
             is_remote = routes[number % len(routes)]
@@ -150,7 +151,7 @@ class Cells:
     async def check_that_pools_matter(self, pair: Pair) -> None:
         """The control on both sides, after an alternating route."""
         prompt, expected = self.reference.prompts[-1], self.reference.outputs[-1].token_ids
-        for engine in (pair.prefill, pair.decode):
+        for engine in dict.fromkeys((pair.prefill, pair.decode)):
             await check_that_pools_matter(engine, prompt, expected, self.model.pools)
 
 
@@ -159,24 +160,35 @@ async def check_cells(model: Model, folder: Path, pairs: Sequence[tuple[int, int
     made = model.make(folder / "model")
     async with AsyncExitStack() as stack:
         late = stack.enter_context(model.late_engines(folder))
-        prefills, decodes = [
-            {tp: await started(stack, model.settings(made, tp)) for tp in sorted({pair[side] for pair in pairs})}
-            for side in (0, 1)
-        ]
-        first = next(iter(prefills.values()))
+        engines = {
+            at: await started(stack, model.settings(made, at[0]))
+            for at in sorted({at for pair in pairs for at in _engines_of(pair)})
+        }
+        chosen = {pair: [engines[at] for at in _engines_of(pair)] for pair in pairs}
+        first = chosen[pairs[0]][0]
         assert tuple(pool.name for pool in first.kv.store.geometry.pools) == model.pools
         cells = Cells(model, await alone(first), late)
-        for decode in decodes.values():
+        for decode in {decode for _, decode in chosen.values()} - {first}:
             await _check_that_reads_matter(connected(first, decode), cells.reference)
-        for prefill_tp, decode_tp in pairs:
-            pair = connected(prefills[prefill_tp], decodes[decode_tp])
+        for (prefill_tp, decode_tp), (prefill, decode) in chosen.items():
+            pair = connected(prefill, decode, first)
             for name in ROUTES:
                 if name == "local" and prefill_tp != pairs[0][0]:
                     continue  # the prefill worker has no part in it
-                if name != "alternating" and max(prefill_tp, decode_tp) > 2:
-                    continue  # more ranks than cores
+                if name != "alternating" and max(prefill_tp, decode_tp) > _LARGEST_TWICE:
+                    continue
                 await cells.check_route(pair, name)
             await cells.check_that_pools_matter(pair)
+
+
+_LARGEST_TWICE = 2
+"""With more ranks than cores rounds are slow. There, one engine plays both sides of 4 x 4, and one route must do."""
+
+
+def _engines_of(pair: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The engines of a pair of degrees, as (degree, number): there are two of a degree only for pairs of equal ones."""
+    prefill, decode = pair
+    return (prefill, 1), (decode, 2 if prefill == decode <= _LARGEST_TWICE else 1)
 
 
 async def started(stack: AsyncExitStack, settings: SglangSettings) -> SglangEngine:
@@ -187,9 +199,13 @@ async def started(stack: AsyncExitStack, settings: SglangSettings) -> SglangEngi
     return engine
 
 
-def connected(prefill: SglangEngine, decode: SglangEngine) -> Pair:
-    """A prefill and a decode worker that know each other."""
-    pair = Pair(prefill, decode, LocalPeers())
+def connected(prefill: SglangEngine, decode: SglangEngine, relay: SglangEngine | None = None) -> Pair:
+    """A prefill and a decode worker that know each other. If they are one, the relay has the KV between its turns."""
+    peers = LocalPeers()
+    if relay is not None and prefill is decode:
+        pair: Pair = RelayedPair(prefill, decode, peers, relay=relay)
+    else:
+        pair = Pair(prefill, decode, peers)
     pair.connect()
     return pair
 

@@ -87,6 +87,41 @@ class Pair:
         for name, engine in self.peers.workers.items():
             engine.kv.connect(self.peers, self.held[name].__setitem__)
 
+    @property
+    def engines(self) -> tuple[SglangEngine, ...]:
+        """All engines whose stores have a part in the rounds, each once."""
+        return self.prefill, self.decode
+
+    async def pass_on(self, context: list[int]) -> None:
+        """What happens with a context's KV before the other side reads it: it stays where it is."""
+
+
+@dataclass
+class RelayedPair(Pair):
+    """One engine that plays both sides, one after the other. Between them another worker's store has the KV.
+
+    Attributes:
+        relay: the other worker. Its engine computes nothing.
+    """
+
+    relay: SglangEngine = field(kw_only=True)
+
+    def connect(self) -> None:
+        self.peers.workers = {"P": self.relay, "D": self.relay, "itself": self.prefill}
+        for engine in self.engines:
+            engine.kv.connect(self.peers, self.held["P"].__setitem__)
+
+    @property
+    def engines(self) -> tuple[SglangEngine, ...]:
+        return self.prefill, self.relay
+
+    async def pass_on(self, context: list[int]) -> None:
+        """The relay reads the context, and the engine forgets everything."""
+        request = rid()
+        assert (await read(self.relay, request, context, "itself", TIMEOUT_S)).error is None
+        await self.relay.kv.discard(request)
+        await empty(self.prefill)
+
 
 @dataclass
 class Round:
@@ -218,9 +253,11 @@ async def local_round(pair: Pair, session: str, prompt: list[int], new: int) -> 
 
 async def remote_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:
     first_rid, second_rid = rid(), rid()
+    await pair.pass_on(prompt)
     to_prefill = await read(pair.prefill, first_rid, prompt, "D", TIMEOUT_S)
     first = await run(pair.prefill, session, prompt, 1, first_rid)
     handed = [*prompt, *first.token_ids]
+    await pair.pass_on(handed)
     to_decode = await read(pair.decode, second_rid, handed, "P", TIMEOUT_S)
     rest = await run(pair.decode, session, handed, new - 1, second_rid)
     return Round(first.token_ids + rest.token_ids, rest, first, to_prefill, to_decode)

@@ -10,6 +10,6 @@ TRIED_DEGREES: Mapping[str, tuple[int, ...]] = {
     "MHATokenToKVPool": (1, 2, 4, 8),
     "MLATokenToKVPool": (1, 2, 4),
     "SWAKVPool": (1, 2, 4),
-    "HybridLinearKVPool": (1, 2),
+    "HybridLinearKVPool": (1, 2, 4),
 }
 """By SGLang's class of the KV pool. `docs/models.md` lists the models and the pairs of degrees."""

@@ -22,19 +22,22 @@ pytestmark = [
     pytest.mark.usefixtures("forked"),
 ]
 
-DEGREES = tuple(product((1, 2), (1, 2)))
+SMALL = tuple(product((1, 2), (1, 2)))
+WITH_4 = ((1, 4), (2, 4), (4, 1), (4, 2), (4, 4))
 CELLS: list[tuple[str, dict[str, Any], Sequence[tuple[int, int]]]] = [
     ("qwen3", {}, [(1, 2), (2, 1)]),
-    ("qwen3_moe", {}, DEGREES),
+    ("qwen3_moe", {}, SMALL),
     ("mixtral", {}, [(1, 2)]),
     # At one TP, as fp8 below.
     ("qwen3", {"dtype": "bfloat16"}, [(1, 1)]),
-    ("deepseek_v3", {}, [*DEGREES, (2, 4)]),
-    ("gpt_oss", {}, [*DEGREES, (2, 4)]),
+    ("deepseek_v3", {}, [*SMALL, (2, 4)]),
+    ("gpt_oss", {}, [*SMALL, (2, 4)]),
     # At one TP: the sums of two TPs differ in their last bits, and rounding to fp8 makes other tokens of that.
     ("gpt_oss", {"arguments": {"kv_cache_dtype": "fp8_e4m3"}}, [(1, 1)]),
-    ("gemma_4", {}, DEGREES),
-    ("qwen3_next", {}, DEGREES),
+    ("gemma_4", {}, SMALL),
+    ("qwen3_next", {}, SMALL),
+    # Half as many key heads as heads of queries: with 8 of these TP 4 is possible.
+    ("qwen3_next", {"heads": 8}, WITH_4),
 ]
 """Family, options that differ from its own, and pairs of TP (prefill worker, decode worker)."""
 

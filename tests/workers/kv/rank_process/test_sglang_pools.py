@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,13 +48,13 @@ def sliding_window(heads: int, window_heads: int) -> Any:
     return SWAKVPool(SLOTS, 32, dtype=torch.bfloat16, head_num=heads, **COMMON, **layers, **dims)
 
 
-def states(tp: int, temporal: Any = torch.float32, **more: Any) -> Any:
+def states(tp: int, temporal: Any = torch.float32, key_heads: int = 2, **more: Any) -> Any:
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
-    shape = Mamba2StateShape.create(
-        tp_world_size=tp, intermediate_size=4 * 32, n_groups=2, num_heads=4, head_dim=32, state_size=16, conv_kernel=4
-    )
+    value_heads = 2 * key_heads
+    sizes = {"n_groups": key_heads, "num_heads": value_heads, "head_dim": 32, "state_size": 16, "conv_kernel": 4}
+    shape = Mamba2StateShape.create(tp_world_size=tp, intermediate_size=value_heads * 32, **sizes)
     dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=temporal)
     cache_params = Mamba2CacheParams(shape=shape, layers=[0, 1, 3], dtype=dtype)
     return MambaPool(
@@ -174,24 +175,43 @@ def test_states_of_gated_delta_nets() -> None:
 
 
 @with_real_pools
-def test_what_two_ranks_wrote_is_loaded_by_one() -> None:
-    """Through SGLang's own tensors: Qwen3-Next at TP 2 into TP 1."""
-    ranks, convolutions = [], []
-    for _ in range(2):
-        state_pool = states(2)
-        state_pool.mamba_cache.conv[0].normal_()
-        convolutions.append(state_pool.mamba_cache.conv[0][1, 3].clone())
-        ranks.append(described(hybrid(1, state_pool), state_pool=state_pool, tp=2))
-    geometry = ranks[0].geometry
+@pytest.mark.parametrize(("writers", "readers"), product((1, 2, 4), (1, 2, 4)))
+def test_states_of_any_degree_are_loaded_at_any_other(writers: int, readers: int) -> None:
+    """Through SGLang's own tensors, with the channels of a rank as SGLang's loader of the convolution picks them."""
+    temporal, channels = torch.randn(3, 8, 32, 16), torch.randn(3, 4 * 16 + 4 * 16 + 8 * 32, 3).bfloat16()
+    geometry = ranks_of_states(1)[0][1].geometry
     store = torch.zeros(geometry.pool("mamba").record_bytes, dtype=torch.uint8)
-    for rank, pools in enumerate(ranks):
-        RankCopies(geometry, pools.buffers, store, tp=2, rank=rank, layers=5).write("mamba", [3], [0])
-    state_pool = states(1)
-    pools = described(hybrid(2, state_pool), state_pool=state_pool)
-    list(RankCopies(geometry, pools.buffers, store, tp=1, rank=0, layers=5).load({"mamba": ([5], [0])}))
-    # Each rank has one of two heads of q, then of k (16 channels each), then two of the four of v (64 channels).
-    parts = [rank[first:last] for first, last in ((0, 16), (16, 32), (32, 96)) for rank in convolutions]
-    assert state_pool.mamba_cache.conv[0][1, 5].equal(torch.cat(parts))
+    for rank, (cache, pools) in enumerate(ranks_of_states(writers)):
+        cache.temporal[:, 3] = temporal.chunk(writers, 1)[rank]
+        cache.conv[0][:, 3] = channels_of(channels, writers, rank)
+        RankCopies(geometry, pools.buffers, store, tp=writers, rank=rank, layers=5).write("mamba", [3], [0])
+    for rank, (cache, pools) in enumerate(ranks_of_states(readers)):
+        assert pools.geometry == geometry
+        list(RankCopies(geometry, pools.buffers, store, tp=readers, rank=rank, layers=5).load({"mamba": ([5], [0])}))
+        assert cache.temporal[:, 5].equal(temporal.chunk(readers, 1)[rank])
+        assert cache.conv[0][:, 5].equal(channels_of(channels, readers, rank))
+
+
+def ranks_of_states(tp: int) -> list[tuple[Any, EnginePools]]:
+    """The states of each rank of an engine with 4 key heads, and all its pools."""
+    config, ranks = {**GDN, "linear_num_key_heads": 4, "linear_num_value_heads": 8}, []
+    for _ in range(tp):
+        pool = states(tp, key_heads=4)
+        ranks.append(
+            (pool.mamba_cache, described(hybrid(4 // tp, pool), heads=4, state_pool=pool, tp=tp, config=config))
+        )
+    return ranks
+
+
+def channels_of(channels: Any, tp: int, rank: int) -> Any:
+    """A rank's channels of all layers, as SGLang divides the weights of the convolution over them."""
+    from sglang.srt.layers.attention.mamba.mamba import mamba_v2_sharded_weight_loader
+
+    load = mamba_v2_sharded_weight_loader([(4 * 16, 0, False), (4 * 16, 0, False), (8 * 32, 0, False)], tp, rank)
+    mine = torch.empty(3, channels.shape[1] // tp, 3, dtype=channels.dtype)
+    for layer, whole in zip(mine, channels, strict=True):
+        load(layer, whole)
+    return mine
 
 
 @pytest.mark.parametrize("name", ["nnodes", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size"])
@@ -260,7 +280,7 @@ def test_kv_that_no_engine_was_run_with_is_refused_with_a_way_to_try_it() -> Non
     [
         ("MLATokenToKVPool", PAGE, 8, "a MLATokenToKVPool at --tp 8"),
         ("SWAKVPool", PAGE, 8, "a SWAKVPool at --tp 8"),
-        ("HybridLinearKVPool", PAGE, 4, "a HybridLinearKVPool at --tp 4"),
+        ("HybridLinearKVPool", PAGE, 8, "a HybridLinearKVPool at --tp 8"),
         ("MLATokenToKVPool", 128, 1, "pages of 128 tokens"),  # some backends choose their own
     ],
 )
