@@ -199,7 +199,8 @@ class SglangEngine:
         for process in processes:
             await asyncio.to_thread(process.join, grace_s)
             process.kill()
-            process.join()
+            # A process that a driver holds ends late. The worker goes on answering meanwhile.
+            await asyncio.to_thread(process.join)
             process.close()
 
     async def wait_lost(self) -> str:
@@ -273,11 +274,15 @@ class SglangEngine:
     def _read_info(self) -> EngineInfo:
         geometry = self.kv.store.geometry
         report_page_size(self._settings, geometry.page_size)
-        capacity = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+        limits = self._engine._scheduler_init_result.scheduler_infos[0]
+        capacity = int(limits["max_total_num_tokens"])
+        # SGLang's own limit is 6 tokens below the model's context or the pool. But it admits a prompt only if its
+        # pool has room for an answer and a page more. A prompt in between waits for ever, and all others behind it.
+        longest = min(int(limits["max_req_input_len"]), capacity - 2 * geometry.page_size)
         return EngineInfo(
             parallelism=Parallelism(tp=self._settings.tp),
             kv_capacity_tokens=capacity,
-            max_context_tokens=min(int(self._manager.context_len), capacity),
+            max_context_tokens=longest,
             store_capacity_tokens=self.kv.store.capacity_tokens,
             page_size_tokens=geometry.page_size,
             kv_bytes_per_token=geometry.page_bytes // geometry.page_size,

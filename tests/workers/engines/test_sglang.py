@@ -38,13 +38,15 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-CONTEXT_TOKENS = 2048
+MODEL_TOKENS = 2048
+CONTEXT_TOKENS = MODEL_TOKENS - 6
+"""SGLang takes no prompt of this length or more."""
 PROMPT = text(1, 120)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = TinyModel(layers=2, hidden_size=128, heads=2, kv_heads=1, max_context_tokens=CONTEXT_TOKENS)
+    sizes = TinyModel(layers=2, hidden_size=128, heads=2, kv_heads=1, max_context_tokens=MODEL_TOKENS)
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", sizes)
 
 
@@ -191,7 +193,7 @@ async def test_a_bad_guide_is_the_callers_error(engine: SglangEngine) -> None:
     assert len((await ask(engine, 5)).token_ids) == 5
 
 
-@pytest.mark.parametrize("length", [0, CONTEXT_TOKENS, CONTEXT_TOKENS + 500])
+@pytest.mark.parametrize("length", [0, CONTEXT_TOKENS, MODEL_TOKENS, MODEL_TOKENS + 500])
 async def test_a_prompt_that_does_not_fit_is_the_callers_error(engine: SglangEngine, length: int) -> None:
     with pytest.raises(EngineError) as refused:
         await run(engine, "", text(4, length), 5)
@@ -203,7 +205,7 @@ async def test_output_ends_with_the_context(engine: SglangEngine) -> None:
     prompt = text(5, CONTEXT_TOKENS - 10)
     output = await run(engine, "", prompt, None, sampling_options={"temperature": 0.0})  # type: ignore[arg-type]
     assert output.finish_reason == "length"
-    assert 8 <= len(output.token_ids) <= 10
+    assert len(output.token_ids) == 10
 
 
 @pytest.mark.parametrize("wanted", [10, 11, 70_000])
@@ -211,7 +213,7 @@ async def test_a_request_for_more_than_fits_ends_with_the_context(engine: Sglang
     stops = {"ignore_eos": True, "min_tokens": wanted}
     output = await run(engine, "", text(5, CONTEXT_TOKENS - 10), wanted, stop_conditions=stops)
     assert output.finish_reason == "length"
-    assert 8 <= len(output.token_ids) <= 10
+    assert len(output.token_ids) == 10
 
 
 async def test_closing_several_choices_aborts_them_all(engine: SglangEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,6 +57,32 @@ async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyn
 def scheduler_of(engine: Any, rank: int = 0) -> int:
     """The schedulers are the processes that SGLang starts first, in the order of their ranks."""
     return sorted(process.pid for process in engine._engine._processes)[rank]
+
+
+class LateProcess:
+    """A process that does not end at once when it is killed, but after a turn of the event loop."""
+
+    sentinel = -1
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def terminate(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None:
+        asyncio.get_running_loop().call_soon(self._ended.set)
+
+    def join(self, timeout_s: float = 20.0) -> None:
+        assert self._ended.wait(timeout_s) or timeout_s == 0.0, "the event loop stood still"
+
+
+async def test_the_event_loop_goes_on_while_killed_processes_end(model: Path) -> None:
+    engine: Any = SglangEngine(SglangSettings(model=model, device="cpu"))
+    engine._processes = [LateProcess(), LateProcess()]
+    await engine._end_processes(grace_s=0.0)
+    assert engine._processes == []
 
 
 PROMPT_TOKENS, PAGE = 120, 16
