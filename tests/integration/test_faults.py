@@ -12,11 +12,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.fork_server import ForkServer
 from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.harness.graph import SHORT_LEASE, Graph, completion, empty_graph, events, profile, record, session
+from tests.harness.graph import SHORT_LEASE, Graph, completion, events, profile, record, session
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -225,14 +224,3 @@ async def redis_pid(graph: Graph) -> int:
         return int((await connection.info("server"))["process_id"])
     finally:
         await connection.aclose()
-
-
-async def test_a_coordinator_that_waits_for_its_first_decode_worker_ends_when_asked(
-    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
-) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
-        name = graph.start_coordinator("always-remote")
-        await graph.until_announced(1)
-        await graph.until_registered(0)
-        await graph.end(name)
-        assert "exit code 0" in graph.supervisor.ended()[name]

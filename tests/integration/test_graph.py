@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,11 +11,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from ampd.fork_server import ForkServer
 from ampd.session_key import session_key
-from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
-from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, empty_graph, events, profile, record, session
+from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, events, profile, record, session
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -373,35 +370,3 @@ async def test_several_coordinators_agree_on_one_decode_worker_a_session(
     ]
     assert {decision["decode_worker"] for decision in again} == bound["shared-0"]
     assert all(decision["hist_tokens"] >= 32 for decision in again)
-
-
-async def test_a_coordinator_whose_dynamo_ends_says_so(
-    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
-) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
-        graph.start_worker("decode", profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002))
-        await graph.until_workers(1)
-        name = graph.start_coordinator("always-local", module="tests.harness.ending_coordinator")
-        assert "exit code 1" in await graph.until_ended(name)
-        assert "Dynamo ended without a signal" in graph.log(name)
-
-
-@pytest.mark.parametrize("late_module", ["router", "tests.harness.late_coordinator"])
-async def test_coordinators_that_started_before_the_workers_register_their_context(
-    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer, late_module: str
-) -> None:
-    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
-        modules = ("router", late_module)
-        coordinators = [graph.start_coordinator("always-local", module=module) for module in modules]
-        graph.start_frontend()
-        await graph.until_announced(2)
-        await graph.until_answers(coordinators, (503,))
-        perf = profile(tmp_path, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
-        graph.start_worker("decode", perf, "--max-context-tokens", str(LIMIT_TOKENS))
-        long = chat([{"role": "user", "content": WORDS * 200}], max_tokens=2, stream=True)
-        # A coordinator that has not learnt of the workers yet still serves with the old context.
-        await graph.until_answers(coordinators, (400,), long)
-        await graph.end(coordinators[0])
-        await graph.until_registered(1)
-        await graph.until_answers(coordinators[1:], (400,), long)
-        await graph.until_answers(coordinators[1:])
