@@ -113,18 +113,15 @@ async def _is_one_session(served: Graph, session_id: str, run: Callable[[], Awai
         code, output = await run()
         assert code == 0, output[-3000:]
         key = session_key("", session_id)
-        tokens: list[int] = []
 
         async def is_held() -> bool:
-            held = [view.held_tokens[key] for view in await store.snapshot() if key in view.held_tokens]
-            tokens[:] = held
-            return bool(held)
+            """With more tokens than the first round has, because a worker may publish that one alone."""
+            return any(view.held_tokens.get(key, 0) > 40 for view in await store.snapshot())
 
         await until(is_held)
         binding = await store.binding(key)
         assert binding is not None
         assert binding.epoch == 1
-        assert max(tokens) > 40, "the second round is in it"
         assert await _unnamed(store) <= unnamed
     finally:
         await store.close()
