@@ -242,8 +242,8 @@ def test_what_a_frontend_refuses_before_it_costs_something(monkeypatch: pytest.M
             body = {"model": "tiny", "prompt": text, "max_tokens": 1}
             assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == status
         threshold = {"model": "tiny", "active_decode_blocks_threshold": 0.0}
-        assert httpx.post(f"{graph.url}/busy_threshold", json=threshold).status_code == 404
-        assert httpx.get(f"{graph.url}/busy_threshold").status_code == 404
+        assert httpx.post(f"{graph.url}/busy_threshold", json=threshold, timeout=PATIENCE_S).status_code == 404
+        assert httpx.get(f"{graph.url}/busy_threshold", timeout=PATIENCE_S).status_code == 404
 
 
 def test_nothing_is_left_when_serve_itself_is_killed() -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from ampd.cli.serve.running import running_graph
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -16,11 +17,13 @@ def test_all_targets_answer(tmp_path: Path) -> None:
     flags = ["--engine", "modelled", "--port", "0", "--decode", "2", "--log-dir", str(tmp_path)]
     with running_graph(flags, print) as url:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
         targets = json.loads((tmp_path / "metrics.json").read_text())
         places = {target["labels"]["process"]: target["targets"][0] for target in targets}
-        texts = {name: httpx.get(f"http://{place}/metrics").text for name, place in places.items()}
-        health = {name: httpx.get(f"http://{place}/health").status_code for name, place in places.items()}
+        texts = {name: httpx.get(f"http://{place}/metrics", timeout=PATIENCE_S).text for name, place in places.items()}
+        health = {
+            name: httpx.get(f"http://{place}/health", timeout=PATIENCE_S).status_code for name, place in places.items()
+        }
     assert places.keys() == {"prefill-0", "decode-1", "decode-2", "coordinator-0", "frontend"}
     assert set(health.values()) == {200}
     assert "dynamo_frontend_requests_total" in texts["frontend"]
