@@ -21,6 +21,7 @@ class TcpProxy:
         self.target_port = target_port
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -50,6 +51,7 @@ class TcpProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends, copies = [writer], set[asyncio.Task[None]]()
+        self._clients.add(writer)
         try:
             port, begun = await self._lead(reader)
             back_reader, back_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -57,10 +59,11 @@ class TcpProxy:
             back_writer.write(begun)
             copies = {
                 asyncio.create_task(self._copy(reader, back_writer)),
-                asyncio.create_task(self._copy(back_reader, writer, self.may_answer)),
+                asyncio.create_task(self._copy(back_reader, writer)),
             }
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._clients.discard(writer)
             for copy in copies:
                 copy.cancel()
             for end in ends:
@@ -72,9 +75,7 @@ class TcpProxy:
         """Where a new connection leads, and what was read of it to find that out."""
         return self.target_port, b""
 
-    async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, may_pass: asyncio.Event | None = None
-    ) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
 
@@ -83,8 +84,8 @@ class TcpProxy:
                 at_s, data = await late.get()
                 if (left_s := at_s - clock()) > 0:
                     await asyncio.sleep(left_s)
-                if may_pass is not None:
-                    await may_pass.wait()
+                if writer in self._clients:
+                    await self.may_answer.wait()
                 if not data:
                     return
                 with suppress(OSError):
