@@ -77,6 +77,7 @@ class CoordinatorProcess:
         coordinator.unnamed.subscribe(window.add_unnamed)
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
+        self._has_given_up = asyncio.Event()
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(
@@ -106,7 +107,7 @@ class CoordinatorProcess:
             if await self._presence.until_ready():
                 await self._register()
                 self._presence.start()
-                await self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
+                await self._serve()
                 if not self._presence.is_leaving:
                     raise RunError(
                         f"{PROG}: Dynamo ended without a signal; its lines above say why (a watch that ended: the "
@@ -116,6 +117,23 @@ class CoordinatorProcess:
             await self._presence.stop()
             await self._publisher.stop()
             await self._coordinator.stop()
+
+    async def _serve(self) -> None:
+        """Serve until Dynamo has ended the endpoint, or until the last rounds are given up: Dynamo waits for them.
+
+        What they lose is the connection, so that a frontend that may migrate has another coordinator go on with them.
+        """
+        serving = asyncio.ensure_future(
+            self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
+        )
+        giving_up = asyncio.create_task(self._has_given_up.wait())
+        try:
+            await asyncio.wait({serving, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            serving.cancel()
+            giving_up.cancel()
 
     async def _start(self) -> None:
         settings = self._settings
@@ -143,6 +161,7 @@ class CoordinatorProcess:
                 await self._coordinator.drained()
         except TimeoutError:
             log.warning("rounds still in progress after %g s are given up", self._settings.drain_s)
+            self._has_given_up.set()
         await self._coordinator.stop()
 
     def _expose(self, recorder: RoundRecorder, reader: CoordinatorReader) -> None:
