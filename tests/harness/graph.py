@@ -54,8 +54,8 @@ LEASE = ("--lease-s", "10")
 SHORT_LEASE = ("--lease-s", "4")
 """For processes whose loss is found by their lease."""
 
-_PROCESSES = 7
-"""A large graph has so many at a time."""
+_PROCESSES = 5
+"""Most graphs have so many at a time."""
 
 HELLO = [{"role": "user", "content": "hello"}]
 

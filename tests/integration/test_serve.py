@@ -38,8 +38,8 @@ SHARED_KEYS = {
 }
 
 
-PROCESSES = 7
-"""At most, of one graph."""
+PROCESSES = 5
+"""Most of these graphs have so many."""
 
 
 class Graph:
