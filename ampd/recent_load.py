@@ -75,28 +75,3 @@ def all_rounds(load: Load) -> Iterator[RecentRound]:
     """The rounds of all sessions."""
     for rounds in load.values():
         yield from rounds
-
-
-def sessions_met(load: Load, since_s: float) -> float:
-    """The share of the sessions whose rounds that ended since then all met their targets; 1: none ended."""
-    ended = [
-        [item.is_met for item in rounds if item.ended_s is not None and item.ended_s >= since_s]
-        for rounds in load.values()
-    ]
-    whole = [all(met) for met in ended if met]
-    return sum(whole) / len(whole) if whole else 1.0
-
-
-def met_and_missed(load: Load, now_s: float, last_s: float, ttft_s: float) -> tuple[int, int]:
-    """How many rounds of the last `last_s` seconds met and missed their targets.
-
-    A round that ended counts at its end. A round in progress counts as missed when it has lasted longer than the median
-    of the ended rounds plus the TTFT target. Otherwise a round that never ends would never count.
-    """
-    ended = [item for item in all_rounds(load) if item.ended_s is not None]
-    recent = [item for item in ended if item.ended_s is not None and item.ended_s >= now_s - last_s]
-    met = sum(bool(item.is_met) for item in recent)
-    lasted_s = sorted(item.ended_s - item.sent_s for item in ended if item.ended_s is not None)
-    usual_s = lasted_s[len(lasted_s) // 2] if lasted_s else 0.0
-    overdue = sum(item.ended_s is None and now_s - item.sent_s > usual_s + ttft_s for item in all_rounds(load))
-    return met, len(recent) - met + overdue

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ampd.policies.base import PoolsSituation
 from ampd.policies.considered import TriedRoles
 from planner.look_ahead.candidates import Roles, in_words, shape
 from planner.look_ahead.outlook import Outlook
 from planner.look_ahead.recorded import RecordedLoad
-from planner.look_ahead.replay import replay
+from planner.look_ahead.replay import Replay, replay
 
 _DOUBTFUL = 2
 """Sets of roles that serve more rounds where chance hides a gain."""
@@ -23,6 +24,7 @@ class Comparison:
         supported: roles that a rule of thumb prefers, or the present ones.
         soon, later: the loads that are served again.
         gain: least difference of attainment that counts.
+        proven: what the present roles attained by the record in the time of `later`.
 
     Attributes:
         present: the outlook of the present roles.
@@ -36,6 +38,7 @@ class Comparison:
         soon: RecordedLoad,
         later: RecordedLoad,
         gain: float,
+        proven: float = 0.0,
     ) -> None:
         self._situation = situation
         self._now = now
@@ -45,7 +48,8 @@ class Comparison:
         self._gain = gain
         self._others: list[tuple[Roles, Outlook]] = []
         self._left_out: list[tuple[Roles, Outlook]] = []
-        self.present = Outlook(replay(soon, now, situation), replay(later, now, situation))
+        self._proven = proven
+        self.present = Outlook(replay(soon, now, situation), self._again(later))
         self._known = {shape(situation.workers, now): self.present}
 
     def outlook(self, roles: Roles) -> Outlook:
@@ -53,7 +57,7 @@ class Comparison:
         key = shape(self._situation.workers, roles)
         if key not in self._known:
             soon = replay(self._soon, roles, self._situation)
-            is_out = self.present.soon.is_better_than(soon, self._gain)
+            is_out = self.present.soon.gains(soon, self._gain)
             self._known[key] = Outlook(soon, None if is_out else replay(self._later, roles, self._situation))
         return self._known[key]
 
@@ -75,13 +79,17 @@ class Comparison:
         """Decide with more rounds between the present roles and those that gain most."""
         doubtful = sorted(self._gaining(), key=lambda item: -item[1].share)[:_DOUBTFUL]
         self._left_out = [item for item in self._others if item not in doubtful]
-        self.present = Outlook(self.present.soon, replay(later, self._now, self._situation))
+        self.present = Outlook(self.present.soon, self._again(later))
         self._others = [(roles, Outlook(each.soon, replay(later, roles, self._situation))) for roles, each in doubtful]
 
     def tried(self) -> list[TriedRoles]:
         """For logs: the present roles first."""
         tried = [TriedRoles(in_words(self._now), self.present.share, is_now=True)]
         return tried + [TriedRoles(in_words(roles), each.share) for roles, each in self._others + self._left_out]
+
+    def _again(self, later: RecordedLoad) -> Replay:
+        """The present roles. `later` was recorded with them, while `soon` is a forecast."""
+        return replace(replay(later, self._now, self._situation), proven=self._proven)
 
     def _is_better(self, roles: Roles, outlook: Outlook) -> bool:
         is_supported = shape(self._situation.workers, roles) == self._supported

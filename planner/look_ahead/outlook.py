@@ -33,8 +33,9 @@ class Outlook:
 
     @property
     def worst(self) -> float:
-        """The lower one of both."""
-        return self.soon.share if self.later is None else min(self.soon.share, self.later.share)
+        """The lower one of both, as far as the record does not prove more."""
+        both = [self.soon] if self.later is None else [self.soon, self.later]
+        return min(max(each.share, each.proven) for each in both)
 
     def is_better_than(self, other: Outlook, gain: float, *, is_supported: bool = False) -> bool:
         """Whether one of the two is better, and none is worse, by `gain` and not by chance.
@@ -42,11 +43,11 @@ class Outlook:
         Args:
             is_supported: a rule of thumb prefers it too.
         """
-        if self.later is None or other.soon.is_better_than(self.soon, gain):
+        if self.later is None or other.soon.gains(self.soon, gain):
             return False
         if other.later is None:
             return True
-        if other.later.is_better_than(self.later, gain):
+        if other.later.gains(self.later, gain):
             return False
         fewer = _SUPPORTED if is_supported else 0.0
         return self.later.is_better_than(other.later, gain, _DEVIATIONS_LATER - fewer) or self.soon.is_better_than(

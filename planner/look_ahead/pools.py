@@ -12,12 +12,11 @@ from ampd.policies.considered import Considered, TriedRoles
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.pools.predictive import KV_SHORT, PredictivePools
 from ampd.policies.registry import Policy, register
-from ampd.recent_load import Load, latest_rounds, met_and_missed, rounds_since, sessions_met
-from ampd.types import Role, WorkerView
+from ampd.recent_load import Load, all_rounds, latest_rounds, rounds_since
+from ampd.types import Role
 
 if TYPE_CHECKING:
     from planner.look_ahead.candidates import Roles
-    from planner.look_ahead.outlook import Outlook
     from planner.look_ahead.recorded import RecordedLoad
 
 
@@ -37,25 +36,25 @@ class LookAheadPools(Policy):
        are also tried when `predictive` would change a role.
     2. Each set of roles is simulated twice, with arrivals and pauses `stress` times as short. *Soon*: the rounds of the
        last 15 s (10 per worker at least) come again, behind the rounds that are in progress now, where these are. A
-       round in progress gets the output that can be expected of it, by those that have ended and those that still grow.
-       *Later*: `rounds_per_worker` rounds of each worker come again, in an empty cluster. Roles that are worse soon by
-       the measure of 4 are not simulated again. At most 5000 rounds each.
+       round in progress gets the output that can be expected of it, by the rounds since the oldest one in progress
+       began. What it has decoded counts in its ITL. *Later*: `rounds_per_worker` rounds of each worker come again, in
+       an empty cluster. Roles that are worse soon by `gain` are not simulated again. At most 5000 rounds each.
     3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all workers
        decoding, which is co-located serving. If the present roles attain so much that none could gain, no others are
        tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
        memory of those that remain, because sessions grow.
-    4. Roles are better if they attain `gain` more than the present ones, soon or later, and do not attain `gain` less
-       in the other one. A difference counts if it is not chance (two standard deviations of the rounds that only one of
-       the two met; three for a gain of the latest rounds alone, which are few; one less for a change that `predictive`
-       would make too). The attainment is the mean of that of the rounds and that of the sessions. The best are taken.
-       If no roles are better, but the gain of some may be chance, the two that gain most serve up to four times as many
-       rounds, and decide with these.
+    4. The burden of proof is on a change. Roles are better if they attain `gain` more than the present ones, soon or
+       later, and do not attain `gain` less in the other one, be it by chance. The gain must not be chance (two standard
+       deviations of the rounds that only one of the two met; three for a gain of the latest rounds alone, which are
+       few; one less for a change that `predictive` would make too). Later they also have to beat what the present roles
+       really attained in that time. The attainment is the mean of that of the rounds and that of the sessions. The best
+       are taken. If no roles are better, but the gain of some may be chance, the two that gain most serve up to four
+       times as many rounds, and decide with these.
     5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From `full` on it
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
        only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
-       The worker stays if the present roles attain `gain` more, soon or later, be it by chance; from 80 % of the memory
-       on, if they are the better ones by the measure of 4.
+       The worker stays if the present roles attain `gain` more, soon or later, be it by chance.
 
     Limits: it knows only the load that came. In a live graph, rounds that clients give up are not seen, nor the rounds
     in progress of other coordinators than the leading one. A change helps the sessions to come, because sessions stay
@@ -76,14 +75,14 @@ class LookAheadPools(Policy):
     full: float = Field(
         0.5, gt=0, description="Share of the KV memory above which one worker more owns sessions if the sessions grow."
     )
-    stress: float = Field(1.15, gt=0, description="How many times as short arrivals and pauses are made.")
+    stress: float = Field(1.0, gt=0, description="How many times as short arrivals and pauses are made.")
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        by_rule = _RULE.change(situation)
-        rested = not situation.changed_within(self.cooldown_s)
-        for_memory = self._for_memory(situation) if rested else ()
+        if situation.changed_within(self.cooldown_s):
+            return ()
+        for_memory, by_rule = self._for_memory(situation), _RULE.change(situation)
         # Roles under which targets are met could only become worse, whatever a replay says alone.
-        is_due = rested and (bool(by_rule) or self._misses(situation))
+        is_due = bool(by_rule) or self._misses(situation)
         return self._look(situation, by_rule, for_memory, is_due) if for_memory or is_due else ()
 
     def _for_memory(self, situation: PoolsSituation) -> Sequence[RoleChange]:
@@ -102,11 +101,12 @@ class LookAheadPools(Policy):
 
     def _misses(self, situation: PoolsSituation) -> bool:
         """Whether too many rounds miss their targets, or the few that do are of too many sessions."""
+        from planner.look_ahead.attained import attained
+
         for last_s in (_RECENT_S, self.load_s):
-            met, missed = met_and_missed(situation.load, situation.now_s, last_s, situation.slo.ttft_s)
-            if met + missed >= _LEAST_ROUNDS:
-                of_sessions = sessions_met(situation.load, situation.now_s - last_s)
-                return (met / (met + missed) + of_sessions) / 2 <= self.content
+            share = attained(situation, situation.now_s - last_s, _LEAST_ROUNDS)
+            if share is not None:
+                return share <= self.content
         return False
 
     def _look(
@@ -127,11 +127,14 @@ class LookAheadPools(Policy):
         if not others and not for_memory:
             return ()
         latest, longer = self._records(situation)
-        soon, later = recorded_load(latest, self.stress, present_state(situation)), recorded_load(longer, self.stress)
+        lengths = rounds_since(situation.load, _oldest_s(situation))
+        soon = recorded_load(latest, self.stress, present_state(situation), lengths)
+        later = recorded_load(longer, self.stress, outputs=lengths)
         if not later.rounds:
             return for_memory
 
-        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.gain)
+        proven = _proven(situation, longer)
+        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.gain, proven)
         present, rounds = comparison.present, later.rounds
         if present.worst <= 1 - self.gain:
             comparison.try_all(others)
@@ -145,18 +148,9 @@ class LookAheadPools(Policy):
             roles = _changed(now, for_memory)
             with_more = comparison.outlook(roles)
             tried.append(TriedRoles(in_words(roles), with_more.share))
-            if not self._costs(present, with_more, situation.workers):
+            if not present.gains(with_more, self.gain):
                 changes, is_chance = for_memory, False
         return Considered(changes, tried, rounds, is_chance=is_chance)
-
-    def _costs(self, present: Outlook, with_more: Outlook, workers: Sequence[WorkerView]) -> bool:
-        """Whether one owner of sessions more costs too much. Before memory is short, a sign of a cost is enough."""
-        from planner.look_ahead.memory import sessions_share
-
-        owners = [view for view in workers if view.role.owns_sessions]
-        if sessions_share(owners, owners) > _RULE.full:
-            return present.is_better_than(with_more, self.gain)
-        return present.gains(with_more, self.gain)
 
     def _more_rounds(self, situation: PoolsSituation, rounds: int) -> RecordedLoad | None:
         """A longer record than that of `rounds`; None: there is none that would tell much more."""
@@ -174,6 +168,20 @@ class LookAheadPools(Policy):
             latest_rounds(situation.load, min(max(least, count), _MOST_ROUNDS)),
             latest_rounds(situation.load, min(max(most, count), _MOST_ROUNDS)),
         )
+
+
+def _oldest_s(situation: PoolsSituation) -> float:
+    """When the oldest round in progress was sent, or the latest rounds began, whichever is earlier."""
+    in_progress = [item.sent_s for item in all_rounds(situation.load) if item.ended_s is None]
+    return min([situation.now_s - _LATEST_S, *in_progress])
+
+
+def _proven(situation: PoolsSituation, load: Load) -> float:
+    """What the present roles attained in the time of a load, as far as they were there."""
+    from planner.look_ahead.attained import attained
+
+    first_s = min((item.sent_s for item in all_rounds(load)), default=situation.now_s)
+    return attained(situation, max(first_s, situation.changed_s)) or 0.0
 
 
 def _changed(now: Roles, changes: Sequence[RoleChange]) -> Roles:

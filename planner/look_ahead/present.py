@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
@@ -12,12 +12,13 @@ from ampd.types import Role, WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A round that decodes now. `tokens`: of its output so far, an estimate."""
+    """A round that decodes now. `tokens`, `token_s`: its output so far and the time between two tokens, estimates."""
 
     session_id: str
     worker_id: str
     item: RecentRound
     tokens: int
+    token_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class Present:
         owners: session -> the worker that holds its KV as its owner, as far as views tell.
         decoding: the rounds that decode.
         waiting: the rounds whose prefills wait or run.
+        held_tokens: session -> its KV at the owner. Where memory is short, that is less than its context.
     """
 
     owners: Mapping[str, str]
     decoding: Sequence[Decoding]
     waiting: Sequence[Waiting]
+    held_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 NOTHING_PRESENT = Present({}, (), ())
@@ -59,17 +62,18 @@ def present_state(situation: PoolsSituation) -> Present:
     owners = _owners(situation.workers)
     running = {name: rounds[-1] for name, rounds in situation.load.items() if rounds[-1].ended_s is None}
     placed = _placed([name for name in running if name not in queued], owners, situation.workers)
-    workers = {view.worker_id: view for view in situation.workers}
+    views = {view.worker_id: view for view in situation.workers}
+    first_token_s = _first_token_s(situation.workers)
     decoding = [
-        Decoding(name, worker_id, running[name], _tokens(situation, running[name], workers[worker_id]))
-        for name, worker_id in placed.items()
+        _decoding(situation, name, running[name], views[worker_id], first_token_s) for name, worker_id in placed.items()
     ]
     waiting = [
         Waiting(name, queued.get(name, ""), item, max(situation.now_s - item.sent_s, 0.0))
         for name, item in running.items()
         if name not in placed
     ]
-    return Present(owners, decoding, waiting)
+    held_tokens = {name: views[worker_id].held_tokens.get(name, 0) for name, worker_id in owners.items()}
+    return Present(owners, decoding, waiting, held_tokens)
 
 
 def _placed(sessions: Sequence[str], owners: Mapping[str, str], workers: Sequence[WorkerView]) -> dict[str, str]:
@@ -86,13 +90,22 @@ def _placed(sessions: Sequence[str], owners: Mapping[str, str], workers: Sequenc
     return placed
 
 
-def _tokens(situation: PoolsSituation, item: RecentRound, worker: WorkerView) -> int:
-    """The output of a round so far, by the time that it has decoded."""
+def _first_token_s(workers: Sequence[WorkerView]) -> float:
+    """The mean time to the first token that was measured; 0: there is none."""
+    count = sum(view.ttft.count for view in workers)
+    return sum(view.ttft.mean_s * view.ttft.count for view in workers) / count if count else 0.0
+
+
+def _decoding(
+    situation: PoolsSituation, name: str, item: RecentRound, worker: WorkerView, first_token_s: float
+) -> Decoding:
+    """The output of a round so far, by the time that it has decoded. Its prefill took as long as others, or longer."""
     model, theta = situation.model, worker.parallelism
     prefill_s = model.prefill_s(item.kept_tokens, max(item.prompt_tokens - item.kept_tokens, 1), theta)
     token_s = worker.itl.mean_s if worker.itl.count else 0.0
     token_s = token_s or model.decode_step_s(max(worker.decode_batch, 1), worker.decode_context_tokens, theta)
-    return max(round((situation.now_s - item.sent_s - prefill_s) / token_s), 1)
+    decoded_s = situation.now_s - item.sent_s - max(prefill_s, first_token_s)
+    return Decoding(name, worker.worker_id, item, max(round(decoded_s / token_s), 1), token_s)
 
 
 def _owners(workers: Sequence[WorkerView]) -> dict[str, str]:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ampd.recent_load import Load, RecentRound, all_rounds
 from planner.look_ahead.lengths import OutputLengths
 from planner.look_ahead.present import NOTHING_PRESENT, Present
 from planner.simulator.options import UnderWay
 from workloads.trace import Round, Session
+
+
+class Decoded(NamedTuple):
+    """The output of a round so far: the tokens, and the time between two of them."""
+
+    tokens: int
+    token_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class RecordedLoad:
         counted: ids of the sessions whose rounds count. The others are load only.
         span_s: from the first arrival of a round to the last one.
         mean_output_tokens: of a round.
+        decoded: session id -> what its round has decoded before the replay begins. That counts in its ITL.
     """
 
     sessions: Sequence[Session]
@@ -29,6 +38,7 @@ class RecordedLoad:
     counted: AbstractSet[str]
     span_s: float
     mean_output_tokens: int
+    decoded: Mapping[str, Decoded] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -36,7 +46,9 @@ class RecordedLoad:
         return sum(len(session.rounds) for session in self.sessions if session.session_id in self.counted)
 
 
-def recorded_load(load: Load, stress: float, present: Present = NOTHING_PRESENT) -> RecordedLoad:
+def recorded_load(
+    load: Load, stress: float, present: Present = NOTHING_PRESENT, outputs: Load | None = None
+) -> RecordedLoad:
     """The load with the recorded prompts and outputs, behind the rounds that are in progress now.
 
     Rounds in progress that wait do not count, because they are late or not whatever the roles. A round in progress gets
@@ -46,8 +58,10 @@ def recorded_load(load: Load, stress: float, present: Present = NOTHING_PRESENT)
         stress: arrivals and pauses are this many times as short. Above 1, a short record shows a lack of capacity that
             would otherwise need a long one.
         present: what the replay begins with.
+        outputs: the rounds that tell how long outputs are; None: those of `load`. They should reach back to the start
+            of the oldest round in progress. Of a shorter time only short outputs have ended.
     """
-    lengths = _lengths(load, present)
+    lengths = _lengths(load if outputs is None else outputs, present)
     so_far = {each.session_id: each.tokens for each in present.decoding}
     arrivals = [item.sent_s for item in all_rounds(load)]
     first_s, last_s = min(arrivals, default=0.0), max(arrivals, default=0.0)
@@ -66,13 +80,14 @@ def recorded_load(load: Load, stress: float, present: Present = NOTHING_PRESENT)
         for session_id, rounds in load.items()
         if rounds[0].kept_tokens
     }
-    outputs = [item.output_tokens for session in sessions for item in session.rounds]
+    all_outputs = [item.output_tokens for session in sessions for item in session.rounds]
     return RecordedLoad(
         sessions=begun + sorted(sessions, key=lambda session: session.arrival_s),
         under_way=under_way,
         counted=frozenset(load) | frozenset(_NOW + each.session_id for each in present.decoding),
         span_s=(last_s - first_s) / stress,
-        mean_output_tokens=max(round(sum(outputs) / len(outputs)), 1) if outputs else 1,
+        decoded={_NOW + each.session_id: Decoded(each.tokens, each.token_s) for each in present.decoding},
+        mean_output_tokens=max(round(sum(all_outputs) / len(all_outputs)), 1) if all_outputs else 1,
     )
 
 
@@ -88,20 +103,21 @@ def _lengths(load: Load, present: Present) -> OutputLengths:
 
 
 def _in_progress(present: Present, lengths: OutputLengths) -> tuple[list[Session], dict[str, UnderWay]]:
-    """The rest of the rounds in progress, and where they are. Those that decode come first."""
+    """The rest of the rounds in progress, and where they are. Those that decode come last."""
     sessions: list[Session] = []
     under_way: dict[str, UnderWay] = {}
+    for queued in present.waiting:
+        kept_tokens = min(queued.item.kept_tokens, present.held_tokens.get(queued.session_id, 0))
+        increment_tokens = max(queued.item.prompt_tokens - kept_tokens, 1)
+        sessions.append(_of_one_round(queued.session_id, kept_tokens, increment_tokens, lengths.expected()))
+        owner = present.owners.get(queued.session_id, "")
+        under_way[_NOW + queued.session_id] = UnderWay(kept_tokens, owner, queued.worker_id, queued.waited_s)
+    # Memory that is short loses the KV that came first. The batch's is in use and cannot go.
     for each in present.decoding:
         context_tokens = each.item.prompt_tokens + each.tokens
         rest = lengths.expected(each.tokens) - each.tokens
         sessions.append(_of_one_round(each.session_id, context_tokens, 1, rest))
         under_way[_NOW + each.session_id] = UnderWay(context_tokens, each.worker_id, each.worker_id)
-    for queued in present.waiting:
-        kept_tokens = queued.item.kept_tokens
-        increment_tokens = max(queued.item.prompt_tokens - kept_tokens, 1)
-        sessions.append(_of_one_round(queued.session_id, kept_tokens, increment_tokens, lengths.expected()))
-        owner = present.owners.get(queued.session_id, "")
-        under_way[_NOW + queued.session_id] = UnderWay(kept_tokens, owner, queued.worker_id, queued.waited_s)
     return sessions, under_way
 
 

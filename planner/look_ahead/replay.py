@@ -11,9 +11,10 @@ from ampd.policies.base import OtherPolicies, PoolsSituation
 from ampd.policies.registry import BINDING, ORDERING, ROUTING, SLICING
 from ampd.types import Role
 from planner.look_ahead.candidates import Roles
-from planner.look_ahead.recorded import RecordedLoad
+from planner.look_ahead.recorded import Decoded, RecordedLoad
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
 from workloads.results import meets
 
@@ -25,10 +26,13 @@ class Replay:
     Attributes:
         met: (session id, number) of the rounds that met their targets.
         share: the mean of two shares: of the rounds, and of the sessions whose rounds all met them.
+        proven: the share that these roles attained by the record, if they are the present ones. Where the replay makes
+            less of them, it is the replay that is wrong, and others have to beat what is proven.
     """
 
     met: AbstractSet[tuple[str, int]]
     share: float
+    proven: float = 0.0
 
     def is_better_than(self, other: Replay, gain: float, deviations: float = 2.0) -> bool:
         """Whether its share is higher by `gain`, and not by chance.
@@ -41,7 +45,7 @@ class Replay:
 
     def gains(self, other: Replay, gain: float) -> bool:
         """Whether its share is higher by `gain`, even if by chance."""
-        return self.share >= other.share + gain
+        return self.share >= max(other.share, other.proven) + gain
 
 
 def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> Replay:
@@ -77,10 +81,18 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
     met = {
         (record.session_id, record.index)
         for record in done.rounds
-        if record.session_id in recorded.counted and meets(record, slo)
+        if record.session_id in recorded.counted and meets(_whole(record, recorded.decoded.get(record.session_id)), slo)
     }
     whole = sum(all((session.session_id, index) in met for index in range(len(session.rounds))) for session in counted)
     return Replay(met, (len(met) / recorded.rounds + whole / len(counted)) / 2)
+
+
+def _whole(record: SimulatedRound, before: Decoded | None) -> SimulatedRound:
+    """The round with the ITL of all of its tokens, those before the replay included."""
+    if before is None or record.itl_s is None:
+        return record
+    tokens = before.tokens + record.output_tokens - 1
+    return replace(record, itl_s=(before.tokens * before.token_s + (record.output_tokens - 1) * record.itl_s) / tokens)
 
 
 def _policies(others: OtherPolicies) -> Policies:

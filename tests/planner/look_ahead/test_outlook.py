@@ -1,5 +1,7 @@
 """When an outlook is better than another one."""
 
+from dataclasses import replace
+
 from planner.look_ahead.outlook import Outlook
 from planner.look_ahead.replay import Replay
 
@@ -45,3 +47,20 @@ def test_a_loss_in_one_replay_outweighs_any_gain_in_the_other() -> None:
     assert not torn.is_better_than(now, 0.02)
     assert torn.gains(now, 0.02)
     assert torn.share == now.share
+
+
+def test_a_sign_of_a_loss_is_enough_to_stay_and_a_sign_of_a_gain_is_not_enough_to_change() -> None:
+    """Three rounds are 1.7 standard deviations."""
+    now = Outlook(replay(80), replay(80))
+    assert not Outlook(replay(77), replay(95)).is_better_than(now, 0.02)
+    assert not Outlook(replay(95), replay(77)).is_better_than(now, 0.02)
+    assert not Outlook(replay(83), replay(83)).is_better_than(now, 0.02)
+
+
+def test_what_is_proven_has_to_be_beaten() -> None:
+    proven = Outlook(replay(75), replace(replay(40), proven=0.8))
+    assert not Outlook(replay(75), replay(75)).is_better_than(proven, 0.02)
+    assert not Outlook(replay(75), replay(75)).gains(proven, 0.02)
+    assert Outlook(replay(75), replay(83)).is_better_than(proven, 0.02)
+    assert proven.worst == 0.75
+    assert Outlook(replay(90), proven.later).worst == 0.8

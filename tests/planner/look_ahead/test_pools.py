@@ -107,6 +107,21 @@ def test_it_tries_no_others_if_the_present_roles_would_serve_all() -> None:
     assert not found.is_chance
 
 
+def test_later_others_have_to_beat_what_the_present_roles_really_attained() -> None:
+    """The replay has most long prompts late. By the record 95 % were on time, so that none could gain 0.1."""
+    short = {f"t{n}": [RecentRound(11 + n / 4, 0, 100, 11.5 + n / 4, 4, is_met=True)] for n in range(60)}
+    late = replace(situation(LONG_PREFILLS | short), now_s=26.0)
+    on_time = {
+        name: [replace(item, is_met=number % 20 > 0)] for number, (name, (item,)) in enumerate(late.load.items())
+    }
+    policy = LookAheadPools(gain=0.1)
+    assert list(policy.change(late))
+    found = policy.change(replace(late, load=on_time))
+    assert isinstance(found, Considered)
+    assert [tried.is_now for tried in found.tried] == [True]
+    assert found.tried[0].attained < 0.9
+
+
 def test_it_stays_where_nothing_else_is_better() -> None:
     found = LookAheadPools(stress=2.5).change(situation(LONG_PREFILLS, prefill=0, decode=4))
     assert isinstance(found, Considered)
@@ -118,7 +133,7 @@ def test_it_stays_where_nothing_else_is_better() -> None:
 def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     """Only the last of eight long prompts is late, and the 72 short ones behind it are not."""
     short = {name: [replace(item, prompt_tokens=200) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
-    policy = LookAheadPools(gain=0.01)
+    policy = LookAheadPools(gain=0.01, stress=1.15)
     found = policy.change(situation(short | {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:8]}))
     assert isinstance(found, Considered)
     assert max(tried.attained for tried in found.tried) >= found.tried[0].attained + policy.gain
@@ -136,7 +151,7 @@ def arriving(rate: float, seed: int) -> PoolsSituation:
 
 
 def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
-    policy, asked = LookAheadPools(rounds_per_worker=10), arriving(2.5, 4)
+    policy, asked = LookAheadPools(rounds_per_worker=10, stress=1.15), arriving(2.5, 4)
     few = policy.change(replace(asked, load=latest_rounds(asked.load, 43)))
     assert isinstance(few, Considered)
     assert (few.rounds, few.is_chance, list(few)) == (43, True, [])
@@ -147,7 +162,7 @@ def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
 
 
 def test_more_rounds_may_show_that_a_gain_was_chance() -> None:
-    found = LookAheadPools(rounds_per_worker=10).change(arriving(2.3, 3))
+    found = LookAheadPools(rounds_per_worker=10, stress=1.15).change(arriving(2.3, 3))
     assert isinstance(found, Considered)
     assert found.rounds == 4 * 40
     assert list(found) == []

@@ -44,3 +44,13 @@ def test_more_rounds_than_decode_are_on_their_way() -> None:
     load = {name: [RecentRound(9.0, 0, 60)] for name in "ab"}
     found = present_state(question([WorkerView("d", Role.DECODE, decode_batch=1)], load))
     assert (len(found.decoding), [each.worker_id for each in found.waiting]) == (1, [""])
+
+
+def test_the_time_to_the_first_token_is_no_time_of_decoding() -> None:
+    load = {"s": [RecentRound(5.0, 0, 60)]}
+    workers = [
+        WorkerView("p", Role.PREFILL, ttft=Window(2.0, 3)),
+        WorkerView("d", Role.DECODE, itl=Window(0.01, 9), decode_batch=1),
+    ]
+    (decoding,) = present_state(question(workers, load)).decoding
+    assert (decoding.tokens, decoding.token_s) == (300, 0.01)

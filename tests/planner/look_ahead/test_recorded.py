@@ -55,10 +55,11 @@ def test_nothing_recorded_is_nothing_to_serve(stress: float) -> None:
 def test_rounds_in_progress_come_first_where_they_are() -> None:
     long, queued = RecentRound(1.0, 100, 140), RecentRound(5.0, 0, 50)
     load = {"long": [long], "short": [ended(2.0, 0, 50, 3.0, 10)], "queued": [queued]}
-    present = Present({"long": "d0"}, [Decoding("long", "d0", long, 90)], [Waiting("queued", "p0", queued, 4.0)])
+    present = Present({"long": "d0"}, [Decoding("long", "d0", long, 90, 0.02)], [Waiting("queued", "p0", queued, 4.0)])
     recorded = recorded_load(load, 1.0, present)
-    decoding, waiting, *again = recorded.sessions
-    assert [each.session_id for each in (decoding, waiting)] == ["now/long", "now/queued"]
+    waiting, decoding, *again = recorded.sessions
+    assert [each.session_id for each in (waiting, decoding)] == ["now/queued", "now/long"]
+    assert recorded.decoded == {"now/long": (90, 0.02)}
     assert {each.session_id for each in again} == set(load)
     assert (decoding.rounds[0].incr_tokens, decoding.rounds[0].output_tokens) == (1, 90)  # twice what is there
     assert (waiting.rounds[0].keep_tokens, waiting.rounds[0].incr_tokens) == (0, 50)
@@ -69,3 +70,20 @@ def test_rounds_in_progress_come_first_where_they_are() -> None:
     }
     assert recorded.counted == {"now/long", *load}  # what waits is late or not whatever the roles
     assert next(each for each in again if each.session_id == "long").rounds[0].output_tokens == 180
+
+
+def test_a_waiting_round_has_the_kv_that_its_owner_still_holds() -> None:
+    half, gone = RecentRound(5.0, 100, 140), RecentRound(5.0, 100, 140)
+    waiting = [Waiting("half", "p0", half, 1.0), Waiting("gone", "p0", gone, 1.0)]
+    recorded = recorded_load({}, 1.0, Present({"half": "d0"}, [], waiting, {"half": 48}))
+    assert recorded.under_way == {
+        "now/half": UnderWay(48, "d0", "p0", 1.0),
+        "now/gone": UnderWay(0, "", "p0", 1.0),
+    }
+    assert [each.rounds[0].incr_tokens for each in recorded.sessions] == [92, 140]
+
+
+def test_outputs_are_as_long_as_those_of_a_record_that_goes_back_far_enough() -> None:
+    now = RecentRound(9.0, 0, 50)
+    longer = {"before": [ended(0.0, 0, 50, 8.0, 300)]}
+    assert recorded_load({"now": [now]}, 1.0, outputs=longer).sessions[0].rounds[0].output_tokens == 300

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
-from ampd.types import Role, Slo
+from ampd.types import Parallelism, Role, Slo
+from planner.look_ahead.present import Decoding, Present
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import Replay, replay
 
-from .lab import question, workers_of
+from .lab import MODEL, question, workers_of
 
 
 def met(*numbers: int) -> frozenset[tuple[str, int]]:
@@ -56,3 +57,14 @@ def test_rounds_that_do_not_end_in_time_are_missed() -> None:
     }
     done = replay(recorded_load(load, 1.0), {"w0": Role.DECODE}, situation(Slo(0.5, 1e-6), Role.DECODE))
     assert ("s", 0) not in done.met
+
+
+def test_what_a_round_decoded_before_counts_in_its_itl() -> None:
+    """One step takes longer than the target, and the tokens before were fast or slow."""
+    item = RecentRound(0.0, 0, 100)
+    for token_s, is_met in ((1e-6, True), (1.0, False)):
+        present = Present({"s": "w0"}, [Decoding("s", "w0", item, 400, token_s)], [])
+        recorded = recorded_load({}, 1.0, present, {"other": [RecentRound(0.0, 0, 100, 1.0, 410, is_met=True)]})
+        step_s = MODEL.decode_step_s(1, 500, Parallelism(1))
+        done = replay(recorded, {"w0": Role.DECODE}, situation(Slo(5.0, step_s / 2), Role.DECODE))
+        assert bool(done.met) is is_met
