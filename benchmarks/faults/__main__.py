@@ -17,42 +17,17 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from ampd.process_exit import exit_now
 from benchmarks.faults.cell import CellResult, CellRunner, p99
-from benchmarks.faults.cluster import MODELLED, GraphKind, LiveGraph, live_graph
+from benchmarks.faults.cluster import live_graph
 from benchmarks.faults.fault import Fault
 from benchmarks.faults.faults import FAULTS, NONE
 from benchmarks.faults.matrix import as_json, tables
 from benchmarks.faults.moments import Moment
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What runs with one kind of engine."""
-
-    faults: Mapping[str, Fault]
-    moments: Sequence[Moment]
-    kind: GraphKind
-    runner: Callable[[LiveGraph], CellRunner]
-
-
-def modelled() -> Setting:
-    """The whole matrix, on the modelled engine."""
-    return Setting(FAULTS, list(Moment), MODELLED, CellRunner)
-
-
-def sglang() -> Setting:
-    """A smaller one on SGLang, whose libraries are imported only for it."""
-    from benchmarks.faults.sglang import MOMENTS, SGLANG_FAULTS, SglangRunner, sglang_graph
-
-    return Setting({fault.name: fault for fault in SGLANG_FAULTS}, MOMENTS, sglang_graph(), SglangRunner)
-
-
-SETTINGS = {"modelled": modelled, "sglang": sglang}
+from benchmarks.faults.setting import SETTINGS, Setting, modelled
 
 
 def main(argv: Sequence[str] | None = None) -> int:

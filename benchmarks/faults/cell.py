@@ -99,6 +99,9 @@ class CellRunner:
         expected: the right answers; default: those of the modelled engine.
         agents: sessions beside the victim's.
         victim_stall_s: see `VICTIM_STALL_S`.
+
+    Attributes:
+        expected: the right answers.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class CellRunner:
         victim_stall_s: float = VICTIM_STALL_S,
     ) -> None:
         self._graph = graph
-        self._expected = expected or expected_tokens(graph.model)
+        self.expected = expected or expected_tokens(graph.model)
         self._agents = agents
         self._victim_stall_s = victim_stall_s
         self._tasks_at_start: dict[str, Mapping[str, int]] = {}
@@ -118,8 +121,9 @@ class CellRunner:
     async def start(self) -> None:
         """Serve some sessions, then note which asyncio tasks an idle process has."""
         client = self._client()
-        await self._prepare(client, "warm-up")
-        load = BackgroundLoad(client, self._expected, "warm-up", self._agents, Stage.rng("warm-up"))
+        await self.prepare(client, "warm-up")
+        client.results.clear()
+        load = BackgroundLoad(client, self.expected, "warm-up", self._agents, Stage.rng("warm-up"))
         try:
             await asyncio.sleep(1.0)
             await load.stop()
@@ -136,7 +140,7 @@ class CellRunner:
             most = Counter(self._tasks_at_start.get(kind, {})) | Counter(view["tasks"])
             self._tasks_at_start[kind] = most
 
-    async def _prepare(self, client: Client, name: str) -> None:
+    async def prepare(self, client: Client, name: str) -> None:
         """Before the sessions of a run, whose names begin with `name`."""
 
     async def run(self, fault: Fault, moment: Moment) -> CellResult:
@@ -165,12 +169,13 @@ class CellRunner:
         name = f"c{self._number}"
         for member in graph.members:
             member.forget_log()
-        await self._prepare(client, name)
-        stage = Stage(graph, client, self._expected, name)
+        await self.prepare(client, name)
+        client.results.clear()
+        stage = Stage(graph, client, self.expected, name)
         scene = Scene(graph, client, stage, moment)
         await fault.prepare(scene)
         lag = LoopLag()
-        load = BackgroundLoad(client, self._expected, name, self._agents, Stage.rng(name))
+        load = BackgroundLoad(client, self.expected, name, self._agents, Stage.rng(name))
         try:
             struck = await strike(fault, scene)
             await graph.until_whole()
@@ -251,7 +256,7 @@ class CellRunner:
 
     def _client(self) -> Client:
         return Client(
-            lambda: [member.url for member in self._graph.of("frontend") if member.is_ready], self._expected, BOUND_S
+            lambda: [member.url for member in self._graph.of("frontend") if member.is_ready], self.expected, BOUND_S
         )
 
 

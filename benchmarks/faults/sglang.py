@@ -1,16 +1,12 @@
-"""SGLang under the harness: its graph, its faults, and the right answers of its rounds.
+"""SGLang under the harness: its graph and its faults.
 
-The tokens of a round must be those of the same round on an undisturbed graph, at temperature 0. The same session runs
-before each cell, for another tenant, so that no KV of it is used afterwards. Nothing else runs beside the victim,
-because the answers of other sessions would have to be known, too.
+Nothing runs beside the victim of a cell, because the answers of other sessions would have to be learnt, too.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +17,7 @@ from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.kv_faults import arms_workers, disarm
+from benchmarks.faults.learnt import LEARNT, LearntTexts
 from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import (
     BLOCKING_TOKENS,
@@ -37,7 +34,6 @@ from benchmarks.faults.moments import (
 from benchmarks.faults.process_faults import STOPPED_S
 from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
-from benchmarks.faults.tokens import random_prompt
 from tests.harness.graph import PRELOADED
 
 _GROUP = "SGLang"
@@ -50,40 +46,17 @@ MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
 _VICTIM_STALL_S = 0.25
 
 
-def sglang_graph() -> GraphKind:
-    """One prefill and two decode workers, on the CPU in fp32."""
+def sglang_graph(prefill: int = 1, store_gib: str = "0.25") -> GraphKind:
+    """Two decode workers and, by default, one prefill worker, on the CPU in fp32."""
     flags = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384", "--max-context-tokens", "8192")
     return GraphKind(
         engine="sglang",
-        worker_flags=(*flags, "--kv-store-gib", "0.25", "--kv-checksums", "all"),
-        sizes={"prefill": 1, "decode": 2, "coordinator": 2, "frontend": 2},
+        worker_flags=(*flags, "--kv-store-gib", store_gib, "--kv-checksums", "all"),
+        sizes={"prefill": prefill, "decode": 2, "coordinator": 2, "frontend": 2},
         preloaded=(*PRELOADED, "benchmarks.faults.sglang_server"),
         environment={"OMP_NUM_THREADS": "1"},
         model=tiny_model_path(_MODEL),
     )
-
-
-class LearntTexts:
-    """The answers of an undisturbed graph.
-
-    Clients get texts, from which the tokens cannot be told. The context of a next round has other tokens in place of an
-    answer, always the same ones.
-    """
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[int, ...], str] = {}
-
-    def output(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Tokens that stand for the answer."""
-        return random_prompt(random.Random(repr(list(prompt))), count)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The learnt answer for which these tokens stand; "": it was not learnt."""
-        return self._texts.get(tuple(tokens), "")
-
-    def learn(self, tokens: Sequence[int], text: str) -> None:
-        """Note an answer, for which these tokens stand."""
-        self._texts[tuple(tokens)] = text
 
 
 class SglangRunner(CellRunner):
@@ -93,41 +66,36 @@ class SglangRunner(CellRunner):
         self._learnt = LearntTexts()
         super().__init__(graph, self._learnt, agents=0, victim_stall_s=_VICTIM_STALL_S)
 
-    async def _prepare(self, client: Client, name: str) -> None:
+    async def prepare(self, client: Client, name: str) -> None:
         """Run what the victim and the blockers of this run will send.
 
         Raises:
             RuntimeError: a round did not complete.
         """
-        victim = Agent(client, self._learnt, f"{name}-learnt", Stage.rng(name))
-        await self._learn(victim, HISTORY_TOKENS, FIRST_OUTPUT_TOKENS, **LOCAL)
+        victim = Agent(client, self._learnt, f"{name}-victim{LEARNT}", Stage.rng(name))
+        await self._learn(victim, HISTORY_TOKENS, FIRST_OUTPUT_TOKENS, options=LOCAL)
         await self._learn(victim, INCREMENT_TOKENS, OUTPUT_TOKENS)
         await self._learn(victim, LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
         await self._learn(victim, PAGE_TOKENS, 1, is_final=True)
         for number in range(2 * len(self._graph.of("prefill"))):
             blocker = blocker_name(name, number)
-            agent = Agent(client, self._learnt, f"{blocker}-learnt", Stage.rng(blocker))
+            agent = Agent(client, self._learnt, f"{blocker}{LEARNT}", Stage.rng(blocker))
             await self._learn(agent, BLOCKING_TOKENS, 1, is_final=True)
-        client.results.clear()
 
-    async def _learn(
-        self, agent: Agent, increment_tokens: int, output_tokens: int, *, is_final: bool = False, **options: Any
-    ) -> None:
-        options = {**options, "nvext": {"extra_fields": ["engine_data"], "cache_salt": "learnt"}}
-        result = await agent.round(increment_tokens, output_tokens, options=options, is_final=is_final)
+    async def _learn(self, agent: Agent, *tokens: int, **options: Any) -> None:
+        result = await self._learnt.learn(agent, *tokens, **options)
         if result.finish_reason != "length":
             raise RuntimeError(f"{agent.session_id}: {result.ending}: {result.detail}")
-        self._learnt.learn(self._learnt.output(agent.prompt, output_tokens), result.text)
 
 
 def _signals(kind: str, number: signal.Signals) -> Action:
     """Signal a worker and its engine at once, as the end of a container does."""
 
     async def act(scene: Scene) -> None:
-        member = scene.processes[kind]
         if number != signal.SIGCONT:  # a process that is stopped does not answer
-            scene.kept["engine"] = await _engine_processes(member)
-        for pid in (member.process.pid, *scene.kept["engine"]):
+            member = scene.to_end(kind) if number == signal.SIGKILL else scene.processes[kind]
+            scene.kept["processes"] = [member.process.pid, *await _engine_processes(member)]
+        for pid in scene.kept["processes"]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 

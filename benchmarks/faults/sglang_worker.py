@@ -20,6 +20,9 @@ from tests.harness.forked_engines import fork
 WATCHDOG_S = 6.0
 """How long an engine may stand still here. Real workers wait a minute."""
 
+FORGET_S = 60.0
+"""A worker from which nothing was read for this long is forgotten. Real workers forget it after ten minutes."""
+
 RAISES, HANGS = "raises", "hangs"
 
 
@@ -81,11 +84,11 @@ def _install_scheduler(faults: Path) -> None:
 
 
 def install_kv() -> None:
-    """Refused leases, and reads that break off."""
+    """Refused leases, reads that break off, and workers that are soon forgotten."""
     from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
     from workers.kv.worker_process.store_exchange import StoreExchange
 
-    serve, read = StoreExchange.serve, NixlTransport.read
+    serve, read, begin = StoreExchange.serve, NixlTransport.read, NixlTransport.__init__
 
     async def serve_faulty(exchange: StoreExchange, request: Any) -> Any:
         if request["op"] == "lease" and ARMED.strikes(KV_FAILS):
@@ -106,14 +109,17 @@ def install_kv() -> None:
         begun.add_done_callback(lambda _: broken.set_exception(ConnectionError("injected")))
         return broken, give_up
 
+    def begin_forgetful(transport: NixlTransport, address: int, size_bytes: int) -> None:
+        begin(transport, address, size_bytes, FORGET_S)
+
     patched: Any = StoreExchange, NixlTransport
-    patched[0].serve, patched[1].read = serve_faulty, read_faulty
+    patched[0].serve, patched[1].read, patched[1].__init__ = serve_faulty, read_faulty, begin_forgetful
 
 
 def figures(worker: Any) -> dict[str, Any]:
     """What must be zero when no round is in progress; the sessions that are held; SGLang's processes."""
     engine, rounds = worker._engine._engine, worker._rounds
-    directory = engine.kv.store.directory
+    directory, transport = engine.kv.store.directory, engine.kv._transport
     directory.collect(time.monotonic())
     return {
         "rounds": rounds.running,
@@ -125,5 +131,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "session tokens": directory.session_tokens,
         "kept sessions": len(rounds._sessions._uses),
         "store tokens": directory.figures.used_tokens,
+        "NIXL peers": len(transport._remotes) + len(transport._leaving),
+        "NIXL reads": len(transport._active),
         "engine processes": [process.pid for process in engine._processes],
     }

@@ -17,14 +17,14 @@ _LOWEST, _HIGHEST = 20, 290
 
 
 class Expected(Protocol):
-    """The right answers."""
+    """The right answers, as far as they are known."""
 
     def output(self, prompt: Sequence[int], count: int) -> list[int]:
         """The first `count` tokens that follow `prompt`."""
         ...
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of output tokens, as a client gets it."""
+    def text(self, prompt: Sequence[int], count: int) -> str | None:
+        """The text of these tokens, as a client gets it; None: not known, so that any is taken for right."""
         ...
 
 
@@ -44,9 +44,9 @@ class ExpectedTokens:
             tokens.append(token_id)
         return tokens
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of output tokens, as a client gets it."""
-        return str(self._tokenizer.decode(list(tokens)))
+    def text(self, prompt: Sequence[int], count: int) -> str:
+        """The text of these tokens, as a client gets it."""
+        return str(self._tokenizer.decode(self.output(prompt, count)))
 
 
 @cache

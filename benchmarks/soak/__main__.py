@@ -1,6 +1,6 @@
 """A live graph for a long time, under replayed load, random faults and workers that come and go.
 
-    python -m benchmarks.soak [--minutes 30] [--seed 0] [--samples FILE] [--json]
+    python -m benchmarks.soak [--engine NAME] [--minutes 30] [--seed 0] [--samples FILE] [--json]
 
 The graph and the faults are those of `benchmarks.faults`. Events follow each other until the time is over: a random
 fault at a random moment of a round, or a worker that is added, drained or killed. Each process is sampled every few
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ampd.process_exit import exit_now
 from benchmarks.soak.soak import SoakResult, soak
+from benchmarks.soak.soaked import ENGINES
 from benchmarks.soak.trend import Trend
 
 _MIB = 1 << 20
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it and print what came of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--engine", choices=list(ENGINES), default="modelled", help="engine of the workers")
     parser.add_argument("--seed", type=int, default=0, help="of the events and of the load")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
     parser.add_argument("--samples", type=Path, help="file for all samples, as lines of JSON")
@@ -36,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ampd-soak-") as name:
         folder = options.logs or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        result = asyncio.run(soak(folder, options.minutes, options.seed, samples=options.samples))
+        soaked = ENGINES[options.engine]()
+        result = asyncio.run(soak(folder, options.minutes, options.seed, samples=options.samples, soaked=soaked))
     print(json.dumps(result.as_dict(), indent=1) if options.json else report(result))
     return int(bool(result.growing or result.violations))
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +17,15 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.faults.cluster import LiveGraph, Member
-from benchmarks.soak.trend import OTHER_SIZE, Point
+from benchmarks.soak.trend import NOT_JUDGED, OTHER_SIZE, Point
 
 REDIS = "redis"
 _ANSWER_S = 2.0
 """A process that is stopped does not answer; its next sample has the figures again."""
-_NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors")
+_NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors", "engine processes")
 _KIB = 1024
 
-_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue")
+_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue", "NIXL peers")
 """Figures that follow the number of workers, which churn changes. They have another name then."""
 
 
@@ -79,7 +80,8 @@ class Sampler:
             if member.kind != "frontend":
                 with suppress(OSError, TimeoutError, ValueError):
                     async with asyncio.timeout(_ANSWER_S):
-                        figures |= _inner(await member.ask(op="debug"))
+                        view = await member.ask(op="debug")
+                        figures |= _inner(view) | _engine_figures(view.get("engine processes", ()))
             self._add(member.name, figures)
 
     async def _sample_redis(self) -> None:
@@ -127,6 +129,16 @@ def process_figures(pid: int) -> dict[str, float]:
         "sockets": sum(link.startswith("socket:") for link in links),
         "threads": len(os.listdir(folder / "task")),  # noqa: PTH208
     }
+
+
+def _engine_figures(pids: Collection[int]) -> dict[str, float]:
+    """The sums over the processes of a worker's engine; one that starts again meanwhile has none."""
+    sums: Counter[str] = Counter()
+    with suppress(OSError):
+        for pid in pids:
+            sums.update(process_figures(pid))
+        return {f"engine {figure}": value for figure, value in sums.items() if figure != NOT_JUDGED}
+    return {}
 
 
 def _inner(view: dict[str, Any]) -> dict[str, float]:

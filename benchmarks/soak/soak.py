@@ -8,32 +8,28 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
 from benchmarks.faults.cell import CellRunner
-from benchmarks.faults.cluster import KINDS, MODELLED, LiveGraph, Member, live_graph
+from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph
 from benchmarks.faults.fault import Fault, Scene
-from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.invariants import check_endings, check_owners
+from benchmarks.faults.learnt import tenant_options
 from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import Moment, Stage
 from benchmarks.faults.strike import strike
-from benchmarks.faults.tokens import expected_tokens
 from benchmarks.soak.churn import Change, change
 from benchmarks.soak.replay import ReplayedLoad
 from benchmarks.soak.sampling import REDIS, Sampler
+from benchmarks.soak.soaked import Soaked, modelled
 from benchmarks.soak.trend import WINDOWS, Trend, trends
 from tests.waiting import until
 
-BOUND_S = 30.0
-"""A round that has no end after this time is lost."""
-AGENTS = 4
 CHURN_SHARE = 0.3
 """Of the events; the rest are faults."""
 LONGEST_PAUSE_S = 3.0
@@ -42,12 +38,6 @@ INTERVAL_S = 5.0
 REST_AFTER_WINDOWS = 0.5
 """The load rests after this share of a window of the trends, so that each window has a sample without sessions."""
 RELEASED_WITHIN_S = 10.0
-SMALL_STORES = ("--kv-store-tokens", "32768", "--kv-capacity-tokens", "16384")
-"""Stores that are full after a minute or two, so that the second half has no cache that still fills."""
-
-_ENDS_ANY_WORKER = ("deadly-request", "rolling-restart", "rolling-weights")
-SOAKED = {name: fault for name, fault in FAULTS.items() if name not in _ENDS_ANY_WORKER}
-"""Faults that leave the first process of each kind alive. Churn replaces workers as a rolling restart does."""
 
 
 @dataclass
@@ -89,14 +79,19 @@ async def soak(
     seed: int = 0,
     *,
     samples: Path | None = None,
-    faults: Mapping[str, Fault] = MappingProxyType(SOAKED),
+    soaked: Soaked | None = None,
     interval_s: float = INTERVAL_S,
 ) -> SoakResult:
-    """Run it in `folder`, where the logs of all processes go."""
-    async with live_graph(folder, MODELLED.with_worker_flags(SMALL_STORES)) as graph:
-        runner = CellRunner(graph)
+    """Run it in `folder`, where the logs of all processes go.
+
+    Args:
+        soaked: default: modelled engines.
+    """
+    soaked = soaked or modelled()
+    async with live_graph(folder, soaked.setting.kind) as graph:
+        runner = soaked.setting.runner(graph)
         await runner.start()
-        run = _Run(graph, SoakResult(minutes, seed), list(faults.values()))
+        run = _Run(graph, SoakResult(minutes, seed), soaked, runner)
         async with Sampler(graph, interval_s, samples) as sampler:
             await run.until_over(sampler)
         result = run.result
@@ -120,22 +115,24 @@ class _Run:
         elders: the first process of each kind. It is never ended, because growth shows only in a process that lives.
     """
 
-    def __init__(self, graph: LiveGraph, result: SoakResult, faults: list[Fault]) -> None:
+    def __init__(self, graph: LiveGraph, result: SoakResult, soaked: Soaked, runner: CellRunner) -> None:
         self.result = result
+        self._soaked = soaked
+        self._runner = runner
         self.elders: list[Member] = [graph.of(kind)[0] for kind in KINDS]
         self._graph = graph
         self._rng = random.Random(result.seed)
-        self._faults = shuffled_again(faults, self._rng)
-        self._expected = expected_tokens(graph.model)
+        self._faults = shuffled_again(list(soaked.setting.faults.values()), self._rng)
+        self._expected = runner.expected
         self._number = 0
         urls: Callable[[], list[str]] = lambda: [each.url for each in graph.of("frontend") if each.is_ready]  # noqa: E731
-        self._client = Client(urls, self._expected, BOUND_S)
+        self._client = Client(urls, self._expected, soaked.bound_s)
 
     async def until_over(self, sampler: Sampler) -> None:
         duration_s = 60.0 * self.result.minutes
         rested_s = time.monotonic()
         end_s = rested_s + duration_s
-        load = ReplayedLoad(self._client, self._expected, AGENTS, self.result.seed)
+        load = ReplayedLoad(self._client, self._expected, self._soaked.agents, self.result.seed)
         try:
             while time.monotonic() < end_s:
                 await self._event()
@@ -161,7 +158,7 @@ class _Run:
             what = self._rng.choice(list(Change))
             name, kind, event = str(what), what.value, change(self._graph, what, self.elders, self._rng)
         else:
-            fault, moment = next(self._faults), self._rng.choice(list(Moment))
+            fault, moment = next(self._faults), self._rng.choice(self._soaked.setting.moments)
             name, kind, event = f"{fault.name} x {moment.label}", fault.name, self._strike(fault, moment)
         print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
         self.result.events[kind] += 1
@@ -182,7 +179,7 @@ class _Run:
         for session_id in self._client.open_sessions():
             self.result.ended_late.append(session_id)
             agent = Agent(self._client, self._expected, session_id, random.Random(session_id))
-            await agent.round(PAGE_TOKENS, 1, is_final=True)
+            await agent.round(PAGE_TOKENS, 1, is_final=True, options=tenant_options(session_id))
 
     async def _until_released(self) -> None:
         """Wait until the workers have dropped the sessions that have ended. KV that they keep after that is a leak."""
@@ -215,7 +212,9 @@ class _Run:
         self._number += 1
         for member in graph.members:
             member.forget_log()
-        stage = Stage(graph, self._client, self._expected, f"event-{self._number}")
+        name = f"event-{self._number}"
+        await self._runner.prepare(self._client, name)
+        stage = Stage(graph, self._client, self._expected, name)
         scene = Scene(graph, self._client, stage, moment, spared=self.elders)
         try:
             await fault.prepare(scene)

@@ -92,19 +92,19 @@ SERVERS: dict[str, tuple[Parts, Ending]] = {
 @pytest.mark.parametrize("server", list(SERVERS))
 async def test_each_end_of_a_round_is_judged(expected: ExpectedTokens, server: str) -> None:
     parts, ending = SERVERS[server]
-    text = expected.text(expected.output(PROMPT, TOKENS))
+    text = expected.text(PROMPT, TOKENS)
     result = await outcome(expected, *parts(text))
     assert (result.ending, bool(result.detail)) == (ending, ending is not Ending.COMPLETED)
 
 
 async def test_a_connection_that_breaks_is_a_clear_failure(expected: ExpectedTokens) -> None:
-    text = expected.text(expected.output(PROMPT, TOKENS))
+    text = expected.text(PROMPT, TOKENS)
     result = await outcome(expected, event(text[:5]), length=10_000)
     assert result.ending is Ending.FAILED
 
 
 async def test_a_round_without_an_end_is_lost(expected: ExpectedTokens) -> None:
-    text = expected.text(expected.output(PROMPT, TOKENS))
+    text = expected.text(PROMPT, TOKENS)
     result = await outcome(expected, event(text[:5]), length=10_000, hangs=True, bound_s=0.3)
     assert (result.ending, result.detail) == (Ending.LOST, "no end within 0.3 s")
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from benchmarks.faults.faults import FAULTS
 from benchmarks.soak import soak as soak_module
 from benchmarks.soak.__main__ import report
 from benchmarks.soak.sampling import REDIS
-from benchmarks.soak.soak import SOAKED, shuffled_again, soak
+from benchmarks.soak.soak import shuffled_again, soak
+from benchmarks.soak.soaked import SOAKED, modelled
 from tests.waiting import PATIENCE_S
 
 SHORT = {name: FAULTS[name] for name in ("kill-prefill", "kill-decode", "redis-full", "kv-breaks", "client-leaves")}
@@ -33,10 +35,11 @@ def test_each_fault_comes_once_before_one_comes_again() -> None:
 @pytest.mark.long
 async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine is slow, and nothing is lost by that.
-    monkeypatch.setattr(soak_module, "BOUND_S", PATIENCE_S)
     monkeypatch.setattr(soak_module, "RELEASED_WITHIN_S", PATIENCE_S)
     samples = tmp_path / "samples.jsonl"
-    result = await soak(tmp_path, minutes=0.4, faults=SHORT, samples=samples, interval_s=1.0)
+    usual = modelled()
+    soaked = replace(usual, setting=replace(usual.setting, faults=SHORT), bound_s=PATIENCE_S)
+    result = await soak(tmp_path, minutes=0.4, soaked=soaked, samples=samples, interval_s=1.0)
     assert result.violations == []
     assert (result.rounds["lost"], result.rounds["wrong"]) == (0, 0)
     assert result.rounds["completed"] > 0
