@@ -148,10 +148,10 @@ class Cells:
             if name != "alternating":
                 await _forget_device(pair.prefill, pair.decode)
 
-    async def check_that_pools_matter(self, pair: Pair) -> None:
-        """The control on both sides, after an alternating route."""
+    async def check_that_pools_matter(self, *engines: SglangEngine) -> None:
+        """The control on some sides of a pair, after an alternating route."""
         prompt, expected = self.reference.prompts[-1], self.reference.outputs[-1].token_ids
-        for engine in dict.fromkeys((pair.prefill, pair.decode)):
+        for engine in engines:
             await check_that_pools_matter(engine, prompt, expected, self.model.pools)
 
 
@@ -170,19 +170,21 @@ async def check_cells(model: Model, folder: Path, pairs: Sequence[tuple[int, int
         cells = Cells(model, await alone(first), late)
         for decode in {decode for _, decode in chosen.values()} - {first}:
             await _check_that_reads_matter(connected(first, decode), cells.reference)
-        for (prefill_tp, decode_tp), (prefill, decode) in chosen.items():
+        for degrees, (prefill, decode) in chosen.items():
             pair = connected(prefill, decode, first)
+            if max(degrees) > _LARGEST_TWICE:
+                await cells.check_route(pair, "alternating")
+                await cells.check_that_pools_matter(decode)
+                continue
             for name in ROUTES:
-                if name == "local" and prefill_tp != pairs[0][0]:
+                if name == "local" and degrees[0] != pairs[0][0]:
                     continue  # the prefill worker has no part in it
-                if name != "alternating" and max(prefill_tp, decode_tp) > _LARGEST_TWICE:
-                    continue
                 await cells.check_route(pair, name)
-            await cells.check_that_pools_matter(pair)
+            await cells.check_that_pools_matter(prefill, decode)
 
 
 _LARGEST_TWICE = 2
-"""With more ranks than cores rounds are slow. There, one engine plays both sides of 4 x 4, and one route must do."""
+"""More ranks than cores are slow: there, one engine plays both sides of 4 x 4, and one route and control must do."""
 
 
 def _engines_of(pair: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:

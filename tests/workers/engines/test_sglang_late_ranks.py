@@ -38,4 +38,4 @@ async def test_each_of_four_ranks_may_be_the_late_one(tmp_path: Path) -> None:
         for late_rank, pair in zip(range(4), pairs, strict=False):
             pair.connect()
             await cells.check_route(pair, "alternating", late_rank)
-            await cells.check_that_pools_matter(pair)
+            await cells.check_that_pools_matter(pair.prefill, pair.decode)
