@@ -97,7 +97,9 @@ async def _poison(scene: Scene) -> None:
 
 async def _send_poison(scene: Scene) -> None:
     """Each must be refused with a message, or served."""
-    async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=_POISON_S) as http:
+    # Each on a connection of its own: a frontend that refuses a body closes the connection after its answer.
+    lone = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=_POISON_S, limits=lone) as http:
         for name, options in POISON.items():
             body = {**completion([30] * 20, max_tokens=2), **options}
             scene.complaints += await complaints_of(http, name, "/v1/completions", body)
