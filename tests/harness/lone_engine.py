@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.popen_fork import Popen
 from pathlib import Path
@@ -35,7 +36,7 @@ _TIMEOUT_S = 300.0
 
 
 def generate(folder: Path, family: str, prompts: Sequence[list[int]], tokens: int) -> list[dict[str, Any]]:
-    """Greedy outputs of an engine for one prompt after the other, as SGLang gives them.
+    """Greedy outputs of an engine for one prompt after the other, as SGLang gives them, with log-probabilities.
 
     It needs `tests.harness.forked_engines.forked_engines` around it.
     """
@@ -66,7 +67,8 @@ def serve(outputs: Connection, folder: str, family: str, prompts: Sequence[list[
         with cpu_family(family):
             engine = Engine(model_path=folder, **_ARGUMENTS, **ENGINE_ARGUMENTS.get(family, {}))
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        outputs.send([engine.generate(input_ids=prompt, sampling_params=sampling) for prompt in prompts])
+        call = partial(engine.generate, sampling_params=sampling, return_logprob=True)
+        outputs.send([call(input_ids=prompt) for prompt in prompts])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

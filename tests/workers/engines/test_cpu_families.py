@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +43,9 @@ def test_an_engine_gives_the_tokens_of_transformers(family: str, tmp_path: Path)
     first, again = generate(folder, family, [prompt, prompt], TOKENS)
     assert first["output_ids"] == again["output_ids"] == expected(folder, prompt)
     assert (first["meta_info"]["cached_tokens"], again["meta_info"]["cached_tokens"]) == (0, 192)
+    # A state that is taken up again is as exact as one that was just computed: see `cpu_families.ENVIRONMENT`.
+    assert log_probs(again) == pytest.approx(log_probs(first), abs=1e-3)
+
+
+def log_probs(output: dict[str, Any]) -> list[float]:
+    return [log_prob for log_prob, *_ in output["meta_info"]["output_token_logprobs"]]
