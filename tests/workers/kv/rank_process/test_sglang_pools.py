@@ -175,7 +175,7 @@ def test_states_of_gated_delta_nets() -> None:
 
 
 @with_real_pools
-@pytest.mark.parametrize(("writers", "readers"), product((1, 2, 4), (1, 2, 4)))
+@pytest.mark.parametrize(("writers", "readers"), list(product((1, 2, 4), (1, 2, 4))))
 def test_states_of_any_degree_are_loaded_at_any_other(writers: int, readers: int) -> None:
     """Through SGLang's own tensors, with the channels of a rank as SGLang's loader of the convolution picks them."""
     temporal, channels = torch.randn(3, 8, 32, 16), torch.randn(3, 4 * 16 + 4 * 16 + 8 * 32, 3).bfloat16()
