@@ -13,6 +13,14 @@ _SAMPLING: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Sampling option -> the values at which it does nothing, and the advice for the others."""
 
+_PASSED_ON: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "allowed_token_ids": ((), "use a grammar (`response_format`)"),
+    "bad_words_token_ids": (([],), "leave it out, or use a grammar (`response_format`)"),
+    "logprob_token_ids": (([],), "leave it out; `top_logprobs` gives the most likely tokens"),
+    "detokenize": ((True,), "leave it out; answers are text"),
+}
+"""The same for the options that Dynamo does not read, but leaves to the engine."""
+
 _OUTPUTS = {
     "prompt_logprobs": "leave out `echo` and `prompt_logprobs`; Dynamo puts neither the prompt nor its "
     "log-probabilities into the answer"
@@ -27,12 +35,14 @@ def unserved_option(request: Mapping[str, Any]) -> str | None:
         request: Dynamo's preprocessed request.
     """
     sampling, stops = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    for name, (neutral, advice) in _SAMPLING.items():
-        value = sampling.get(name)
-        # As many candidates as choices: none is dropped.
-        same = name == "best_of" and value == sampling.get("n")
-        if value is not None and value not in neutral and not same:
-            return f"the option {name} is not supported; {advice}"
+    passed_on = (request.get("extra_args") or {}).get("sampling_options") or {}
+    for options, known in ((sampling, _SAMPLING), (passed_on, _PASSED_ON)):
+        for name, (neutral, advice) in known.items():
+            value = options.get(name)
+            # As many candidates as choices: none is dropped.
+            same = name == "best_of" and value == options.get("n")
+            if value is not None and value not in neutral and not same:
+                return f"the option {name} is not supported; {advice}"
     outputs = request.get("output_options") or {}
     for options, advices in ((stops, _STOPS), (outputs, _OUTPUTS)):
         for name, advice in advices.items():

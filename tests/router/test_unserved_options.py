@@ -19,6 +19,11 @@ from router.unserved_options import unserved_option
         ({"sampling_options": {"length_penalty": 2.0}}, "length_penalty"),
         ({"sampling_options": {"use_beam_search": True}}, "use_beam_search"),
         ({"sampling_options": {"logit_bias": {"70": 100}}}, "logit_bias"),
+        ({"extra_args": {"sampling_options": {"allowed_token_ids": [70]}}}, "allowed_token_ids"),
+        ({"extra_args": {"sampling_options": {"allowed_token_ids": []}}}, "allowed_token_ids"),
+        ({"extra_args": {"sampling_options": {"bad_words_token_ids": [[70]]}}}, "bad_words_token_ids"),
+        ({"extra_args": {"sampling_options": {"logprob_token_ids": [70]}}}, "logprob_token_ids"),
+        ({"extra_args": {"sampling_options": {"detokenize": False}}}, "detokenize"),
         ({"stop_conditions": {"max_thinking_tokens": 0}}, "max_thinking_tokens"),
         ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
     ],
@@ -39,3 +44,9 @@ def test_an_option_without_effect_is_refused_by_name(fields: dict[str, Any], nam
 )
 def test_neutral_values_are_served(sampling: dict[str, Any]) -> None:
     assert unserved_option({"sampling_options": sampling, "stop_conditions": {"max_thinking_tokens": None}}) is None
+
+
+def test_neutral_values_of_what_dynamo_passes_on_are_served() -> None:
+    passed_on = {"bad_words_token_ids": [], "logprob_token_ids": [], "detokenize": True}
+    assert unserved_option({"extra_args": {"sampling_options": passed_on}}) is None
+    assert unserved_option({"extra_args": {"nvext": {}, "sampling_options": None}}) is None
