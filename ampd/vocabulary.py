@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_STOPS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
+STOP_FIELDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
+"""Fields of the stop conditions that hold token ids."""
 
 
 def vocabulary_tokens(config: Mapping[str, Any]) -> int | None:
@@ -28,7 +29,7 @@ def unknown_token(token_ids: Collection[int], request: Mapping[str, Any], size: 
     """
     stops = request.get("stop_conditions") or {}
     parts: list[tuple[str, Collection[int]]] = [("the prompt", token_ids)]
-    parts += [(name, set(stops.get(name) or ()) - set(request.get("eos_token_ids") or ())) for name in _STOPS]
+    parts += [(name, set(stops.get(name) or ()) - set(request.get("eos_token_ids") or ())) for name in STOP_FIELDS]
     bias = (request.get("sampling_options") or {}).get("logit_bias") or {}
     try:
         parts.append(("logit_bias", [int(token_id) for token_id in bias]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.errors import one_line_of
+from ampd.sampling_limits import beyond_sampling
 from ampd.serving.local_only import uncarried_option
 from ampd.session_key import session_key
 from ampd.tenant import tenant_of
@@ -128,7 +129,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         raise RoundRefusedError(400, "the prompt is empty")
     if isinstance(token_ids, (bytes, str)):
         raise RoundRefusedError(400, "the prompt must be a list of token ids")
-    if reason := unserved_option(request):
+    if reason := unserved_option(request) or beyond_sampling(request):
         raise RoundRefusedError(400, reason)
     if vocabulary_size is not None and (reason := unknown_token(token_ids, request, vocabulary_size)):
         raise RoundRefusedError(400, reason)

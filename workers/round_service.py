@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ampd.handler_stream import Chunk
 from ampd.page_keys import page_keys
+from ampd.sampling_limits import beyond_sampling
 from ampd.state.checks import checked
 from ampd.tenant import tenant_of
 from ampd.vocabulary import unknown_token
@@ -189,6 +190,8 @@ class RoundService:
         info = self._engine.info
         size = info.vocabulary_size
         if size is not None and (reason := unknown_token(token_ids, request["request"], size)):
+            raise EngineError(reason, 400)
+        if reason := beyond_sampling(request["request"]):
             raise EngineError(reason, 400)
         keys = page_keys(token_ids, info.page_size_tokens, tenant=tenant_of(request["request"]))
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.

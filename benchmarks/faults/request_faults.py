@@ -61,6 +61,8 @@ POISON_CHATS: dict[str, dict[str, Any]] = {
     "a schema that refers to itself": _within({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
     "a schema with thousands of values": _within({"enum": [f"value-{number}" for number in range(20_000)]}),
     "thousands of choices": {"n": 5000},
+    "a penalty that makes logits infinite": {"repetition_penalty": 1e-40, "top_p": 0.9},
+    "a grammar that ends before min_tokens": {**_within({"enum": ["a", "b"]}), "min_tokens": 20, "max_tokens": 30},
 }
 """As chats, of which the client gets the coordinator's own status."""
 

@@ -183,6 +183,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _NIXL,
     ),
     Variable(
+        ("SGLANG_SANITIZE_NAN_LOGITS",),
+        "SGLang",
+        "`1`, set by SGLang workers unless it is set: logits that are infinite or NaN are replaced by finite ones. "
+        "Otherwise they end the engine.",
+        "`sglang.srt.environ`",
+    ),
+    Variable(
         ("SGLANG_PLUGINS",),
         "SGLang",
         "Plugins that are loaded; default: all. Without `ampd` among them a worker ends at its start.",

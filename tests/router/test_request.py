@@ -108,6 +108,8 @@ def test_who_asks_for_the_record() -> None:
         ({"agent_context": {"session_id": "x" * 513}}, "512"),
         ({"routing": {"cache_salt": "x" * 257}}, "x-tenant-id"),
         ({"annotations": ["announce"]}, "needs a session id"),
+        ({"sampling_options": {"repetition_penalty": 1e-40}}, "repetition_penalty must be at least"),
+        ({"stop_conditions": {"stop_token_ids": list(range(65)), "min_tokens": 4}}, "with min_tokens, at most 64"),
     ],
 )
 def test_what_cannot_be_served_is_refused(fields: dict[str, Any], text: str) -> None:

@@ -213,6 +213,11 @@ async def test_a_request_that_cannot_run_is_not_counted(model_folder: Path, endp
         with pytest.raises(EngineError, match=f"token id {known} in the prompt") as refusal:
             await anext(getattr(rounds, endpoint)(foreign))
         assert refusal.value.status == 400
+        unsound: Any = message(prompt_of(40), 3, "s")
+        unsound["request"]["sampling_options"] = {"repetition_penalty": 1e-40}
+        with pytest.raises(EngineError, match="repetition_penalty must be at least") as refusal:
+            await anext(getattr(rounds, endpoint)(unsound))
+        assert refusal.value.status == 400
         malformed: Any = message(prompt_of(40), 3, "s")
         del malformed["source_worker_id"]
         with pytest.raises(KeyError):

@@ -37,6 +37,7 @@ from workers.engines.base import (
 from workers.engines.sglang_manager import close_manager, ignore_quit
 from workers.engines.sglang_plugin import ENGINE_FLAG
 from workers.engines.sglang_settings import (
+    ENGINE_ENVIRONMENT,
     SglangSettings,
     check_sglang,
     choose_gpu,
@@ -59,7 +60,6 @@ _GONE_POLL_S = 0.02
 _WARM_UP_TOKENS = (300, 20)
 # SGLang's processes end with the thread that started them, so this one lives as long as the worker.
 _launcher = ThreadPoolExecutor(1, "sglang-launch")
-_QUIET = {"NIXL_LOG_LEVEL": "WARN", "UCX_LOG_LEVEL": "error"}
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class SglangEngine:
         Raises:
             EngineError: in one line, when SGLang does not start.
         """
-        for name, level in _QUIET.items():
+        for name, level in ENGINE_ENVIRONMENT.items():
             os.environ.setdefault(name, level)
         try:
             from workers.kv.worker_process.nixl_transport import NixlTransport

@@ -53,14 +53,16 @@ def sampling_params(
     """
     options = _sampling_options(request.request.get("sampling_options") or {}, is_deterministic=is_deterministic)
     stop = request.request.get("stop_conditions") or {}
+    guide = _guide(options.get("guided_decoding") or {})
     stop_token_ids = set(stop.get("stop_token_ids_hidden") or []) | set(stop.get("stop_token_ids") or [])
     params = {
         **{name: options.get(name) for name in _SAMPLING_FIELDS},
         "sampling_seed": options.get("seed"),
         "ignore_eos": stop.get("ignore_eos"),
-        "min_new_tokens": _min_tokens(request, stop),
+        # A grammar says when the output ends. Then only a stop token is left, which `min_new_tokens` would forbid.
+        "min_new_tokens": None if guide else _min_tokens(request, stop),
         "stop_token_ids": known_tokens(stop_token_ids, vocabulary_size) or None,
-        **_guide(options.get("guided_decoding") or {}),
+        **guide,
     }
     given = {name: value for name, value in params.items() if value is not None}
     # None is passed on: it means until EOS or the end of the context. Without the key, SGLang's limit is 128.

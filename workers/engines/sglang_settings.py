@@ -21,6 +21,14 @@ log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 
+ENGINE_ENVIRONMENT = {
+    "NIXL_LOG_LEVEL": "WARN",
+    "UCX_LOG_LEVEL": "error",
+    # Without it, one request whose logits are all infinite or NaN ends the engine.
+    "SGLANG_SANITIZE_NAN_LOGITS": "1",
+}
+"""Variables of the engine's processes, unless the user's own environment sets them."""
+
 
 class Device(StrEnum):
     """Where the engine computes."""

@@ -117,6 +117,37 @@ async def test_a_stop_token_outside_the_vocabulary_does_not_end_the_engine(engin
     assert len((await ask(engine, 4)).token_ids) == 4
 
 
+NO_TOKEN_LEFT: dict[str, dict[str, Any]] = {
+    "a penalty that makes logits infinite": {
+        "sampling_options": {"repetition_penalty": 1e-40},
+        "stop_conditions": {"ignore_eos": True},
+    },
+    "a grammar's end before min_tokens": {
+        "sampling_options": {"guided_decoding": {"choice": ["a", "b"]}},
+        "stop_conditions": {"min_tokens": 20},
+    },
+    "all tokens forbidden": {"stop_conditions": {"stop_token_ids": list(range(768)), "min_tokens": 4}},
+}
+
+
+@pytest.mark.parametrize("name", list(NO_TOKEN_LEFT))
+async def test_a_request_that_leaves_no_token_does_not_end_the_engine(engine: SglangEngine, name: str) -> None:
+    """Also where neither the coordinator nor the worker's own check has refused it before."""
+    sampling = {**NO_TOKEN_LEFT[name].get("sampling_options", {}), "temperature": 1.0, "top_p": 0.9}
+    before = (await ask(engine, 8)).token_ids
+    asking = asyncio.create_task(ask(engine, 24, **{**NO_TOKEN_LEFT[name], "sampling_options": sampling}))
+    lost = asyncio.create_task(engine.wait_lost())
+    await asyncio.wait({asking, lost}, return_when=asyncio.FIRST_COMPLETED)
+    assert not lost.done(), lost.result()
+    lost.cancel()
+    output = await asking
+    assert output.token_ids
+    if "grammar" in name:
+        assert output.finish_reason == "stop"
+        assert len(output.token_ids) < 5
+    assert (await ask(engine, 8)).token_ids == before
+
+
 async def test_log_probabilities_align_with_tokens(engine: SglangEngine) -> None:
     request = EngineRequest(
         rid(), "", PROMPT, 5, {"sampling_options": {"temperature": 0.0}, "output_options": {"logprobs": 0}}

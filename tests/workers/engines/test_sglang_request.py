@@ -29,6 +29,15 @@ def test_min_p_is_refused_where_sglang_would_end() -> None:
     assert sampled(True, temperature=1.0, min_p=0.0, seed=7)["sampling_seed"] == 7
 
 
+def test_a_grammar_decides_when_its_output_may_end() -> None:
+    """At its end only a stop token is left, and SGLang ends where `min_new_tokens` forbids it."""
+    stops = {"min_tokens": 20, "stop_token_ids": [7]}
+    guided = {"sampling_options": {"guided_decoding": {"choice": ["a", "b"]}}, "stop_conditions": stops}
+    assert "min_new_tokens" not in sampling_params(EngineRequest("r", "s", [1, 2], 40, request=guided))
+    free = sampling_params(EngineRequest("r", "s", [1, 2], 40, request={"stop_conditions": stops}))
+    assert free["min_new_tokens"] == 20
+
+
 GUIDES: dict[str, tuple[str, Any]] = {
     "json": ("json_schema", {"description": "x" * 200_000}),
     "json as text": ("json_schema", '"' + "x" * 200_000 + '"'),
