@@ -227,6 +227,20 @@ ENGINE_DIED = 502
 """The status of a call during which the worker's engine ended. Other failures of a call never have it."""
 
 
+_ENGINE_START = re.compile(r"\(start (\d+) of the engine\)")
+
+
+def with_engine_start(message: str, start: int) -> str:
+    """A message about the death of an engine that names which start of the worker's engine died, from 1."""
+    return f"{message} (start {start} of the engine)"
+
+
+def engine_start(message: str) -> int | None:
+    """The start in a message of `with_engine_start`; None: it names none."""
+    found = _ENGINE_START.search(message)
+    return int(found[1]) if found else None
+
+
 def error_text(status: int, message: str) -> str:
     """The text of an exception that a worker raises: Dynamo passes on the text of an exception, but not its class."""
     return f"ampd-error {status}: {message}"

@@ -22,6 +22,7 @@ from ampd.wire import (
     PREFILL_ENDPOINT,
     KvReply,
     KvRequest,
+    engine_start,
     parse_error,
 )
 from router.round_errors import WorkerLostError, WorkerRefusedError
@@ -130,7 +131,7 @@ def worker_error(worker_id: str, error: Exception, *, has_died: bool = False) ->
     if refusal := parse_error(str(error)):
         status, message = refusal
         if status == ENGINE_DIED:
-            return WorkerLostError(worker_id, message, has_died=True)
+            return WorkerLostError(worker_id, message, has_died=True, start=engine_start(message))
         return WorkerRefusedError(worker_id, status, message)
     return WorkerLostError(worker_id, one_line_of(error), has_died=has_died)
 

@@ -97,7 +97,7 @@ class Recovery:
 
     def _check_death(self, error: WorkerLostError) -> None:
         if error.has_died:
-            self._deaths.add(error.worker_id)
+            self._deaths.add(error.worker_id, error.start)
 
     def _leave_out(self, worker_id: str) -> None:
         self._placer.suspect(worker_id)

@@ -29,12 +29,14 @@ class WorkerLostError(Exception):
 
     Attributes:
         has_died: the worker had taken the round, and then died or hung. The round may be the reason.
+        start: see `WorkerDied`.
     """
 
-    def __init__(self, worker_id: str, message: str, *, has_died: bool = False) -> None:
+    def __init__(self, worker_id: str, message: str, *, has_died: bool = False, start: int | None = None) -> None:
         super().__init__(f"worker {worker_id}: {message}")
         self.worker_id = worker_id
         self.has_died = has_died
+        self.start = start
 
 
 class WorkerRefusedError(Exception):

@@ -1,4 +1,4 @@
-"""Requests under which workers died: a request that ends two workers is not given to a third.
+"""Requests under which workers died: a request that ends two workers, or one engine twice, is not tried a third time.
 
 Other rounds may have run on the same workers, and lost them too. None of them can be told from the request that is to
 blame. All are refused, but a client that sends such a round again is served after a pause, which grows with each death.
@@ -18,7 +18,9 @@ from router.round_errors import RoundRefusedError
 log = logging.getLogger(__name__)
 
 FATAL_DEATHS = 2
-"""Workers that may die under one request. One death may be a coincidence, and the request is tried once more."""
+"""Deaths after which a request is refused, of two workers or of one whose engine starts again.
+
+One death may be a coincidence, and the request is tried once more."""
 
 MEMORY_S = 600.0
 """Seconds for which a request under which a worker died is remembered."""
@@ -28,6 +30,13 @@ SHARED_PAUSE_S = 10.0
 
 _MAX_REMEMBERED = 4096
 _PROMPT = "prompt "
+
+_Death = tuple[str, int | None]
+"""(worker, start of its engine): rounds that were lost together name the same death, a later start another one."""
+
+
+def _name(death: WorkerDied) -> _Death:
+    return death.worker_id, death.start
 
 
 class WorkerDeaths:
@@ -48,7 +57,7 @@ class WorkerDeaths:
     ) -> None:
         self._clock = clock
         self._announce = announce
-        self._workers: dict[str, set[str]] = {}
+        self._deaths: dict[str, set[_Death]] = {}
         self._expiries_s: dict[str, float] = {}
         self.count = 0
 
@@ -56,11 +65,11 @@ class WorkerDeaths:
         """The deaths under a request. `prompt`: its packed token ids."""
         return RequestDeaths(self, request_id, prompt)
 
-    def add(self, keys: tuple[str, ...], worker_id: str) -> None:
-        """A worker died under a request with these names."""
+    def add(self, death: WorkerDied) -> None:
+        """A worker died under a request of this coordinator."""
         self.count += 1
-        self._note(keys, worker_id)
-        self._announce(WorkerDied(worker_id, keys))
+        self._note(death)
+        self._announce(death)
 
     def announced(self, news: DeathNews) -> None:
         """A coordinator, perhaps this one, has announced a death, or that a request was served."""
@@ -71,25 +80,26 @@ class WorkerDeaths:
                 self.forget(*request)
 
     def _learn(self, death: WorkerDied) -> None:
-        if any(death.worker_id not in self._workers.get(key, ()) for key in death.request):
+        name = _name(death)
+        if any(name not in self._deaths.get(key, ()) for key in death.request):
             # Each of the worker's rounds is announced, but the worker died once.
-            if not any(death.worker_id in workers for workers in self._workers.values()):
+            if not any(name in deaths for deaths in self._deaths.values()):
                 log.warning("worker %s died under a request of another coordinator", death.worker_id)
-            self._note(death.request, death.worker_id)
+            self._note(death)
 
-    def _note(self, keys: tuple[str, ...], worker_id: str) -> None:
+    def _note(self, death: WorkerDied) -> None:
         self._forget_old()
-        for key in keys:
-            workers = self._workers.pop(key, set())
-            self._workers[key] = workers | {worker_id}  # at the end: the order is that of the expiry
+        for key in death.request:
+            deaths = self._deaths.pop(key, set())
+            self._deaths[key] = deaths | {_name(death)}  # at the end: the order is that of the expiry
             self._expiries_s[key] = self._clock() + MEMORY_S
-        while len(self._workers) > _MAX_REMEMBERED:
-            self.forget(next(iter(self._workers)))
+        while len(self._deaths) > _MAX_REMEMBERED:
+            self.forget(next(iter(self._deaths)))
 
     def most(self, keys: tuple[str, ...]) -> int:
-        """Workers that died under one of these names, the largest number of them."""
+        """Deaths under one of these names, the largest number of them."""
         self._forget_old()
-        return max(len(self._workers.get(key, ())) for key in keys)
+        return max(len(self._deaths.get(key, ())) for key in keys)
 
     def pause_s(self, key: str) -> float:
         """For how much longer a request with this name that shares its deaths with others must not be tried."""
@@ -99,28 +109,28 @@ class WorkerDeaths:
 
     def is_shared(self, key: str) -> bool:
         """Whether a request with another prompt has lost all the workers that this one has lost."""
-        own = self._workers.get(key, set())
-        return any(other != key and other.startswith(_PROMPT) and lost >= own for other, lost in self._workers.items())
+        own = self._deaths.get(key, set())
+        return any(other != key and other.startswith(_PROMPT) and lost >= own for other, lost in self._deaths.items())
 
     def served(self, keys: tuple[str, ...]) -> None:
         """A request with these names was served to its end."""
-        if any(key in self._workers for key in keys):
+        if any(key in self._deaths for key in keys):
             self.forget(*keys)
             self._announce(RequestServed(keys))
 
     def forget(self, *keys: str) -> None:
         """A request with these names was served, or is too old."""
         for key in keys:
-            if self._workers.pop(key, None) is not None:
+            if self._deaths.pop(key, None) is not None:
                 del self._expiries_s[key]
 
     def _forget_old(self) -> None:
         now_s = self._clock()
-        while self._workers and self._expiries_s[oldest := next(iter(self._workers))] <= now_s:
+        while self._deaths and self._expiries_s[oldest := next(iter(self._deaths))] <= now_s:
             self.forget(oldest)
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._deaths)
 
 
 class RequestDeaths:
@@ -144,19 +154,24 @@ class RequestDeaths:
         if count < FATAL_DEATHS:
             return
         if not self._deaths.is_shared(prompt) or self._deaths.most((request_id,)) >= FATAL_DEATHS:
-            raise RoundRefusedError(500, f"{count} workers died while they ran this request; it is not tried again")
+            raise RoundRefusedError(
+                500, f"workers died {count} times while they ran this request; it is not tried again"
+            )
         if pause_s := self._deaths.pause_s(prompt):
             raise RoundRefusedError(
-                503, f"{count} workers died while they ran this request and others; try again in {pause_s:.0f} s"
+                503, f"workers died {count} times while they ran this request and others; try again in {pause_s:.0f} s"
             )
 
-    def add(self, worker_id: str) -> None:
+    def add(self, worker_id: str, start: int | None = None) -> None:
         """A worker died while it ran the request.
+
+        Args:
+            start: see `WorkerDied`.
 
         Raises:
             RoundRefusedError: the request must not be tried again now, see `check`.
         """
-        self._deaths.add(self._keys(), worker_id)
+        self._deaths.add(WorkerDied(worker_id, self._keys(), start))
         self.check()
 
     def survived(self) -> None:

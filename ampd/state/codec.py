@@ -111,8 +111,8 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["ended", session_id])
         case RoleAssigned():
             return encode_role(event)
-        case WorkerDied(worker_id, request):
-            return _dump(["died", worker_id, *request])
+        case WorkerDied(worker_id, request, start):
+            return _dump(["died", worker_id, *request, *([] if start is None else [start])])
         case RequestServed(request):
             return _dump(["served", *request])
 
@@ -152,6 +152,8 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return _role(fields)
         case ["died", str(worker_id), str(request_id), str(prompt)]:
             return WorkerDied(worker_id, (request_id, prompt))
+        case ["died", str(worker_id), str(request_id), str(prompt), int(start)]:
+            return WorkerDied(worker_id, (request_id, prompt), start)
         case ["served", str(request_id), str(prompt)]:
             return RequestServed((request_id, prompt))
         case _:

@@ -160,10 +160,13 @@ class WorkerDied:
 
     Attributes:
         request: the names by which a coordinator knows the request again, see `router.worker_deaths`.
+        start: which start of the worker's engine died, from 1, because an engine that starts again keeps the worker's
+            id; None: the worker died as a whole, or did not say.
     """
 
     worker_id: str
     request: tuple[str, ...]
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

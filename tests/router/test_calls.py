@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.call_signatures import Signer
-from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvRequest, error_text
+from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvRequest, error_text, with_engine_start
 from router.calls import DynamoCalls, LinkedContexts, worker_error
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import FakeContext
@@ -59,6 +59,10 @@ def calls(start: Exception | list[Any]) -> tuple[DynamoCalls, Client]:
         (RuntimeError(error_text(400, "bad grammar")), WorkerRefusedError("w", 400, "bad grammar")),
         (RuntimeError(error_text(503, "full")), WorkerRefusedError("w", 503, "full")),
         (RuntimeError(error_text(502, "SGLang has ended")), WorkerLostError("w", "SGLang has ended", has_died=True)),
+        (
+            RuntimeError(error_text(502, with_engine_start("SGLang has ended", 3))),
+            WorkerLostError("w", "SGLang has ended (start 3 of the engine)", has_died=True, start=3),
+        ),
         (ConnectionError("reset\nby peer"), WorkerLostError("w", "reset by peer")),
         (
             RuntimeError('Backend<Http>: {"message": "ampd-error 429: slow down", "code": 500}'),

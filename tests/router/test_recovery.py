@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ampd.types import Role
-from ampd.wire import error_text
+from ampd.wire import error_text, with_engine_start
 from router.calls import worker_error
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
@@ -73,7 +73,7 @@ async def test_a_request_that_ends_two_workers_is_not_given_to_a_third() -> None
     async with Replica(state) as replica:
         replica.workers.fail |= {("generate", name): 0 for name in names}
         for session in ("s", "again"):
-            with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request") as refusal:
+            with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request") as refusal:
                 await replica.round(session)
             assert refusal.value.status == 500
         assert len(replica.workers.asked("generate")) == replica.services.deaths.count == 2
@@ -89,11 +89,11 @@ async def test_the_deaths_under_a_request_count_at_all_coordinators() -> None:
         (dead,) = first.workers.asked("generate")
         await first.store.remove_worker(dead)
         await until(lambda: len(second.services.deaths) and second.view.worker(dead) is None)
-        with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request"):
+        with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request"):
             await second.round()
         assert len(second.workers.asked("generate")) == second.services.deaths.count == 1
-        await until(lambda: first.services.deaths.most(tuple(first.services.deaths._workers)) == 2)
-        with pytest.raises(RoundRefusedError, match="2 workers died while they ran this request"):
+        await until(lambda: first.services.deaths.most(tuple(first.services.deaths._deaths)) == 2)
+        with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request"):
             await first.round()
         assert len(first.workers.asked("generate")) == 1
 
@@ -104,7 +104,7 @@ async def test_a_request_that_ended_a_worker_of_each_kind_is_given_up() -> None:
         replica.workers.fail |= {
             (name, kind + n): 0 for name, kind in (("prefill", "p"), ("generate", "d")) for n in "12"
         }
-        with pytest.raises(RoundRefusedError, match="2 workers died"):
+        with pytest.raises(RoundRefusedError, match="workers died 2 times"):
             await replica.round()
         assert [len(replica.workers.asked(name)) for name in ("prefill", "generate")] == [1, 1]
     assert await queues(state) == {}
@@ -127,8 +127,23 @@ async def test_an_engine_that_ended_under_a_round_counts_as_a_death() -> None:
     async with Replica(state) as replica:
         lost = RuntimeError(error_text(502, "SGLang has ended"))
         replica.workers.fail |= {("generate", name): worker_error(name, lost) for name in ("d1", "d2", "d3")}
-        with pytest.raises(RoundRefusedError, match="2 workers died"):
+        with pytest.raises(RoundRefusedError, match="workers died 2 times"):
             await replica.round()
+
+
+async def test_a_request_that_ends_the_engine_of_the_only_worker_twice_is_not_tried_again() -> None:
+    async with Replica(await cluster(worker("d1"))) as replica:
+        for start in (1, 2):
+            lost = RuntimeError(error_text(502, with_engine_start("SGLang has ended", start)))
+            replica.workers.fail |= {("generate", "d1"): worker_error("d1", lost)}
+            with pytest.raises(RoundRefusedError):
+                await replica.round()
+            await replica.store.publish_worker(worker("d1"), 60.0)  # its engine has started again
+            await until(lambda: replica.view.worker("d1") is not None)
+        asked = len(replica.workers.asked("generate"))
+        with pytest.raises(RoundRefusedError, match="workers died 2 times"):
+            await replica.round()
+        assert len(replica.workers.asked("generate")) == asked
 
 
 async def test_workers_that_shut_down_under_a_round_did_not_die() -> None:

@@ -18,11 +18,32 @@ def test_a_request_is_known_by_its_id_and_by_its_prompt() -> None:
     deaths.of_request("a", b"prompt").add("w1")
     deaths.of_request("a", b"prompt").check()
     deaths.of_request("a", b"prompt").add("w1")  # the same worker
-    with pytest.raises(RoundRefusedError, match="2 workers died"):
+    with pytest.raises(RoundRefusedError, match="workers died 2 times"):
         deaths.of_request("a", b"longer prompt").add("w2")
-    with pytest.raises(RoundRefusedError, match="2 workers died"):
+    with pytest.raises(RoundRefusedError, match="workers died 2 times"):
         deaths.of_request("b", b"prompt").add("w3")
     deaths.of_request("c", b"another").check()
+
+
+def test_an_engine_that_starts_again_and_dies_again_counts_twice() -> None:
+    deaths = WorkerDeaths(Clock())
+    deaths.of_request("a", b"prompt").add("w1", 1)
+    again = deaths.of_request("b", b"prompt")
+    again.add("w1", 1)  # of the same death, from another round
+    with pytest.raises(RoundRefusedError, match="workers died 2 times"):
+        again.add("w1", 2)
+    with pytest.raises(RoundRefusedError, match="it is not tried again"):
+        deaths.of_request("c", b"prompt").check()
+
+
+def test_an_echo_of_a_death_counts_once_and_the_next_start_again() -> None:
+    deaths = WorkerDeaths(Clock())
+    names = ("id a", "prompt a")
+    for _ in range(2):
+        deaths.announced(WorkerDied("w1", names, 1))
+    assert deaths.most(names) == 1
+    deaths.announced(WorkerDied("w1", names, 2))
+    assert deaths.most(names) == 2
 
 
 def test_deaths_are_forgotten_with_time_and_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +72,7 @@ def kill_two(deaths: WorkerDeaths, *prompts: bytes) -> None:
     for prompt in prompts:
         request = deaths.of_request(f"id of {prompt.decode()}", prompt)
         request.add("w1")
-        with pytest.raises(RoundRefusedError, match="2 workers died"):
+        with pytest.raises(RoundRefusedError, match="workers died 2 times"):
             request.add("w2")
 
 
@@ -79,7 +100,7 @@ def test_a_request_that_ends_a_third_worker_is_left_alone_with_it() -> None:
     clock.now_s = SHARED_PAUSE_S
     deadly = deaths.of_request("sent again", b"deadly")
     deadly.check()
-    with pytest.raises(RoundRefusedError, match="3 workers died"):
+    with pytest.raises(RoundRefusedError, match="workers died 3 times"):
         deadly.add("w3")
     # The innocent one has lost fewer workers, so that the deadly one is left alone with its third death.
     clock.now_s += SHARED_PAUSE_S
@@ -94,7 +115,7 @@ def test_each_further_shared_death_doubles_the_pause() -> None:
     kill_two(deaths, b"deadly", b"innocent")
     clock.now_s = SHARED_PAUSE_S
     for prompt in (b"deadly", b"innocent"):
-        with pytest.raises(RoundRefusedError, match="3 workers died"):
+        with pytest.raises(RoundRefusedError, match="workers died 3 times"):
             deaths.of_request(f"{prompt.decode()} again", prompt).add("w3")
     clock.now_s += 2 * SHARED_PAUSE_S - 1
     with pytest.raises(RoundRefusedError, match="try again in 1 s"):

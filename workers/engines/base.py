@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ampd.types import Parallelism
-from ampd.wire import ENGINE_DIED
+from ampd.wire import ENGINE_DIED, with_engine_start
 from workers.kv.exchange import KvExchange
 
 
@@ -140,10 +140,14 @@ class EngineLostError(EngineError):
 
     Args:
         has_run: it was lost while it ran the request, which may be the reason. Otherwise it never took the request.
+        start: which start of the engine was lost, from 1; None: not known. It tells one death from the next.
     """
 
-    def __init__(self, message: str, *, has_run: bool = False) -> None:
-        super().__init__(message, ENGINE_DIED if has_run else 503)
+    def __init__(self, message: str, *, has_run: bool = False, start: int | None = None) -> None:
+        super().__init__(
+            message if start is None else with_engine_start(message, start), ENGINE_DIED if has_run else 503
+        )
+        self.has_run = has_run
 
 
 @runtime_checkable

@@ -71,6 +71,10 @@ class _Call:
         """
         return self._choice_s * (self._choices - len(self._begun))
 
+    def lost(self, line: str) -> EngineLostError:
+        """The call's error when the engine was lost under it."""
+        return EngineLostError(line, has_run=True, start=self.start + 1)
+
     def take(self, output: EngineOutput) -> None:
         """Note which choice has an output."""
         self._begun.add(output.index)
@@ -188,7 +192,7 @@ class SupervisedEngine:
 
     async def _next(self, call: _Call, outputs: AsyncGenerator[EngineOutput, None]) -> EngineOutput | None:
         if self._lost is not None or call.start != self._starts:
-            raise EngineLostError(self._lost or "the engine was started again", has_run=True)
+            raise call.lost(self._lost or "the engine was started again")
         if not self._waiting:
             now_s = self._clock()
             self._progress_s = min(now_s, self._progress_s + now_s - self._idle_since_s)
@@ -199,12 +203,12 @@ class SupervisedEngine:
         except asyncio.CancelledError:
             if not call.was_failed or (call.task is not None and call.task.uncancel()):
                 raise
-            raise EngineLostError(str(self._lost), has_run=True) from None
+            raise call.lost(str(self._lost)) from None
         except EngineLostError as error:
             if call.start == self._starts:
                 self._lost = self._lost or str(error)
                 self._loss_seen.set()
-            raise
+            raise (call.lost(str(error)) if error.has_run else error) from None
         finally:
             self._waiting.discard(call)
             self._idle_since_s = self._clock()

@@ -69,7 +69,7 @@ events = st.one_of(
     st.builds(TaskQueued, texts, tasks),
     st.builds(TaskDone, texts, texts),
     st.builds(SessionEnded, texts),
-    st.builds(WorkerDied, texts, st.tuples(texts, texts)),
+    st.builds(WorkerDied, texts, st.tuples(texts, texts), st.none() | counts),
     st.builds(RequestServed, st.tuples(texts, texts)),
     roles,
 )

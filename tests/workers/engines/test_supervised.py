@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from ampd.types import Parallelism
+from ampd.wire import engine_start
 from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of, run
 from workers.engines import supervised
@@ -184,6 +185,7 @@ async def test_a_lost_engine_starts_again_and_its_old_calls_stay_failed(model_fo
         with pytest.raises(EngineLostError) as failure:
             await run(engine, prompt_of(100), 5)
         assert failure.value.status == 502
+        assert engine_start(str(failure.value)) == 1
         del times.decode_step_s
         async with asyncio.timeout(PATIENCE_S):
             while engine._lost is not None:
@@ -193,7 +195,11 @@ async def test_a_lost_engine_starts_again_and_its_old_calls_stay_failed(model_fo
         assert len(await run(engine, prompt_of(100), 5)) == 5
         with pytest.raises(EngineLostError) as late:
             await anext(idle)
-        assert late.value.status == 502
+        assert (late.value.status, engine_start(str(late.value))) == (502, 1)
+        times.decode_step_s = broken
+        with pytest.raises(EngineLostError) as failure:
+            await run(engine, prompt_of(100), 5)
+        assert engine_start(str(failure.value)) == 2
         assert not lost.done()
 
 
