@@ -45,7 +45,10 @@ ROUTES = {"remote": (True,), "local": (False,), "alternating": (True, False)}
 LONGEST_DELAY_S = 0.05
 LONGEST_LOAD_DELAY_S = 0.1
 STATE_TOKENS = 64
-"""SGLang keeps the state of a gated delta net at multiples of this, and decoding 8 tokens keeps none."""
+"""SGLang keeps the state of a gated delta net at multiples of this in prefills."""
+
+DECODED_STATE_TOKENS = 256
+"""And at multiples of this while it decodes."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Model:
         make: writes the model into a folder, and returns the folder.
         pools: the KV pools that SGLang has for it.
         family: see `tests.harness.cpu_families`.
+        increments: of the rounds of a session, in tokens.
     """
 
     make: Callable[[Path], Path]
@@ -64,11 +68,21 @@ class Model:
     family: str = "qwen3"
     dtype: str = "float32"
     arguments: dict[str, Any] = field(default_factory=dict)
+    increments: Sequence[int] = INCREMENTS
 
     @property
-    def slack_tokens(self) -> int:
-        """The most tokens of a history that may be computed again."""
-        return STATE_TOKENS + NEW if "mamba" in self.pools else self.page_size
+    def grain_tokens(self) -> int:
+        """Of how many tokens of a prefill the KV is kept, or computed again."""
+        return STATE_TOKENS if "mamba" in self.pools else self.page_size
+
+    def slack_tokens(self, prompt_tokens: int) -> int:
+        """The most tokens that may be computed again after a round with this prompt."""
+        if "mamba" not in self.pools:
+            return self.page_size
+        computed = prompt_tokens + NEW - 1  # the last token is not, before the next round
+        decoded = computed - computed % DECODED_STATE_TOKENS
+        kept = decoded if decoded > prompt_tokens else prompt_tokens - prompt_tokens % STATE_TOKENS
+        return prompt_tokens + NEW - kept
 
     def settings(self, folder: Path, tp: int) -> SglangSettings:
         """What an engine of this degree runs."""
@@ -92,7 +106,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"page_size": 64},
     "gpt_oss": {"pools": ("kv", "swa")},
     "gemma_4": {"pools": ("kv", "swa")},
-    "qwen3_next": {"pools": ("kv", "mamba")},
+    # The first output crosses a multiple of 256 tokens, where decoding keeps a state.
+    "qwen3_next": {"pools": ("kv", "mamba"), "increments": (DECODED_STATE_TOKENS - 5, *INCREMENTS[1:])},
 }
 """How families differ from a plain model."""
 
@@ -133,7 +148,7 @@ class Cells:
             late_rank: by default another one in each round.
         """
         ranks = [engine.info.parallelism.tp for engine in (pair.prefill, pair.decode)]
-        session, slack, routes, history = f"{ranks[0]} x {ranks[1]} {name}", self.model.slack_tokens, ROUTES[name], 0
+        session, routes, kept_tokens = f"{ranks[0]} x {ranks[1]} {name}", ROUTES[name], 0
         await empty(*pair.engines)
         for number, prompt in enumerate(self.reference.prompts):
             self.late.choose((number + 1) % max(ranks) if late_rank is None else late_rank)
@@ -141,10 +156,11 @@ class Cells:
             played = await (remote_round if is_remote else local_round)(pair, session, prompt, NEW)
             first = played.prefill or played.decode
             assert played.tokens == self.reference.outputs[number].token_ids, (session, number)
-            assert first.cached_tokens >= history - slack, (session, number)
+            assert first.cached_tokens >= kept_tokens, (session, number)
             if is_remote:
-                assert played.decode.prompt_tokens - played.decode.cached_tokens <= slack + 1, (session, number)
-            history = len(prompt) + NEW
+                computed_tokens = played.decode.prompt_tokens - played.decode.cached_tokens
+                assert computed_tokens <= self.model.grain_tokens + 1, (session, number)
+            kept_tokens = len(prompt) + NEW - self.model.slack_tokens(len(prompt))
             if name != "alternating":
                 await _forget_device(pair.prefill, pair.decode)
 
@@ -167,7 +183,7 @@ async def check_cells(model: Model, folder: Path, pairs: Sequence[tuple[int, int
         chosen = {pair: [engines[at] for at in _engines_of(pair)] for pair in pairs}
         first = chosen[pairs[0]][0]
         assert tuple(pool.name for pool in first.kv.store.geometry.pools) == model.pools
-        cells = Cells(model, await alone(first), late)
+        cells = Cells(model, await alone(first, increments=model.increments), late)
         for decode in {decode for _, decode in chosen.values()} - {first}:
             await _check_that_reads_matter(connected(first, decode), cells.reference)
         for degrees, (prefill, decode) in chosen.items():
@@ -212,11 +228,11 @@ def connected(prefill: SglangEngine, decode: SglangEngine, relay: SglangEngine |
     return pair
 
 
-async def alone(engine: SglangEngine, seed: int = 0) -> Reference:
+async def alone(engine: SglangEngine, seed: int = 0, increments: Sequence[int] = INCREMENTS) -> Reference:
     """The session's rounds on one engine, without a store. Another seed gives another text."""
     reference = Reference()
     context: list[int] = []
-    for number, increment in enumerate(INCREMENTS):
+    for number, increment in enumerate(increments):
         prompt = context + text(seed * 100 + number, increment)
         output = await with_log_probs(engine, prompt)
         assert not output.cached_tokens

@@ -70,7 +70,8 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             model = ModelConfig.from_server_args(server_args)
             pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
             if not extra_config["allow_untested"]:
-                check_tried(params.token_to_kv_pool_allocator.get_kvcache(), self.page_size, pools.tp)
+                pool = params.token_to_kv_pool_allocator.get_kvcache()
+                check_tried(pool, self.page_size, pools.tp, chunk_tokens=model.attention_chunk_size)
         except ValueError as error:
             refuse(address, rank, one_line_of(error))
             raise

@@ -29,6 +29,7 @@ _NAMES = frozenset(
         "quantization",
         "quantization_param_path",
         "modelopt_quant",
+        "modelopt_checkpoint_restore_path",
         "rl_quant_profile",
         "kv_cache_dtype",
         "page_size",

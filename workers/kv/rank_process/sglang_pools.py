@@ -19,7 +19,7 @@ from workers.kv.rank_process.pool_buffers import (
     pool_geometry,
     state_buffers,
 )
-from workers.kv.tried import TRIED_DEGREES, TRIED_PAGE_TOKENS
+from workers.kv.tried import TRIED_DEGREES, TRIED_PAGE_TOKENS, TRIED_STATE_TYPES, TRIED_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +65,28 @@ def engine_pools(server_args: Any, params: Any, model_config: Any, fingerprint: 
     return EnginePools(geometry, buffers, int(model_config.num_hidden_layers), tp)
 
 
-_UNTRIED_TYPES = ("torch.float8_e5m2",)
-
-
-def check_tried(pool: Any, page_tokens: int, tp: int) -> None:
+def check_tried(pool: Any, page_tokens: int, tp: int, *, chunk_tokens: int | None = None) -> None:
     """Refuse KV that `engine_pools` describes, but that no engine was ever run with.
 
     Args:
         pool: SGLang's.
         page_tokens: per page, as in effect: SGLang's backends change what they were asked for.
         tp: ranks of the engine.
+        chunk_tokens: of the chunks that some of the model's layers attend to instead of a window; None: no layer does.
 
     Raises:
         ValueError: one line says what it is, and how to try it.
     """
     how, kind = "try it with --allow-untested", type(pool).__name__
-    if str(pool.dtype) in _UNTRIED_TYPES:
-        raise ValueError(f"the KV store was never tried with KV of the type {pool.dtype}; {how}")
+    if str(pool.dtype) not in TRIED_TYPES.get(kind, ()):
+        raise ValueError(f"the KV store was never tried with a {kind} of the type {pool.dtype}; {how}")
+    if (states := getattr(pool, "mamba_pool", None)) is not None:
+        cache = states.mamba_cache
+        for types, tensor in zip(TRIED_STATE_TYPES, (cache.temporal, cache.conv[0]), strict=True):
+            if str(tensor.dtype) not in types:
+                raise ValueError(f"the KV store was never tried with states of the type {tensor.dtype}; {how}")
+    if chunk_tokens is not None and kind == "SWAKVPool":
+        raise ValueError(f"the KV store was never tried with chunks of attention; {how}")
     full = type(getattr(pool, "full_kv_pool", None)).__name__
     if full == "MLATokenToKVPool":
         raise ValueError(f"the KV store was never tried with a {full} within a {kind}; {how}")

@@ -39,13 +39,13 @@ def mla() -> Any:
     return MLATokenToKVPool(SLOTS, dtype=torch.bfloat16, kv_lora_rank=64, qk_rope_head_dim=16, layer_num=3, **COMMON)
 
 
-def sliding_window(heads: int, window_heads: int) -> Any:
+def sliding_window(heads: int, window_heads: int, dtype: Any = torch.bfloat16) -> Any:
     """As for Gemma 4: the window's layers have heads of their own number and sizes."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     layers = {"swa_attention_layer_ids": [0, 2, 3], "full_attention_layer_ids": [1, 4]}
     dims = {"head_dim": 32, "swa_head_num": window_heads, "swa_head_dim": 16, "swa_v_head_dim": 8, "v_head_dim": 24}
-    return SWAKVPool(SLOTS, 32, dtype=torch.bfloat16, head_num=heads, **COMMON, **layers, **dims)
+    return SWAKVPool(SLOTS, 32, dtype=dtype, head_num=heads, **COMMON, **layers, **dims)
 
 
 def states(tp: int, temporal: Any = torch.float32, key_heads: int = 2, **more: Any) -> Any:
@@ -269,10 +269,19 @@ def test_kv_that_no_engine_was_run_with_is_refused_with_a_way_to_try_it() -> Non
     check_tried(hybrid(2, states(1)), 64, 2)
     latent = hybrid(2, states(1))
     latent.full_kv_pool = mla()
-    for pool, words in ((mha(2, dtype=torch.float8_e5m2), "float8_e5m2"), (latent, "MLATokenToKVPool within a Hybrid")):
+    for pool, words in (
+        (mha(2, dtype=torch.float8_e5m2), "a MHATokenToKVPool of the type torch.float8_e5m2"),
+        (sliding_window(2, 2, dtype=torch.float16), "a SWAKVPool of the type torch.float16"),
+        (latent, "MLATokenToKVPool within a Hybrid"),
+        (hybrid(2, states(1, temporal=torch.bfloat16)), "states of the type torch.bfloat16"),
+    ):
         with pytest.raises(ValueError, match=words) as refusal:
             check_tried(pool, PAGE, 1)
         assert "--allow-untested" in str(refusal.value)
+    window = sliding_window(2, 2)
+    check_tried(window, PAGE, 1)
+    with pytest.raises(ValueError, match="never tried with chunks of attention"):
+        check_tried(window, PAGE, 1, chunk_tokens=8192)
 
 
 @pytest.mark.parametrize(
