@@ -36,6 +36,7 @@ from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.session_counts import SessionCounts
 from router.session_moves import SessionMoves
 from router.unplaced_round import UnplacedRound
+from router.worker_lookups import WorkerLookups
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class Placer:
     ) -> None:
         self._view = view
         self._store = store
+        self._lookups = WorkerLookups(store)
         self.counters = SessionCounts()
         self._policies = policies
         self._limits = limits
@@ -200,13 +202,14 @@ class Placer:
             return None
         # It may be so new that its first view is still on the way to this replica.
         try:
-            views = await self._store.snapshot()
+            found = await self._lookups.find(known.worker_id)
+        except StateSlowError as error:
+            log.warning("%s; a session moves because its worker is not known here", error)
+            return None
         except StateUnavailableError as error:
             self._lost_store(error)
             return None
-        found = next((view for view in views if view.worker_id == known.worker_id), None)
         if found is None:
-            # A dead worker has thousands of sessions, and each snapshot holds the whole cluster.
             self._expect_no_more(known.worker_id)
         return found
 
@@ -243,6 +246,10 @@ class Placer:
             return moved
         try:
             outcome = await self._store.rebind(known, worker_id, self._limits.ttl_s)
+        except StateSlowError as error:
+            log.warning("%s; a session moves without it", error)
+            self.counters.add(moved=1)
+            return moved
         except StateUnavailableError as error:
             self._lost_store(error)
             self.counters.add(moved=1)

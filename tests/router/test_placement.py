@@ -158,6 +158,54 @@ async def test_the_sessions_of_a_dead_worker_read_the_state_once() -> None:
         assert replica.store.round_trips.calls["snapshot"] == before + 1
 
 
+async def test_rounds_at_once_of_a_dead_worker_read_the_state_once() -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        names = [f"s{number}" for number in range(30)]
+        for name in names:
+            await replica.round(name)
+        others = MemoryStore(state)
+        await others.publish_worker(worker("d2"), 60.0)
+        await others.remove_worker("d1")
+        await until(lambda: replica.view.worker("d1") is None and replica.view.worker("d2") is not None)
+        before, snapshot = replica.store.round_trips.calls["snapshot"], replica.store.snapshot
+
+        async def later() -> Any:
+            views = await snapshot()
+            for _ in range(20):  # a round trip takes time
+                await asyncio.sleep(0)
+            return views
+
+        replica.store.snapshot = later  # type: ignore[method-assign]
+        records = [record for _, record in await asyncio.gather(*(replica.round(name) for name in names))]
+        assert {record["decode_worker"] for record in records} == {"d2"}
+        assert replica.store.round_trips.calls["snapshot"] == before + 1
+
+
+@pytest.mark.parametrize("call", ["snapshot", "rebind"])
+async def test_a_slow_answer_about_a_dead_worker_concerns_its_round_only(call: str) -> None:
+    state = await cluster(worker("d1"))
+    async with Replica(state) as replica:
+        for name in ("a", "b"):
+            await replica.round(name)
+        others = MemoryStore(state)
+        await others.publish_worker(worker("d2"), 60.0)
+        await others.remove_worker("d1")
+        await until(lambda: replica.view.worker("d1") is None and replica.view.worker("d2") is not None)
+        answers = getattr(replica.store, call)
+
+        async def slow(*_: Any) -> Any:
+            setattr(replica.store, call, answers)
+            raise StateSlowError("shared state needs longer")
+
+        setattr(replica.store, call, slow)
+        tokens, record = await replica.round("a")
+        assert (tokens, record["decode_worker"]) == (EXPECTED, "d2")
+        assert replica.services.placer._store_answers()
+        await replica.round("b")
+        assert (await replica.store.binding(session_key("", "b"))).worker_id == "d2"
+
+
 async def test_a_slow_answer_concerns_its_round_only() -> None:
     """Redis answers others, so the next rounds are shared with the other replicas at once."""
     async with Replica(await cluster(worker("d1"), worker("d2", kv_used_tokens=9))) as replica:
