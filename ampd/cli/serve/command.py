@@ -148,12 +148,13 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
         has_served = await _unless_stopped(_all_of(starting, waiting), stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)
-            probe = LivenessProbe(live_urls(settings.metrics_host, specs, frontend))
-            probing = asyncio.create_task(probe.end_hanging(supervisor, _progress))
+            urls = live_urls(settings.metrics_host, specs, frontend)
+            probing = LivenessProbe(urls).task(supervisor, _progress)
+            probing.start()
             try:
                 await _watch(settings, supervisor, stopped)
             finally:
-                probing.cancel()
+                await probing.stop()
         return 0
     finally:
         when = "when the rounds in progress have finished; Ctrl-C again stops at once"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from ampd.cli.serve.processes import Supervisor
+from ampd.supervised_task import SupervisedTask
 
 PERIOD_S, TIMEOUT_S, FAILURES = 5.0, 4.0, 6
 """The probe of a pod, see `livenessProbe` in k8s/base/graph.yaml."""
@@ -39,6 +40,10 @@ class LivenessProbe:
         self._timeout_s = timeout_s
         self._most_failures = failures
         self._failures: Counter[str] = Counter()
+
+    def task(self, supervisor: Supervisor, progress: Callable[[str], None]) -> SupervisedTask:
+        """`end_hanging` as a task that goes on after an error, because nothing else would notice its end."""
+        return SupervisedTask("liveness probe", lambda: self.end_hanging(supervisor, progress))
 
     async def end_hanging(self, supervisor: Supervisor, progress: Callable[[str], None]) -> None:
         """End each process that has not answered for the last `failures` times. Runs until it is cancelled.

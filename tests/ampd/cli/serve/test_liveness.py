@@ -13,7 +13,7 @@ import yaml
 from ampd.cli.serve import liveness
 from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.processes import ProcessSpec, Supervisor
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SERVER = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); "
 SERVER += "print(s.server_port, flush=True); s.serve_forever()"
@@ -44,6 +44,28 @@ async def test_a_process_that_hangs_is_ended_and_no_other(tmp_path: Path) -> Non
         assert lines == [f"hangs hangs: no answer at {urls['hangs']} 3 times; it is ended"]
     finally:
         supervisor.stop()
+
+
+async def test_the_probe_goes_on_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor, asked = Supervisor(tmp_path), asyncio.Event()
+
+    def ended() -> dict[str, str]:
+        if not caplog.records:
+            raise OSError("too many open files")
+        asked.set()
+        return {}
+
+    monkeypatch.setattr(supervisor, "ended", ended)
+    probing = LivenessProbe({}, period_s=0.01).task(supervisor, print)
+    probing.start()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+    finally:
+        await probing.stop()
+    assert [record.getMessage() for record in caplog.records] == ["liveness probe failed; trying again"]
 
 
 def test_it_is_the_probe_of_a_pod() -> None:
