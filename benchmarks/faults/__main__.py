@@ -58,7 +58,13 @@ async def run(
 ) -> list[CellResult]:
     """All cells on one graph; a graph that a fault has left unusable is replaced."""
     records, setting = records or Records(None), setting or modelled()
-    cells = [(fault, moment) for _ in range(repeats) for fault in (NONE, *faults) for moment in moments]
+    cells = [
+        (fault, moment)
+        for _ in range(repeats)
+        for fault in (NONE, *faults)
+        for moment in moments
+        if moment not in fault.never_at
+    ]
     results = records.take(cells)
     missing = deque(cell for cell in cells if not records.has_taken(cell))
     while missing:

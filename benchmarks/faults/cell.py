@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -148,7 +149,8 @@ class CellRunner:
         for tries in range(1, TRIES + 1):
             try:
                 result = await self._run(fault, moment)
-            except MissedMomentError:
+            except MissedMomentError as error:
+                print(f"    again: {error}", file=sys.stderr, flush=True)
                 if tries == TRIES:
                     raise
                 continue

@@ -67,8 +67,16 @@ class Scene:
 Action = Callable[[Scene], Awaitable[None]]
 
 
+Check = Callable[[Scene], Awaitable[bool]]
+
+
 async def nothing(_scene: Scene) -> None:
     """No action."""
+
+
+async def at_once(_scene: Scene) -> bool:
+    """A fault that has struck when its action has ended."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,10 @@ class Fault:
         group: heading under which it is reported.
         what: what happens, for readers of the report.
         prepare: before the victim's first round.
-        holds_s: between `strike` and `heal`.
+        holds_s: between `strike` and `heal`; longer if it has not struck by then.
         heal: ends the fault. Processes that have ended are replaced afterwards.
+        has_struck: whether it has hit something since `strike`. A run in which it never does proves nothing.
+        never_at: moments after which there is nothing that it could hit. The matrix has no such cells.
         check: adds to the complaints when all sessions have ended.
         lasts: it goes on until it is healed, so that new rounds may wait at any time meanwhile.
         aim_s: the longest time to recover that is aimed at. The matrix marks the cells that took longer.
@@ -93,6 +103,8 @@ class Fault:
     heal: Action = nothing
     prepare: Action = nothing
     check: Action = nothing
+    has_struck: Check = at_once
+    never_at: Collection[Moment] = ()
     holds_s: float = 1.0
     lasts: bool = False
     aim_s: float = SILENCE_AIM_S

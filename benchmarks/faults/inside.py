@@ -28,7 +28,7 @@ KV_COPY_FAILS = "kv-copy-fails"
 
 
 class Armed:
-    """The faults that are switched on in this process, and how often each one has struck."""
+    """The faults that are switched on in this process, and how often each one has struck since then."""
 
     def __init__(self) -> None:
         self._faults: set[str] = set()
@@ -38,6 +38,7 @@ class Armed:
 
     def arm(self, fault: str) -> None:
         self._faults.add(fault)
+        self.struck[fault] = 0
         self._notify()
         if fault == TASK_EXCEPTION:
             self.task_failure.set()

@@ -7,13 +7,20 @@ from contextlib import suppress
 
 from benchmarks.faults import inside, worker
 from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
-from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.fault import DEATH_AIM_S, Action, Check, Fault, Scene
 from benchmarks.faults.inside import TASK_EXCEPTION
-from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
+from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS, Moment
 from tests.waiting import until
 from workers.engines.supervised import STALL_FACTOR
 
 _GROUP = "Inside workers"
+_NO_READ_AT = (Moment.DECODING,)
+"""The victim has read all of its KV. The sessions beside it seldom read, because computing their short contexts is
+faster."""
+
+_NO_LEASE_AT = (Moment.READING_INCREMENT, *_NO_READ_AT)
+"""The victim's last read has begun."""
+
 _ENDS_WITHIN_S = 60.0
 _GIVEN_UP_S = 15.0
 """Longer than ten times any predicted prefill here, after which a worker gives up an engine that hangs."""
@@ -33,6 +40,15 @@ def arms_workers(fault: str) -> Action:
         await _ask_all(scene.graph.workers, op="arm", fault=fault)
 
     return act
+
+
+def struck(fault: str) -> Check:
+    """Whether a fault that is switched on has struck in any process."""
+
+    async def has_struck(scene: Scene) -> bool:
+        return any(view["struck"].get(fault) for view in (await scene.graph.figures()).values())
+
+    return has_struck
 
 
 async def disarm(scene: Scene) -> None:
@@ -65,6 +81,19 @@ def _arms_engine_of_the_round(fault: str) -> Action:
     return act
 
 
+def _struck_engine(fault: str) -> Check:
+    """The process of an engine that breaks may have ended."""
+
+    async def has_struck(scene: Scene) -> bool:
+        try:
+            view = await scene.kept["broken"].ask(op="debug")
+        except (OSError, ValueError):
+            return True
+        return bool(view["struck"].get(fault))
+
+    return has_struck
+
+
 async def _until_given_up(scene: Scene) -> None:
     """The worker ends with its engine, so that it can be replaced before the next run."""
     with suppress(TimeoutError):
@@ -78,24 +107,51 @@ async def _break_tasks(scene: Scene) -> None:
 
 
 KV_FAULTS = [
-    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(inside.KV_FAILS), disarm),
+    Fault(
+        "kv-refused",
+        _GROUP,
+        "workers refuse reads of their KV",
+        arms_workers(inside.KV_FAILS),
+        disarm,
+        has_struck=struck(inside.KV_FAILS),
+        never_at=_NO_LEASE_AT,
+    ),
     Fault(
         "kv-stalls",
         _GROUP,
         "reads of KV stop in the middle and do not end",
         arms_workers(inside.KV_STALLS),
         disarm,
+        has_struck=struck(inside.KV_STALLS),
+        never_at=_NO_READ_AT,
         holds_s=3.0,
         aim_s=KV_TIMEOUT_S + 1.0,
     ),
-    Fault("kv-breaks", _GROUP, "reads of KV break off", arms_workers(inside.KV_COPY_FAILS), disarm),
-    Fault("kv-lies", _GROUP, "workers answer reads of KV with nonsense", arms_workers(worker.KV_LIES), disarm),
+    Fault(
+        "kv-breaks",
+        _GROUP,
+        "reads of KV break off",
+        arms_workers(inside.KV_COPY_FAILS),
+        disarm,
+        has_struck=struck(inside.KV_COPY_FAILS),
+        never_at=_NO_READ_AT,
+    ),
+    Fault(
+        "kv-lies",
+        _GROUP,
+        "workers answer reads of KV with nonsense",
+        arms_workers(worker.KV_LIES),
+        disarm,
+        has_struck=struck(worker.KV_LIES),
+        never_at=_NO_LEASE_AT,
+    ),
     Fault(
         "nonsense",
         _GROUP,
         "the worker of the round publishes malformed views",
         _arms_worker_of_the_round(worker.NONSENSE),
         disarm,
+        has_struck=struck(worker.NONSENSE),
         holds_s=2 * LEASE_S,
     ),
     Fault(
@@ -104,6 +160,7 @@ KV_FAULTS = [
         "an exception in the engine of the worker",
         _arms_engine_of_the_round(worker.ENGINE_BREAKS),
         disarm,
+        has_struck=_struck_engine(worker.ENGINE_BREAKS),
         aim_s=DEATH_AIM_S,
     ),
     Fault(
@@ -112,6 +169,7 @@ KV_FAULTS = [
         f"the engine of the worker hangs (given up after {worker.WATCHDOG_S:g} s here, 60 s in real workers)",
         _arms_engine_of_the_round(worker.ENGINE_HANGS),
         _until_given_up,
+        has_struck=_struck_engine(worker.ENGINE_HANGS),
         holds_s=worker.WATCHDOG_S + 2.0,
         aim_s=_HANG_AIM_S,
     ),
@@ -121,6 +179,7 @@ KV_FAULTS = [
         "an exception in each long-lived task of all workers and coordinators",
         _break_tasks,
         disarm,
+        has_struck=struck(TASK_EXCEPTION),
     ),
 ]
 
@@ -131,8 +190,16 @@ SABOTAGE = [
         "workers keep a hold for ever",
         arms_workers(worker.LEAKS_HOLDS),
         disarm,
-        holds_s=5.0,  # a read must begin meanwhile, and the prefills before the victim's take more than 2 s
+        has_struck=struck(worker.LEAKS_HOLDS),
+        holds_s=5.0,
     ),
-    Fault("repeats-tokens", "Sabotage", "workers repeat a token", arms_workers(worker.REPEATS_TOKENS), disarm),
+    Fault(
+        "repeats-tokens",
+        "Sabotage",
+        "workers repeat a token",
+        arms_workers(worker.REPEATS_TOKENS),
+        disarm,
+        has_struck=struck(worker.REPEATS_TOKENS),
+    ),
 ]
 """Broken workers, which the harness must report. They are no part of the matrix."""

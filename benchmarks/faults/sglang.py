@@ -16,7 +16,7 @@ from benchmarks.faults import inside
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
-from benchmarks.faults.kv_faults import arms_workers, disarm
+from benchmarks.faults.kv_faults import arms_workers, disarm, struck
 from benchmarks.faults.learnt import LEARNT, LearntTexts
 from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import (
@@ -42,6 +42,9 @@ _MODEL = TinyModel(layers=6, hidden_size=512, heads=8, kv_heads=4)
 
 MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
 """Reads of KV take milliseconds here, which is too short for a fault to strike at."""
+
+_NO_READ_AT = (Moment.DECODING,)
+"""The victim has read all of its KV, and nothing else reads."""
 
 _VICTIM_STALL_S = 0.25
 
@@ -88,6 +91,10 @@ class SglangRunner(CellRunner):
             raise RuntimeError(f"{agent.session_id}: {result.ending}: {result.detail}")
 
 
+_SCHEDULER, _DETOKENIZER = 0, -1
+"""Places in the order in which SGLang starts its processes."""
+
+
 def _signals(kind: str, number: signal.Signals) -> Action:
     """Signal a worker and its engine at once, as the end of a container does."""
 
@@ -107,14 +114,14 @@ async def _engine_processes(member: Member) -> list[int]:
     return list(view["engine processes"])
 
 
-def _signals_engine(number: signal.Signals) -> Action:
-    """Signal SGLang's scheduler, which starts before the detokenizer."""
+def _signals_engine(number: signal.Signals, part: int = _SCHEDULER) -> Action:
+    """Signal one of SGLang's processes."""
 
     async def act(scene: Scene) -> None:
         if number != signal.SIGCONT:
-            scene.kept["engine"] = await _engine_processes(scene.worker)
+            scene.kept["engine"] = sorted(await _engine_processes(scene.worker))[part]
         with suppress(ProcessLookupError):
-            os.kill(min(scene.kept["engine"]), number)
+            os.kill(scene.kept["engine"], number)
 
     return act
 
@@ -124,6 +131,11 @@ def _injects(fault: str) -> Action:
         engine_fault_file(scene.worker.control).write_text(fault)
 
     return act
+
+
+async def _is_taken(scene: Scene) -> bool:
+    """The scheduler takes its fault with its next batch."""
+    return not engine_fault_file(scene.worker.control).exists()
 
 
 async def _withdraw(scene: Scene) -> None:
@@ -161,6 +173,13 @@ SGLANG_FAULTS = [
         aim_s=DEATH_AIM_S,
     ),
     Fault(
+        "kill-detokenizer",
+        _GROUP,
+        "SIGKILL of SGLang's detokenizer",
+        _signals_engine(signal.SIGKILL, _DETOKENIZER),
+        aim_s=DEATH_AIM_S,
+    ),
+    Fault(
         "stop-engine",
         _GROUP,
         f"SIGSTOP of SGLang's scheduler, SIGCONT after {STOPPED_S:g} s",
@@ -170,7 +189,13 @@ SGLANG_FAULTS = [
         aim_s=STOPPED_S + 1.0,
     ),
     Fault(
-        "engine-raises", _GROUP, "an exception in SGLang's scheduler", _injects(RAISES), _withdraw, aim_s=DEATH_AIM_S
+        "engine-raises",
+        _GROUP,
+        "an exception in SGLang's scheduler",
+        _injects(RAISES),
+        _withdraw,
+        has_struck=_is_taken,
+        aim_s=DEATH_AIM_S,
     ),
     Fault(
         "engine-hangs",
@@ -178,12 +203,28 @@ SGLANG_FAULTS = [
         f"SGLang's scheduler hangs (given up after {WATCHDOG_S:g} s here, 60 s in real workers)",
         _injects(HANGS),
         _withdraw,
+        has_struck=_is_taken,
         holds_s=WATCHDOG_S + 2.0,
         aim_s=WATCHDOG_S + 1.0,
     ),
-    Fault("kv-refused", _GROUP, "workers refuse reads of their KV", arms_workers(inside.KV_FAILS), disarm),
     Fault(
-        "kv-breaks", _GROUP, "reads of KV break off half way", arms_workers(inside.KV_COPY_FAILS), disarm, holds_s=3.0
+        "kv-refused",
+        _GROUP,
+        "workers refuse reads of their KV",
+        arms_workers(inside.KV_FAILS),
+        disarm,
+        has_struck=struck(inside.KV_FAILS),
+        never_at=_NO_READ_AT,
+    ),
+    Fault(
+        "kv-breaks",
+        _GROUP,
+        "reads of KV break off half way",
+        arms_workers(inside.KV_COPY_FAILS),
+        disarm,
+        has_struck=struck(inside.KV_COPY_FAILS),
+        never_at=_NO_READ_AT,
+        holds_s=3.0,
     ),
     *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),
 ]

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.moments import MissedMomentError
+from tests.waiting import until
+
+STRIKES_WITHIN_S = 10.0
+"""A fault that has hit nothing so long after its time would have hit nothing at all."""
 
 
 @dataclass
@@ -37,6 +41,7 @@ async def strike(fault: Fault, scene: Scene) -> Struck:
         scene.stage.resume()
         scene.stage.check(scene.moment, clock_s)
         await asyncio.sleep(fault.holds_s)
+        await _until_it_has_struck(fault, scene)
     except MissedMomentError as error:
         struck.missed = error
     finally:
@@ -45,3 +50,15 @@ async def strike(fault: Fault, scene: Scene) -> Struck:
         struck.healed_s = time.monotonic()
         await scene.graph.replace_ended()
     return struck
+
+
+async def _until_it_has_struck(fault: Fault, scene: Scene) -> None:
+    """Wait, because the next read of KV may be behind long prefills.
+
+    Raises:
+        MissedMomentError: the fault hit nothing.
+    """
+    try:
+        await until(lambda: fault.has_struck(scene), STRIKES_WITHIN_S, poll_s=0.1)
+    except TimeoutError:
+        raise MissedMomentError(f"{scene.moment}: {fault.name} hit nothing") from None

@@ -158,7 +158,9 @@ class _Run:
             what = self._rng.choice(list(Change))
             name, kind, event = str(what), what.value, change(self._graph, what, self.elders, self._rng)
         else:
-            fault, moment = next(self._faults), self._rng.choice(self._soaked.setting.moments)
+            fault = next(self._faults)
+            moments = [moment for moment in self._soaked.setting.moments if moment not in fault.never_at]
+            moment = self._rng.choice(moments)
             name, kind, event = f"{fault.name} x {moment.label}", fault.name, self._strike(fault, moment)
         print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
         self.result.events[kind] += 1
