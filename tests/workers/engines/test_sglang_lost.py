@@ -1,4 +1,4 @@
-"""SGLang's scheduler is killed or stopped under a request, and starts again."""
+"""One of SGLang's processes is killed or stopped under a request, and SGLang starts again."""
 
 from __future__ import annotations
 
@@ -54,9 +54,19 @@ async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyn
             await engine.stop()
 
 
-def scheduler_of(engine: Any, rank: int = 0) -> int:
-    """The schedulers are the processes that SGLang starts first, in the order of their ranks."""
-    return sorted(process.pid for process in engine._engine._processes)[rank]
+def process_of(engine: Any, place: int = 0) -> int:
+    """SGLang starts its schedulers first, in the order of their ranks."""
+    return sorted(process.pid for process in engine._engine._processes)[place]
+
+
+DETOKENIZER = -1
+"""Its place in the same order. It starts last."""
+
+
+def name_of(engine: Any, pid: int) -> str:
+    """As SGLang's own watchdog calls one of its processes."""
+    watchdog = engine._engine._engine.tokenizer_manager._subprocess_watchdog
+    return dict(zip((process.pid for process in watchdog._processes), watchdog._names, strict=True))[pid]
 
 
 class LateProcess:
@@ -93,16 +103,17 @@ TURNS = 100
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "tp"),
-    [(signal.SIGKILL, 1), (signal.SIGKILL, 2), (signal.SIGSTOP, 1)],
-    ids=["killed", "its last rank killed", "stopped"],
+    ("number", "tp", "place"),
+    [(signal.SIGKILL, 1, 0), (signal.SIGKILL, 2, 1), (signal.SIGSTOP, 1, 0), (signal.SIGKILL, 1, DETOKENIZER)],
+    ids=["killed", "its last rank killed", "stopped", "its detokenizer killed"],
 )
-async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over_the_same_store(
+async def test_a_process_that_is_gone_fails_its_requests_and_starts_again_over_the_same_store(
     model: Path,
     forked: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     tp: int,
+    place: int,
 ) -> None:
     was_killed = number == signal.SIGKILL
     if was_killed:
@@ -113,17 +124,18 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
         call = asyncio.create_task(run(engine, "second", text(2, PROMPT_TOKENS), 1500))
         while not engine.load().running_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        scheduler = scheduler_of(engine, tp - 1)
+        victim = process_of(engine, place)
+        assert ("detokenizer" in name_of(engine, victim)) == (place == DETOKENIZER)
         with monkeypatch.context() as impatient:
             impatient.setattr(supervised, "STALL_FLOOR_S", NEVER_S if was_killed else 3.0)
             since_s = time.monotonic()
             if was_killed:
-                await killed(engine, scheduler)
+                await killed(engine, victim)
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
                 assert engine._lost is not None, "no time but the event loop's own may pass"
             else:
-                os.kill(scheduler, number)
+                os.kill(victim, number)
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(EngineLostError) as failure:
                     await call
@@ -133,7 +145,7 @@ async def test_a_scheduler_that_is_gone_fails_its_requests_and_starts_again_over
         assert ("the engine hangs" in str(failure.value)) == (not was_killed)
         await serves_again(engine, starts=1)
         print(f"serves again after {time.monotonic() - since_s:.2f} s")
-        assert not os.path.exists(f"/proc/{scheduler}")  # noqa: ASYNC240, PTH110
+        assert not os.path.exists(f"/proc/{victim}")  # noqa: ASYNC240, PTH110
         after = await run(engine, "first", prompt, 8)
         assert after.token_ids == before.token_ids
         assert after.cached_tokens == PROMPT_TOKENS // PAGE * PAGE, "the store lives on"
@@ -170,7 +182,7 @@ async def test_peers_read_the_store_while_the_engine_starts_again(
                 matched.append(answer["matched"])
 
         monkeypatch.setattr(SglangEngine, "_launch", asked_meanwhile)
-        os.kill(scheduler_of(engine), signal.SIGKILL)
+        os.kill(process_of(engine), signal.SIGKILL)
         await serves_again(engine, starts=1)
         assert matched == [PROMPT_TOKENS // PAGE] * 2
         assert not lost.done()
