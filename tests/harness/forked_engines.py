@@ -22,6 +22,7 @@ import torch
 from workers.engines.sglang_plugin import ENGINE_FLAG
 
 _PRELOADED = (
+    "tests.harness.ends_with_parent",
     "tests.harness.forked_engines",
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.detokenizer_manager",
