@@ -304,10 +304,8 @@ class SglangEngine:
 
         if self._lost is not None and self._lost.done():
             raise EngineLostError("SGLang has ended")
-        room = output_room(request, self.info.max_context_tokens)
-        if request.max_new_tokens is not None:
-            # SGLang refuses a request whose limit exceeds the context.
-            request = replace(request, max_new_tokens=room)
+        # SGLang refuses a request whose limit exceeds the context, and ends one without a limit a few tokens behind it.
+        request = replace(request, max_new_tokens=output_room(request, self.info.max_context_tokens))
         arguments = {
             "sampling_params": sampling_params(
                 request, self.info.vocabulary_size, is_deterministic=self._is_deterministic
