@@ -10,6 +10,7 @@ from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd.call_signatures import Signer, read_secrets
 from ampd.errors import RunError, UserError
+from ampd.process_exit import exit_now
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.telemetry.metrics import system
@@ -47,9 +48,14 @@ async def serve_coordinator(
         endpoint = _endpoint(runtime, settings)
         signer = Signer(keys, f"{COORDINATOR_COMPONENT}-{endpoint.connection_id():x}")
         calls = await DynamoCalls.connect(runtime, settings.namespace, signer)
-        await CoordinatorProcess(runtime, settings, card, policies, store, calls).run()
+        process = CoordinatorProcess(runtime, settings, card, policies, store, calls)
+        await process.run()
     finally:
         await store.close()
+    if process.has_given_up:
+        # The end of the event loop would cancel the rounds, and their clients would get that as an error. A connection
+        # that is lost lets another coordinator go on.
+        exit_now(0)
 
 
 class CoordinatorProcess:
@@ -88,6 +94,11 @@ class CoordinatorProcess:
         )
         self._others = OtherCards(store, coordinator_id, self._publisher.publish)
         self._expose(recorder, CoordinatorReader(coordinator, settings, store))
+
+    @property
+    def has_given_up(self) -> bool:
+        """Rounds were still in progress when the time for them was over."""
+        return self._has_given_up.is_set()
 
     async def run(self) -> None:
         """Serve until a signal comes.

@@ -13,6 +13,7 @@ PROMPT = [5 + position % 300 for position in range(60)]
 
 async def test_a_round_that_is_given_up_goes_on_at_another_coordinator(graph: Graph) -> None:
     """The round takes ten minutes, and the coordinator has a second. Nobody kills it."""
+    graph.environment.update(DYN_LOG="warn,router=info")
     leaving = graph.start_coordinator("always-local", "--drain-s", "1")
     graph.start_frontend("--migration-limit", "1")
     await graph.new_worker("decode", profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1))
@@ -25,7 +26,9 @@ async def test_a_round_that_is_given_up_goes_on_at_another_coordinator(graph: Gr
         chunks = events(reply)
         await anext(chunks)
         staying = graph.start_coordinator("always-local")
-        await graph.until_registered(2)
+        # The frontend knows it only some time after it is registered.
+        while "round finished" not in graph.log(staying):
+            await graph.until_answers([staying])
         await graph.end(leaving)
         assert "exit code 0" in graph.supervisor.ended()[leaving]
         assert "rounds still in progress after 1 s are given up" in graph.log(leaving)
