@@ -82,14 +82,14 @@ class DynamoCalls:
         context = context_for_call(_CALLER) or Context()
         try:
             async with asyncio.timeout(timeout_s):
-                async for reply in await self._start(KV_ENDPOINT, worker_id, request, context):
-                    return _sound(worker_id, reply)
+                try:
+                    async for reply in await self._start(KV_ENDPOINT, worker_id, request, context):
+                        return _sound(worker_id, reply)
+                except asyncio.CancelledError:  # also when the time is over
+                    context.stop_generating()  # otherwise the worker goes on with an answer that nobody reads
+                    raise
         except TimeoutError:
-            context.stop_generating()  # otherwise the worker goes on with an answer that nobody reads
             raise WorkerLostError(worker_id, f"no answer about KV within {timeout_s:g} s") from None
-        except asyncio.CancelledError:
-            context.stop_generating()
-            raise
         except Exception as error:
             raise worker_error(worker_id, error) from None
         raise WorkerLostError(worker_id, "empty answer about KV")

@@ -97,7 +97,7 @@ class WorkerDeaths:
             self.forget(next(iter(self._deaths)))
 
     def most(self, keys: tuple[str, ...]) -> int:
-        """Deaths under one of these names, the largest number of them."""
+        """The deaths under the name, of these, that has most of them."""
         self._forget_old()
         return max(len(self._deaths.get(key, ())) for key in keys)
 

@@ -25,6 +25,12 @@ TASK_EXCEPTION = "task-exception"
 KV_FAILS = "kv-fails"
 KV_STALLS = "kv-stalls"
 KV_COPY_FAILS = "kv-copy-fails"
+KV_LIES = "kv-lies"
+NONSENSE = "nonsense"
+LEAKS_HOLDS = "leaks-holds"
+REPEATS_TOKENS = "repeats-tokens"
+ENGINE_BREAKS = "engine-breaks"
+ENGINE_HANGS = "engine-hangs"
 
 
 class Armed:

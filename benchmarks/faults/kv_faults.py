@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
-from benchmarks.faults import inside, worker
+from benchmarks.faults import inside
 from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Check, Fault, Scene
-from benchmarks.faults.inside import TASK_EXCEPTION
 from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS, Moment
+from benchmarks.faults.worker import WATCHDOG_S
 from tests.waiting import until
 from workers.engines.supervised import STALL_FACTOR
 
 _GROUP = "Inside workers"
-_NO_READ_AT = (Moment.DECODING,)
-"""The victim has read all of its KV. The sessions beside it seldom read, because computing their short contexts is
-faster."""
+NO_READ_AT = (Moment.DECODING,)
+"""The victim has read all of its KV. Sessions beside it, if there are any, seldom read, because computing their short
+contexts is faster."""
 
-_NO_LEASE_AT = (Moment.READING_INCREMENT, *_NO_READ_AT)
+_NO_LEASE_AT = (Moment.READING_INCREMENT, *NO_READ_AT)
 """The victim's last read has begun."""
 
 _ENDS_WITHIN_S = 60.0
@@ -49,6 +50,16 @@ def struck(fault: str) -> Check:
         return any(view["struck"].get(fault) for view in (await scene.graph.figures()).values())
 
     return has_struck
+
+
+def armed(name: str, group: str, text: str, fault: str, **more: Any) -> Fault:
+    """A row of the matrix whose fault is switched on in all workers until it is healed.
+
+    Args:
+        fault: among those of `benchmarks.faults.inside`.
+        more: further fields of `Fault`.
+    """
+    return Fault(name, group, text, arms_workers(fault), disarm, has_struck=struck(fault), **more)
 
 
 async def disarm(scene: Scene) -> None:
@@ -103,74 +114,66 @@ async def _until_given_up(scene: Scene) -> None:
 
 async def _break_tasks(scene: Scene) -> None:
     members = [*scene.graph.workers, *scene.graph.of("coordinator")]
-    await _ask_all(members, op="arm", fault=TASK_EXCEPTION)
+    await _ask_all(members, op="arm", fault=inside.TASK_EXCEPTION)
 
 
 KV_FAULTS = [
-    Fault(
+    armed(
         "kv-refused",
         _GROUP,
         "workers refuse reads of their KV",
-        arms_workers(inside.KV_FAILS),
-        disarm,
-        has_struck=struck(inside.KV_FAILS),
+        inside.KV_FAILS,
         never_at=_NO_LEASE_AT,
     ),
-    Fault(
+    armed(
         "kv-stalls",
         _GROUP,
         "reads of KV stop in the middle and do not end",
-        arms_workers(inside.KV_STALLS),
-        disarm,
-        has_struck=struck(inside.KV_STALLS),
-        never_at=_NO_READ_AT,
+        inside.KV_STALLS,
+        never_at=NO_READ_AT,
         holds_s=3.0,
         aim_s=KV_TIMEOUT_S + 1.0,
     ),
-    Fault(
+    armed(
         "kv-breaks",
         _GROUP,
         "reads of KV break off",
-        arms_workers(inside.KV_COPY_FAILS),
-        disarm,
-        has_struck=struck(inside.KV_COPY_FAILS),
-        never_at=_NO_READ_AT,
+        inside.KV_COPY_FAILS,
+        never_at=NO_READ_AT,
     ),
-    Fault(
+    armed(
         "kv-lies",
         _GROUP,
         "workers answer reads of KV with nonsense",
-        arms_workers(worker.KV_LIES),
-        disarm,
-        has_struck=struck(worker.KV_LIES),
+        inside.KV_LIES,
         never_at=_NO_LEASE_AT,
     ),
     Fault(
         "nonsense",
         _GROUP,
         "the worker of the round publishes malformed views",
-        _arms_worker_of_the_round(worker.NONSENSE),
+        _arms_worker_of_the_round(inside.NONSENSE),
         disarm,
-        has_struck=struck(worker.NONSENSE),
+        has_struck=struck(inside.NONSENSE),
         holds_s=2 * LEASE_S,
     ),
     Fault(
         "engine-breaks",
         _GROUP,
         "an exception in the engine of the worker",
-        _arms_engine_of_the_round(worker.ENGINE_BREAKS),
+        _arms_engine_of_the_round(inside.ENGINE_BREAKS),
         disarm,
-        has_struck=_struck_engine(worker.ENGINE_BREAKS),
+        has_struck=_struck_engine(inside.ENGINE_BREAKS),
         aim_s=DEATH_AIM_S,
     ),
     Fault(
         "engine-hangs",
         _GROUP,
-        f"the engine of the worker hangs (given up after {worker.WATCHDOG_S:g} s here, 60 s in real workers)",
-        _arms_engine_of_the_round(worker.ENGINE_HANGS),
+        f"the engine of the worker hangs (given up after {WATCHDOG_S:g} s here, 60 s in real workers)",
+        _arms_engine_of_the_round(inside.ENGINE_HANGS),
         _until_given_up,
-        has_struck=_struck_engine(worker.ENGINE_HANGS),
-        holds_s=worker.WATCHDOG_S + 2.0,
+        has_struck=_struck_engine(inside.ENGINE_HANGS),
+        holds_s=WATCHDOG_S + 2.0,
         aim_s=_HANG_AIM_S,
     ),
     Fault(
@@ -179,27 +182,23 @@ KV_FAULTS = [
         "an exception in each long-lived task of all workers and coordinators",
         _break_tasks,
         disarm,
-        has_struck=struck(TASK_EXCEPTION),
+        has_struck=struck(inside.TASK_EXCEPTION),
     ),
 ]
 
 SABOTAGE = [
-    Fault(
+    armed(
         "leaks-holds",
         "Sabotage",
         "workers keep a hold for ever",
-        arms_workers(worker.LEAKS_HOLDS),
-        disarm,
-        has_struck=struck(worker.LEAKS_HOLDS),
+        inside.LEAKS_HOLDS,
         holds_s=5.0,
     ),
-    Fault(
+    armed(
         "repeats-tokens",
         "Sabotage",
         "workers repeat a token",
-        arms_workers(worker.REPEATS_TOKENS),
-        disarm,
-        has_struck=struck(worker.REPEATS_TOKENS),
+        inside.REPEATS_TOKENS,
     ),
 ]
 """Broken workers, which the harness must report. They are no part of the matrix."""

@@ -16,7 +16,7 @@ from benchmarks.faults import inside
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
-from benchmarks.faults.kv_faults import arms_workers, disarm, struck
+from benchmarks.faults.kv_faults import NO_READ_AT, armed
 from benchmarks.faults.learnt import LEARNT, LearntTexts
 from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import (
@@ -42,9 +42,6 @@ _MODEL = TinyModel(layers=6, hidden_size=512, heads=8, kv_heads=4)
 
 MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
 """Reads of KV take milliseconds here, which is too short for a fault to strike at."""
-
-_NO_READ_AT = (Moment.DECODING,)
-"""The victim has read all of its KV, and nothing else reads."""
 
 _VICTIM_STALL_S = 0.25
 
@@ -207,23 +204,19 @@ SGLANG_FAULTS = [
         holds_s=WATCHDOG_S + 2.0,
         aim_s=WATCHDOG_S + 1.0,
     ),
-    Fault(
+    armed(
         "kv-refused",
         _GROUP,
         "workers refuse reads of their KV",
-        arms_workers(inside.KV_FAILS),
-        disarm,
-        has_struck=struck(inside.KV_FAILS),
-        never_at=_NO_READ_AT,
+        inside.KV_FAILS,
+        never_at=NO_READ_AT,
     ),
-    Fault(
+    armed(
         "kv-breaks",
         _GROUP,
         "reads of KV break off half way",
-        arms_workers(inside.KV_COPY_FAILS),
-        disarm,
-        has_struck=struck(inside.KV_COPY_FAILS),
-        never_at=_NO_READ_AT,
+        inside.KV_COPY_FAILS,
+        never_at=NO_READ_AT,
         holds_s=3.0,
     ),
     *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),

@@ -11,7 +11,7 @@ from benchmarks.faults.moments import MissedMomentError
 from tests.waiting import until
 
 STRIKES_WITHIN_S = 10.0
-"""A fault that has hit nothing so long after its time would have hit nothing at all."""
+"""How long after its time a fault may still hit something. Later it counts as one that hit nothing."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ class Expected(Protocol):
         ...
 
     def text(self, prompt: Sequence[int], count: int) -> str | None:
-        """The text of these tokens, as a client gets it; None: not known, so that any is taken for right."""
+        """The right answer as text, as a client gets it; None: it is not known, and any text counts as right."""
         ...
 
 
@@ -45,7 +45,7 @@ class ExpectedTokens:
         return tokens
 
     def text(self, prompt: Sequence[int], count: int) -> str:
-        """The text of these tokens, as a client gets it."""
+        """The right answer as text, as a client gets it."""
         return str(self._tokenizer.decode(self.output(prompt, count)))
 
 

@@ -15,14 +15,21 @@ from ampd.process_exit import exit_now
 from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from benchmarks.faults.clock import install_clock
-from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, KV_STALLS, fail_on_demand, open_control
+from benchmarks.faults.inside import (
+    ARMED,
+    ENGINE_BREAKS,
+    ENGINE_HANGS,
+    KV_COPY_FAILS,
+    KV_FAILS,
+    KV_LIES,
+    KV_STALLS,
+    LEAKS_HOLDS,
+    NONSENSE,
+    REPEATS_TOKENS,
+    fail_on_demand,
+    open_control,
+)
 
-KV_LIES = "kv-lies"
-NONSENSE = "nonsense"
-LEAKS_HOLDS = "leaks-holds"
-REPEATS_TOKENS = "repeats-tokens"
-ENGINE_BREAKS = "engine-breaks"
-ENGINE_HANGS = "engine-hangs"
 DEADLY_PROMPT = [299] * 8
 """A prompt that begins so ends the worker that takes it."""
 

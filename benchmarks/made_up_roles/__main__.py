@@ -18,8 +18,8 @@ from ampd.policies.considered import Considered
 from ampd.policies.registry import create_named
 from ampd.types import ATTAINMENT, Slo
 from benchmarks.made_up_roles.agents import CODERS, READERS, TALKERS, TOOLS, WRITERS, Kind, arriving
+from benchmarks.policies.settings import cluster_of
 from benchmarks.rate_search import RateSearch
-from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
@@ -51,17 +51,6 @@ class Case:
     def name(self) -> str:
         kinds = "/".join(kind.name for kind in self.kinds)
         return f"{kinds} {self.model} {self.prefill}+{self.decode} {self.gpu}"
-
-    def cluster(self) -> Cluster:
-        model = analytic_model(self.model, self.gpu)
-        prefill, decode = (
-            tuple(
-                ReplicaGroup(count, theta, model.kv_capacity_tokens(theta) or 0)
-                for count, theta in parse_groups(text, "layout")
-            )
-            for text in (self.prefill, self.decode)
-        )
-        return Cluster(decode=decode, prefill=prefill)
 
 
 MIXED = (READERS, TALKERS)
@@ -113,7 +102,7 @@ def served(case: Case, way: str, rate: float, seed: int, *, looks: bool = False)
     sessions = arriving(case.kinds, rate, case.seconds, seed)
     options = SimulationOptions(seed=seed, moves=bool(moves))
     model = analytic_model(case.model, case.gpu)
-    return simulate(sessions, case.cluster(), model, policies, case.slo, options)
+    return simulate(sessions, cluster_of(model, case.prefill, case.decode), model, policies, case.slo, options)
 
 
 @dataclass(frozen=True)

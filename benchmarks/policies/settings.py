@@ -23,6 +23,18 @@ PAPER_SLOS_MS = {
 """GPUs per trace, and TTFT and ITL targets in milliseconds per model and trace, of the paper."""
 
 
+def cluster_of(model: PiecewiseModel, prefill: str, decode: str) -> Cluster:
+    """Replicas, as in 1xTP4, with the KV memory that the model leaves them."""
+    prefill_groups, decode_groups = (
+        tuple(
+            ReplicaGroup(count, theta, model.kv_capacity_tokens(theta) or 0)
+            for count, theta in parse_groups(text, "layout")
+        )
+        for text in (prefill, decode)
+    )
+    return Cluster(decode=decode_groups, prefill=prefill_groups)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A model on GPUs with a layout, a workload and targets.
@@ -59,15 +71,7 @@ class Setting:
         return _model(self.model, self.gpu)
 
     def cluster(self) -> Cluster:
-        model = self.performance_model()
-        prefill, decode = (
-            tuple(
-                ReplicaGroup(count, theta, model.kv_capacity_tokens(theta) or 0)
-                for count, theta in parse_groups(text, "layout")
-            )
-            for text in (self.prefill, self.decode)
-        )
-        return Cluster(decode=decode, prefill=prefill)
+        return cluster_of(self.performance_model(), self.prefill, self.decode)
 
     def workload(self, count: int, seed: int) -> tuple[Session, ...]:
         """Sessions of different names, to plan and to fit with: `count` generated ones, or the trace once."""

@@ -55,7 +55,7 @@ SHORT_LEASE = ("--lease-s", "4")
 """For processes whose loss is found by their lease."""
 
 _PROCESSES = 5
-"""Most graphs have so many at a time."""
+"""Processes that most graphs have at a time."""
 
 HELLO = [{"role": "user", "content": "hello"}]
 

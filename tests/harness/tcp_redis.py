@@ -12,7 +12,7 @@ class TcpRedis(EmbeddedRedis):
     """Listens on a free port of 127.0.0.1 and on its socket."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
-        # Of those that the kernel gives to nobody, so that nobody takes it before the server does.
+        # Outside of the range from which the kernel gives ports away, so that it is still free when the server starts.
         (self.port,) = free_ports("127.0.0.1", 1)
         self.tcp_url = f"redis://127.0.0.1:{self.port}/0"
         super().__init__(["--port", str(self.port), "--bind", "127.0.0.1", *arguments])

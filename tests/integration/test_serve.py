@@ -39,7 +39,7 @@ SHARED_KEYS = {
 
 
 PROCESSES = 5
-"""Most of these graphs have so many."""
+"""Processes that most of these graphs have."""
 
 
 class Graph:

@@ -123,8 +123,8 @@ class SglangEngine:
         Raises:
             EngineError: in one line, when SGLang does not start.
         """
-        for name, level in ENGINE_ENVIRONMENT.items():
-            os.environ.setdefault(name, level)
+        for name, value in ENGINE_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         try:
             from workers.kv.worker_process.nixl_transport import NixlTransport
             from workers.kv.worker_process.store_exchange import StoreExchange

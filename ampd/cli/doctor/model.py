@@ -28,7 +28,7 @@ class ModelReading:
 
     Attributes:
         problem: why it cannot be served; empty: it can.
-        fix: what to do about the problem.
+        fix: what to do about the problem; empty: there is none.
         kv_pool: SGLang's class of the KV pool, derived from the configuration.
         weight_bytes: of the files with weights.
     """
@@ -60,7 +60,8 @@ def read_model(model: str, tp: int, *, needs_weights: bool) -> ModelReading:
     problem = f"{folder} has no weights (*.safetensors)" if needs_weights and not weight_bytes else ""
     text = {**config, **(config.get("text_config") or {})}
     architecture = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
-    return ModelReading(str(folder), problem, _COMPLETE, architecture, kv_pool(text), weight_bytes)
+    fix = _COMPLETE if problem else ""
+    return ModelReading(str(folder), problem, fix, architecture, kv_pool(text), weight_bytes)
 
 
 def kv_pool(config: Mapping[str, Any]) -> str:

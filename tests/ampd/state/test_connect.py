@@ -16,7 +16,7 @@ from redis.asyncio import from_url
 from ampd.errors import UserError
 from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import SessionLimits, StateUnavailableError
+from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
 from tests.harness.sentinels import SERVICE, Sentinels
@@ -252,6 +252,17 @@ async def test_a_sentinel_that_is_gone_does_not_hide_the_others(how: str) -> Non
         await store.close()
 
 
+async def check_that_it_works(store: StateStore, make: Any) -> None:
+    """A store that was opened takes and tells a worker, and is closed."""
+    watcher = store.watch()
+    await watcher.start()
+    await store.publish_worker(make.view("d1"), 60)
+    assert await store.snapshot() == [make.view("d1")]
+    await anext(watcher)
+    await watcher.aclose()
+    await store.close()
+
+
 @pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")
 class TestTls:
     """The bundled Redis has no TLS of its own: a proxy that ends TLS stands before it, as it does in many clusters."""
@@ -261,13 +272,7 @@ class TestTls:
     ) -> None:
         async with TlsProxy(redis_server.port, certificate) as proxy:
             store = await open_patiently(f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={certificate[0]}", "tls")
-            watcher = store.watch()
-            await watcher.start()
-            await store.publish_worker(make.view("d1"), 60)
-            assert await store.snapshot() == [make.view("d1")]
-            await anext(watcher)
-            await watcher.aclose()
-            await store.close()
+            await check_that_it_works(store, make)
 
     async def test_an_unknown_authority_is_refused(self, redis_server: TcpRedis, certificate: Certificate) -> None:
         async with TlsProxy(redis_server.port, certificate) as proxy:
@@ -285,13 +290,7 @@ class TestTls:
             hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
             url = f"rediss+sentinel://{hosts}/{SERVICE}/0"
             store = await open_patiently(f"{url}?ssl_ca_certs={certificate[0]}", "tls")
-            watcher = store.watch()
-            await watcher.start()
-            await store.publish_worker(make.view("d1"), 60)
-            assert await store.snapshot() == [make.view("d1")]
-            await anext(watcher)
-            await watcher.aclose()
-            await store.close()
+            await check_that_it_works(store, make)
             with pytest.raises(StateUnavailableError, match="do they speak TLS") as refusal:
                 await open_store(url, "tls")
             assert len(str(refusal.value)) < 300

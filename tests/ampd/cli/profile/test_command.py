@@ -172,7 +172,7 @@ def test_a_modelled_engine_is_profiled_and_refitted_from_the_command_line(
     assert fitted.provenance.kind == "measured"
     assert fitted.kv_capacity_tokens(TP1) == 262_144
     assert fitted.prefill_s(0, 256, TP1) > 0
-    # Time can only be lost on a busy machine, and nobody knows how much. The engine takes a page with its batch.
+    # A busy machine adds an unknown time, and takes none away. The engine takes a page with its batch.
     measured = [point for point in json.loads(points.read_text())["points"]["prefill"] if point[1] > PAGE_TOKENS]
     assert len(measured) > 4
     for hist, incr, seconds in measured:
