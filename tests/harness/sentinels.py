@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import tempfile
@@ -10,11 +11,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import RedisError
 
 from ampd.child_process import tied_to_parent
 from ampd.cli.serve.metrics import free_ports
 from ampd.state.embedded import redis_server_path
 from tests.harness.tcp_redis import TcpRedis
+from tests.waiting import until
 
 SERVICE = "state"
 _DOWN_AFTER_MS = 500
@@ -27,14 +31,17 @@ class Sentinels:
     Args:
         master: not started yet; None: a new one.
         watched_port: that of the master, as the Sentinels know it and tell it; None: its own.
+        replica: not started yet; None: a new one. It may announce another port than its own.
 
     Attributes:
         ports: of the Sentinels.
         master: the first master; `stop` it, and the Sentinels promote `replica`.
     """
 
-    def __init__(self, master: TcpRedis | None = None, watched_port: int | None = None) -> None:
-        self.master, self.replica = master or TcpRedis(), TcpRedis()
+    def __init__(
+        self, master: TcpRedis | None = None, watched_port: int | None = None, replica: TcpRedis | None = None
+    ) -> None:
+        self.master, self.replica = master or TcpRedis(), replica or TcpRedis()
         self._watched_port = watched_port or self.master.port
         self._stack = ExitStack()
         self.ports: list[int] = []
@@ -68,6 +75,20 @@ class Sentinels:
         with Redis.from_url(self.master.url) as client:
             while not client.info("replication")["connected_slaves"]:
                 time.sleep(0.01)
+
+    async def until_complete(self) -> None:
+        """Wait until every Sentinel knows the replica and the other Sentinels, so that they can promote it.
+
+        Raises:
+            AssertionError: with the Sentinels' logs, if that does not come.
+        """
+        try:
+            await until(self._is_complete, poll_s=0.05)
+        except TimeoutError:
+            raise AssertionError(self.log()) from None
+
+    async def _is_complete(self) -> bool:
+        return all(await asyncio.gather(*map(_knows_all, self.ports)))
 
     def log(self) -> str:
         """What the Sentinels have logged so far, for the message of a test that fails."""
@@ -110,3 +131,12 @@ class Sentinels:
                     return port
             time.sleep(0.01)
         return None
+
+
+async def _knows_all(port: int) -> bool:
+    async with AsyncRedis.from_url(f"redis://127.0.0.1:{port}/0") as sentinel:
+        try:
+            (master,) = (await sentinel.sentinel_masters()).values()
+        except (OSError, RedisError):
+            return False
+    return bool(master["num-slaves"] >= 1 and master["num-other-sentinels"] >= 2)

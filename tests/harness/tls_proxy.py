@@ -6,11 +6,16 @@ import asyncio
 import ssl
 import subprocess
 from pathlib import Path
+from shutil import which
+
+import pytest
 
 from tests.harness.tcp_proxy import TcpProxy
 
 Certificate = tuple[Path, Path]
 """Files of a certificate and of its key."""
+
+needs_openssl = pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")
 
 _TLS_BEGINS = b"\x16"
 

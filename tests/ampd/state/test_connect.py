@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -19,9 +18,10 @@ from ampd.state.redis_connection import without_secrets
 from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Slo
-from tests.harness.sentinels import SERVICE, Sentinels
+from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_redis import TcpRedis
-from tests.harness.tls_proxy import Certificate, OptionalTlsProxy, TlsProxy, make_certificate
+from tests.harness.tls_proxy import Certificate, TlsProxy, make_certificate, needs_openssl
+from tests.harness.tls_sentinels import tls_sentinels
 from tests.waiting import PATIENCE_S
 
 open_patiently = partial(open_store, timeout_s=PATIENCE_S)
@@ -263,7 +263,7 @@ async def check_that_it_works(store: StateStore, make: Any) -> None:
     await store.close()
 
 
-@pytest.mark.skipif(which("openssl") is None, reason="needs openssl to make a certificate")
+@needs_openssl
 class TestTls:
     """The bundled Redis has no TLS of its own: a proxy that ends TLS stands before it, as it does in many clusters."""
 
@@ -281,18 +281,11 @@ class TestTls:
 
     async def test_sentinels_and_the_server_that_they_name(self, certificate: Certificate, make: Any) -> None:
         """Real Sentinels and a real Redis; all connections of the client are TLS, with one authority."""
-        redis = TcpRedis()
-        async with AsyncExitStack() as stack:
-            before_master = await stack.enter_async_context(TlsProxy(redis.port, certificate))
-            watched = await stack.enter_async_context(OptionalTlsProxy(redis.port, before_master.port))
-            servers = await asyncio.to_thread(stack.enter_context, Sentinels(redis, watched.port))
-            proxies = [await stack.enter_async_context(TlsProxy(port, certificate)) for port in servers.ports]
-            hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
-            url = f"rediss+sentinel://{hosts}/{SERVICE}/0"
-            store = await open_patiently(f"{url}?ssl_ca_certs={certificate[0]}", "tls")
+        async with tls_sentinels(certificate) as (_, url):
+            store = await open_patiently(url, "tls")
             await check_that_it_works(store, make)
             with pytest.raises(StateUnavailableError, match="do they speak TLS") as refusal:
-                await open_store(url, "tls")
+                await open_store(url.partition("?")[0], "tls")
             assert len(str(refusal.value)) < 300
 
     @pytest.fixture
