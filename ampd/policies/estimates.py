@@ -1,4 +1,4 @@
-"""Routes of a round: their predicted times by the performance model, and the decisions made of them."""
+"""The routes of a round: the times that the performance model predicts for them, and the decision for one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def local(worker: WorkerView, reason: str, estimates: tuple[RouteEstimate, ...] 
 
 
 def towards(worker: WorkerView, decode: WorkerView, reason: str) -> RouteDecision:
-    """The decision for a worker that was not chosen by an estimate; local if it is the session's decode worker."""
+    """The decision for a worker that no estimate chose; local if it is the session's decode worker."""
     route = Route.LOCAL if worker.worker_id == decode.worker_id else Route.REMOTE
     return RouteDecision(route, worker.worker_id, reason)
 
@@ -43,20 +43,20 @@ def queued_in_passes_s(worker: WorkerView, model: PerformanceModel) -> float:
 
 
 def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Prefill time of a task of mean size among those that a view does not list, of which there must be one."""
+    """Mean prefill time of the waiting tasks that a view only counts and does not list. There must be at least one."""
     rest = worker.queue_rest
     return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
 
 
 def step_with_s(model: PerformanceModel, worker: WorkerView, context_tokens: int, rounds: int = 1) -> float:
-    """A decode step of a worker's batch with more rounds in it, which have so many context tokens together."""
+    """A decode step of a worker's batch if `rounds` join it, whose contexts have `context_tokens` in total."""
     return model.decode_step_s(
         worker.decode_batch + rounds, worker.decode_context_tokens + context_tokens, worker.parallelism
     )
 
 
 def prefill_share(step_s: float, itl_slo_s: float) -> float:
-    """Part of a worker's time that its decode steps leave to slices of prefills; below 0: they are too slow already."""
+    """Part of a worker's time that its decode steps leave to slices of prefills; below 0: the steps are too slow."""
     return 1.0 - step_s / (ITL_SHARE * itl_slo_s)
 
 
@@ -114,14 +114,14 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
 
 
 def least_queued(situation: RoutingSituation, workers: Sequence[WorkerView], reason: str) -> RouteDecision:
-    """The decision for the prefill worker with the least queued work, of equal ones one at random; all are recorded."""
+    """The decision for the prefill worker with the least queued work, a random one of equals. It records all."""
     estimates = tuple([estimate_remote(situation, worker) for worker in workers])
     best = estimates[index_of_least([estimate.queue_s for estimate in estimates], situation.rng)]
     return RouteDecision(best.route, best.worker_id, reason, estimates)
 
 
 def index_of_least(values: Sequence[float], rng: random.Random) -> int:
-    """Position of the least value; of equal ones one at random, so that equal workers share the load."""
+    """Position of the least value. Of equal values it takes a random one, so that equal workers share the load."""
     least = min(values)
     equals = [position for position, value in enumerate(values) if value == least]
     return equals[0] if len(equals) == 1 else rng.choice(equals)

@@ -24,10 +24,11 @@ UNUSED, SURPLUS, IDLE = "unused", "surplus", "idle"
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """What a store can drop. Each function drops up to so much from its first candidate, and returns how much is free.
+    """What a store can drop. Each function drops at most the given number, and returns how many are free.
 
-    The unit is the store's own: pages or tokens. A function returns 0 if nothing of its kind can go. Within a kind the
-    least recently used goes first. KV that a request, a writer or a reader needs is of no kind.
+    The unit is the store's own: pages or tokens. A function drops only from its first candidate. It returns 0 if
+    nothing of its kind can go. Within a kind the least recently used goes first. KV that a request, a writer or a
+    reader needs is of no kind.
 
     Attributes:
         unused: KV of no session.

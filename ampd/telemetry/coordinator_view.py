@@ -10,9 +10,9 @@ from ampd.types import Slo
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorView:
-    """The state that a coordinator publishes for viewers such as `ampd top`. No decision reads it.
+    """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
 
-    Other coordinators read `context_tokens` (`router.other_cards`).
+    Other coordinators read only its `context_tokens`, before they register the model anew (`router.other_cards`).
 
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.

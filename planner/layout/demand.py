@@ -22,7 +22,7 @@ class Demand:
     Attributes:
         rate: sessions per second.
         resident_kv_tokens: KV of all sessions that are in the cluster at the same time.
-        running_kv_tokens: the part of it whose rounds run.
+        running_kv_tokens: KV of the sessions whose rounds run.
     """
 
     rate: float
@@ -41,7 +41,7 @@ def demand_of(case: PlanCase) -> Demand:
 
 
 def _kv_tokens(rate: float, seconds: float, token_s: float) -> float:
-    """The 95th percentile of the KV of sessions that need it for a mean time."""
+    """The 95th percentile of the KV that sessions need at the same time, from how long one needs it on average."""
     return rate * token_s * (1 + _SPREAD / sqrt(rate * seconds))
 
 
@@ -69,8 +69,9 @@ class Stay:
 
     Attributes:
         lifetime_s: from its first request to its last token, tools included. running_s: the same without tools.
-        resident_token_s, running_token_s: tokens of KV times seconds, in the two times. Times the session rate, this
-            is the mean KV of all sessions. The prefix that a session shares is no part of it.
+        resident_token_s, running_token_s: the session's tokens of KV times the seconds that they stay, for the two
+            times above. Multiplied by the session rate, they give the mean KV of all sessions in the cluster. A prefix
+            that the session shares with others does not count.
     """
 
     lifetime_s: float
@@ -87,7 +88,7 @@ def mean_stay(sessions: Sequence[Session], model: PiecewiseModel) -> Stay:
 
 
 def _stay(session: Session, model: PiecewiseModel) -> Stay:
-    """One session; its KV stays until its next round begins."""
+    """The stay of one session. Its KV stays until its next round begins."""
     theta = max(model.parallelisms, key=lambda theta: theta.tp)
     lifetime_s = running_s = resident_token_s = running_token_s = 0.0
     rounds = zip(session.computed_tokens(), session.shared_tokens(), session.rounds, strict=True)

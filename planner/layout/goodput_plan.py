@@ -1,7 +1,7 @@
 """The plan: the layouts that trials found best, their figures, and what the next GPUs would buy.
 
-Best are the fewest GPUs that carry the rate, or with `--use-all` the most that all GPUs carry. Where none carry the
-rate, the layout of all GPUs that carries most is shown.
+The best layout is the one with the fewest GPUs that carries the rate. With `--use-all` it is the layout of all GPUs
+that carries most. That layout is also shown if no layout carries the rate.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MOST_GPUS = 24
 _SEARCH_SHARE = 0.8
 """The search for a part of a cluster has this share of the time. The rest is for the check of the whole cluster."""
 _CHECKED = 4
-"""Most layouts of as many GPUs that are tried for longer, where the fewest GPUs are wanted."""
+"""Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
 _FINALISTS = 6
 """Layouts that are compared by their goodput in long trials, where the most goodput is wanted."""
 _WHOLE_STEP, _WHOLE_TRIES = 1.06, 3
-"""A large cluster that does not carry the rate as a whole grows by this factor, so many times."""
+"""A large cluster that does not carry the rate as a whole grows by this factor, and at most this many times."""
 _ENLARGEMENTS = 4
-"""Most trials of a layout with a reserve, after the time."""
+"""Most trials of a layout with a reserve, after the time for the search is over."""
 _ROUNDINGS = 3
 """Most tries to find a round rate below the goodput that is carried too."""
 _NEXT = 6
 """Most layouts that are tried with more GPUs."""
 _BETTER = 1.02
-"""The rate at which they are tried, over the present goodput."""
+"""Layouts with more GPUs are tried at this many times the present goodput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class GoodputPlan:
         has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
         rate: sessions per second that the layouts were checked at.
         variations: attainment of the best layout under other circumstances.
-        stopped: why the simulations ended early; empty: they did not.
-        is_decided: the search had ended before that, so only figures are missing.
+        stopped: why the simulations ended early; empty: they ended as planned.
+        is_decided: the search had ended before the simulations were stopped, so only figures are missing.
         trials: how many simulations, or searches of goodput, were made.
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
             too large. The figures of `variations` are for this part.
@@ -165,7 +165,7 @@ def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, en
 
 
 def _enlarged(layout: Layout, gpus: int) -> list[Layout]:
-    """The layout, and larger ones within the GPUs, to be tried if it carries less than its part promised."""
+    """The layout, then larger ones within the GPUs, in case that it carries less than its part promised."""
     layouts = [layout]
     while len(layouts) < _WHOLE_TRIES and (larger := grown(layouts[-1], _WHOLE_STEP)).gpus <= gpus:
         layouts.append(larger)
@@ -198,7 +198,7 @@ class _Planner:
         return self._plan()
 
     def _find_fewest(self) -> bool:
-        """Whether a layout carries the rate, in long trials with several seeds too. It has the fewest such GPUs."""
+        """Whether a layout carries the rate, in long trials with several seeds too. The fewest GPUs are tried first."""
         self._search.fewest()
         tried: set[Layout] = set()
         widened: set[int] = set()
@@ -227,7 +227,7 @@ class _Planner:
         return None
 
     def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
-        """Figures of the best layout, then of alternatives: two of as many GPUs, then larger ones."""
+        """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
         appraiser, rate = self._appraiser, self._case.rate
         self._shown, self._has_fewest, self._is_decided = [best], True, True
         if self._is_part:
@@ -276,7 +276,7 @@ class _Planner:
         return 0.0 if found is None else found.mean
 
     def _look_ahead(self) -> None:
-        """The best layout with the smallest number of GPUs more that makes another replica."""
+        """Find the best layout with one replica more: with the fewest further GPUs that suffice for a replica."""
         best, step = self._shown[0], min(self._case.degrees)
         carried = self._carried(best)
         if not carried:

@@ -1,8 +1,8 @@
 """The search for layouts: an integer programme proposes them, simulations of the whole cluster decide.
 
 Every layout is judged by the same load, so that differences are differences of the layouts (common random numbers).
-Trials are short at first. Layouts that fail end early, and layouts next to good ones join. A part of a layout that
-failed is not tried.
+Trials are short at first. The trial of a layout that fails ends early. Neighbours of good layouts are tried too. If a
+layout failed, layouts that are a part of it are not tried.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask
 from planner.layout.trials import Trials
 
 _CONFIRMS: dict[str, Any] = {"horizon": LONG, "margin": DECIDES, "keeps_result": True}
-"""Of the long trial of a layout that carried the rate in a short one. A plan's figures begin with the same trial."""
+"""Settings of the long trial that a layout gets after it carried the rate in a short one. A plan's figures begin with
+the same trial."""
 _LONG_BATCH = 2
 _ABOVE_BOUND = 1.25
 """A layout may carry this much more than its fluid rate, because passes and larger batches save time."""
 _RESERVE = 1.25
-"""Of a layout that no trial has confirmed: what it is expected to carry, over the rate."""
+"""A layout that no trial has confirmed is expected to carry this many times the rate."""
 _UNIT_GPUS = 8
 _UNIT_RESERVE = 1.1
 _UNITS = 2
-"""Clusters of at least so many units begin with a trial of one unit, which takes little time."""
+"""Clusters of at least this many units begin with a trial of one unit, which takes little time."""
 _LEAST_SHARE = 0.2
 """A unit is tried at this share of the expected rate at least."""
 _BATCH = 4
-"""Layouts that are tried at a time, before the next number of GPUs if one of them carries the rate."""
+"""Layouts that are tried at a time. If one of them carries the rate, no further ones are tried."""
 _WIDE, _NARROW = 1.25, 1.08
-"""Factors by which the rate grows while several layouts carry it, and next to the best ones."""
+"""Factors by which the rate grows: while several layouts carry it, and for the neighbours of the best ones."""
 _CENTRES = 2
 """The neighbours of this many of the best layouts are tried."""
 _ROUNDS = 3
@@ -55,7 +56,7 @@ class Search:
         rate: sessions per second at which the layouts were compared last.
         carried_rate: the last rate that a layout carried in a short trial while the most goodput was searched; 0: none.
         best: the layouts so far, best first.
-        carrying: layouts that carry the case's rate in a long trial, few GPUs first.
+        carrying: layouts that carry the case's rate in a long trial, those with the fewest GPUs first.
     """
 
     def __init__(self, case: PlanCase, trials: Trials) -> None:
@@ -108,7 +109,7 @@ class Search:
         return larger if larger.gpus <= self.case.gpus else None
 
     def _scale_up(self) -> None:
-        """A layout that is a small one several times over, which trials of the small one found to carry its share."""
+        """Try several copies of a small layout as one layout, if the small one carries its share of the rate."""
         unit_gpus = max(_UNIT_GPUS, *self.case.degrees)
         if self.best[0].gpus < _UNITS * unit_gpus:
             return
@@ -136,14 +137,14 @@ class Search:
         return len(self.carrying) > known
 
     def beside(self, layouts: Sequence[Layout]) -> None:
-        """Try other layouts of as many GPUs as these, which carry the rate with the seed of the search only."""
+        """Try other layouts of as many GPUs, because these carry the rate only with the seed of the search."""
         self.rate, gpus = self.case.rate, layouts[0].gpus
         near = [each for layout in layouts[:_CENTRES] for each in self._near(layout, gpus, _MOST_NEAR)]
         others = [each for each in [*self._proposed(gpus), *near] if each.gpus == gpus and self._may_carry(each)]
         self._try(self._fresh(others)[:_BATCH])
 
     def _enough(self, gpus: int) -> int:
-        """The first number of GPUs, from this one on, with a layout that carries the rate; all GPUs, if none does."""
+        """The fewest GPUs, from this number on, with a layout that carries the rate; all GPUs, if none does."""
         while True:
             found = self._proposed(gpus)
             carry = self._carry(found, gpus)
@@ -159,7 +160,7 @@ class Search:
         return min(max(gpus + min(self.case.degrees), ceil(_GROWTH * gpus)), self.case.gpus)
 
     def _proposed(self, gpus: int) -> list[Layout]:
-        """The proposals whose replicas could compute the rate, those that are expected to carry most first."""
+        """The proposals whose replicas could compute the rate. Those that are expected to carry most come first."""
         able = [layout for layout in proposals(self.expected, gpus) if self._may_carry(layout)]
         return sorted(able, key=lambda layout: -self.expected.bound(layout))
 
@@ -173,7 +174,7 @@ class Search:
         return any(layout.gpus <= gpus for layout in self.carrying)
 
     def _fresh(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """Those of which it is not known whether they carry the case's rate."""
+        """The layouts of which no trial has shown yet whether they carry the case's rate."""
         return [
             layout
             for layout in dict.fromkeys(layouts)
@@ -254,7 +255,7 @@ class Search:
         return self.best
 
     def _near(self, layout: Layout, gpus: int, most: int = _NEAR) -> list[Layout]:
-        """Neighbours within the GPUs, those that are expected to carry most first."""
+        """Neighbours within the GPUs. Those that are expected to carry most come first."""
         found = neighbours(layout, self.case.degrees, gpus)
         return sorted(found, key=lambda each: -self.expected.bound(each))[:most]
 
@@ -280,7 +281,7 @@ class Search:
         return TrialTask(layout, self.rate, SHORT, self.case.options.seed)
 
     def _rank(self, layouts: Sequence[Layout]) -> None:
-        """Sort by what is known at the present rate: carried, then met rounds."""
+        """Sort by what is known at the present rate: whether it is carried, then the share of the rounds that met."""
 
         def worth(layout: Layout) -> tuple[bool, float, int]:
             trial = self._known(layout)

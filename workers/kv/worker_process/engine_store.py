@@ -25,10 +25,10 @@ _LONG_DROP_S = 60.0
 """Loads that take longer to end get a line in the log. Their records stay protected, because a rank may read them."""
 
 _AT_ONCE_BYTES = 8 << 20
-"""Checksums of so many bytes take half a millisecond, which is no longer than another thread takes to begin."""
+"""The checksum of this many bytes takes half a millisecond. Another thread would take as long to begin."""
 
 _THREADS = 4
-"""At most so many make the checksums of one read at the same time."""
+"""The most threads that compute checksums of one read at the same time."""
 
 
 class EngineStore:
