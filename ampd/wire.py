@@ -92,12 +92,15 @@ class PrefillRequest(TypedDict):
 
     Attributes:
         source_tp: tensor parallelism of the source, for the predicted time of the read; left out if it is not known.
+        kept_tokens: of the prompt, in the context of its session before, whether or not its KV still exists; left out:
+            it is not known.
     """
 
     task: TaskMessage
     token_ids: list[int]
     source_worker_id: str | None
     source_tp: NotRequired[int]
+    kept_tokens: NotRequired[int]
     request: dict[str, Any]
 
 
@@ -106,7 +109,8 @@ class GenerateRequest(TypedDict):
 
     With a `source_worker_id`, that prefill worker holds the increment's KV and `token_ids` ends with the first output
     token; the decode worker reads the pages before it admits the round. Without it, the prefill is local and queues
-    here. `stop_conditions.max_tokens == 0` only takes over the KV, without decoding. `source_tp`: as in a prefill.
+    here. `stop_conditions.max_tokens == 0` only takes over the KV, without decoding. `source_tp`, `kept_tokens`: as in
+    a prefill.
 
     Attributes:
         history_worker_id: the worker that holds the KV of a local prefill's history, because the session has just moved
@@ -119,6 +123,7 @@ class GenerateRequest(TypedDict):
     source_tp: NotRequired[int]
     history_worker_id: NotRequired[str]
     history_tp: NotRequired[int]
+    kept_tokens: NotRequired[int]
     request: dict[str, Any]
 
 
@@ -134,7 +139,7 @@ class RoundReport(TypedDict):
             engine has stored it; what is added later is published.
         cached_tokens: prompt tokens that were not computed.
         hit_tokens: where their KV was: `device`, `store` (of this worker), `peer` (read for this round). `recomputed`
-            are tokens of the history whose KV was in none of them.
+            are tokens of the history whose KV was in none of them, those included that had been evicted before.
         reload_s: time of the copies from the store to the device; left out if nothing was copied.
         slices: calls of the engine for the prefill; left out if there was only one.
         decode_batch, decode_context_tokens: the rounds that still decode on this worker.

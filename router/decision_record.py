@@ -19,6 +19,7 @@ class DecisionRecord:
         route, reason, policy: where the increment was prefilled, and which rule of which policy decided it.
         move_reason: why the session moved to another decode worker before this round; "": it did not.
         hist_tokens, incr_tokens: how the decision split the prompt.
+        kept_tokens: of the prompt, in the context of its session before, as far as is known. Their KV may be gone.
         shared_tokens: of the prompt's beginning that the prefilling worker was known to hold for other sessions.
         estimates: the routes that were compared.
         queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
@@ -26,7 +27,7 @@ class DecisionRecord:
         kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
         cached_tokens: prompt tokens that the prefill did not compute.
         hit_tokens: where their KV was when the prefill began: `device`, `store`, `peer`; `recomputed`: tokens of the
-            history whose KV was in none of them.
+            history whose KV was in none of them, those included that had been evicted before.
         kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
         slices: parts in which the prefill ran, with the work of others between them.
         ttft_target_s, itl_target_s: the round's targets.
@@ -48,6 +49,7 @@ class DecisionRecord:
     move_reason: str = ""
     hist_tokens: int = 0
     incr_tokens: int = 0
+    kept_tokens: int = 0
     shared_tokens: int = 0
     estimates: list[dict[str, Any]] = field(default_factory=list)
     queued_s: float = 0.0

@@ -81,7 +81,5 @@ def _session(record: DecisionRecord) -> str:
 
 def _prompt(record: DecisionRecord) -> tuple[int, int]:
     """(the part of the prompt that was in its session's context before, all of it)."""
-    # History whose KV was lost is recomputed here, but would not have to be with other roles.
-    kept_tokens = record.hist_tokens + record.hit_tokens.get("recomputed", 0)
     prompt_tokens = record.hist_tokens + record.incr_tokens
-    return min(kept_tokens, prompt_tokens), prompt_tokens
+    return min(record.kept_tokens, prompt_tokens), prompt_tokens

@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class PromptHistory:
-    """Compares one round's prompt with what is known of its session; notes in `record` whether it was rewritten."""
+    """Compares one round's prompt with what is known of its session.
+
+    It notes in `record` whether the prompt was rewritten, and how much of the session's context it has kept.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class PromptHistory:
         self._keys: list[bytes] = []
         self._overlap = sessions.overlap(request.session_id, request.prompt) if request.is_named else Overlap()
         record.rewritten = self._overlap.is_rewritten
+        record.kept_tokens = self._overlap.kept_tokens
 
     def shared(self, workers: Sequence[WorkerView]) -> Mapping[str, int]:
         """Tokens of the prompt's beginning that workers hold for other sessions, by worker id."""
@@ -61,6 +65,7 @@ class PromptHistory:
             log.warning("%s; counting on the %d tokens known here", error, overlap.common_tokens)
             return overlap.common_tokens
         matched = pages * self._page_size_tokens
+        self._record.kept_tokens = max(self._record.kept_tokens, matched)
         self._record.rewritten = matched < min(held, len(keys) * self._page_size_tokens)
         return min(matched, held)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from ampd.handler_stream import Chunk, Send
 from ampd.telemetry import tracing
 from ampd.types import Route
-from ampd.wire import REPORT_KEY, GenerateRequest, RoundReport
+from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord
@@ -157,7 +157,7 @@ class RoundRun:
                 # Nothing keeps the request here while the prefill waits: its list of token ids is large.
                 chunks = await access.calls.prefill(
                     worker_id,
-                    prefill_request(self._request, self._stream.emitted, placement, self._services.clock()),
+                    self._prefill_request(placement),
                     context,
                 )
                 has_begun = True
@@ -172,6 +172,15 @@ class RoundRun:
                 has_died = has_begun and access.view.knows(worker_id)
                 self._recovery.after_prefill(worker_error(worker_id, error, has_died=has_died))
             return None
+
+    def _prefill_request(self, placement: Placement) -> PrefillRequest:
+        return prefill_request(
+            self._request,
+            self._stream.emitted,
+            placement,
+            self._services.clock(),
+            kept_tokens=self._record.kept_tokens,
+        )
 
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
         """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
@@ -212,7 +221,15 @@ class RoundRun:
         source, now_s = self._recovery.kv_source, self._services.clock()
         holder = self._services.access.view.worker(source) if source else None
         tp = holder.parallelism.tp if holder else None
-        return generate_request(self._request, self._stream.emitted, placement, source, now_s, source_tp=tp)
+        return generate_request(
+            self._request,
+            self._stream.emitted,
+            placement,
+            source,
+            now_s,
+            kept_tokens=self._record.kept_tokens,
+            source_tp=tp,
+        )
 
     async def _take_over(self, placement: Placement, context: CallContext) -> None:
         worker_id, access = placement.binding.worker_id, self._services.access
@@ -308,7 +325,8 @@ class RoundRun:
             context = request.prompt + pack_tokens(self._stream.emitted)
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
-            services.sessions.remember(placement.binding, context, missed=missed, owner=owner)
+            computed = None if self._stream.has_begun else self._record.kept_tokens
+            services.sessions.remember(placement.binding, context, computed_tokens=computed, missed=missed, owner=owner)
         notify(services.observers, served)
 
     def _leave_history(self, placement: Placement) -> None:

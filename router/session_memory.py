@@ -39,10 +39,12 @@ class Overlap:
     Attributes:
         common_tokens: longest common prefix.
         known_tokens: length of the remembered context; 0 if none is.
+        kept_tokens: the common prefix without tokens that were never computed.
     """
 
     common_tokens: int = 0
     known_tokens: int = 0
+    kept_tokens: int = 0
 
     @property
     def is_rewritten(self) -> bool:
@@ -69,6 +71,7 @@ class SessionOwner:
 class _Entry:
     binding: Binding
     context: bytes
+    computed_tokens: int
     has_missed: bool = False
     owner: SessionOwner | None = None
     moved_s: float = float("-inf")
@@ -114,18 +117,31 @@ class SessionMemory:
         entry = self._entries.get(session_id)
         if entry is None or not entry.context:
             return Overlap()
-        return Overlap(common_prefix_tokens(entry.context, prompt), len(entry.context) // 4)
+        common_tokens = common_prefix_tokens(entry.context, prompt)
+        return Overlap(common_tokens, len(entry.context) // 4, min(common_tokens, entry.computed_tokens))
 
     def remember(
-        self, binding: Binding, context: bytes, *, missed: bool = False, owner: SessionOwner | None = None
+        self,
+        binding: Binding,
+        context: bytes,
+        *,
+        computed_tokens: int | None = None,
+        missed: bool = False,
+        owner: SessionOwner | None = None,
     ) -> None:
-        """Keep a session's binding and packed context after a round. `missed`: the round missed a target."""
+        """Keep a session's binding and packed context after a round.
+
+        Args:
+            computed_tokens: of the context, if the round ended before its prefill did; None: all.
+            missed: the round missed a target.
+        """
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
         if owner is not None and before is not None and before.worker_id != binding.worker_id:
             moved_s = owner.served_s
         self.forget(binding.session_id)
-        self._entries[binding.session_id] = _Entry(binding, context, missed, owner, moved_s)
+        computed = len(context) // 4 if computed_tokens is None else computed_tokens
+        self._entries[binding.session_id] = _Entry(binding, context, computed, missed, owner, moved_s)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))

@@ -12,15 +12,21 @@ from router.request import RoundRequest
 
 
 def prefill_request(
-    request: RoundRequest, emitted: Sequence[int], placement: Placement, now_s: float
+    request: RoundRequest, emitted: Sequence[int], placement: Placement, now_s: float, *, kept_tokens: int
 ) -> PrefillRequest:
-    """Ask a prefill worker for the first token. `emitted`: output tokens that exist already, now part of the prompt."""
+    """Ask a prefill worker for the first token.
+
+    Args:
+        emitted: output tokens that exist already, now part of the prompt.
+        kept_tokens: of the prompt, in the context of its session before.
+    """
     holder = placement.history or placement.decode
     has_source = reads_history(placement.task, placement.shared_tokens)
     message: PrefillRequest = {
         "task": encode_task(placement.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
         "source_worker_id": holder.worker_id if has_source else None,
+        "kept_tokens": kept_tokens,
         "request": engine_request(request, len(emitted)),
     }
     if has_source:
@@ -35,18 +41,21 @@ def generate_request(
     source: str | None,
     now_s: float,
     *,
+    kept_tokens: int,
     source_tp: int | None = None,
 ) -> GenerateRequest:
     """Ask a decode worker for the rest of the round.
 
     Args:
         source: the worker that has the KV; None: prefill it there.
+        kept_tokens: of the prompt, in the context of its session before.
         source_tp: its tensor parallelism, if it is known.
     """
     message: GenerateRequest = {
         "task": encode_task(placement.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
         "source_worker_id": source,
+        "kept_tokens": kept_tokens,
         "request": engine_request(request, len(emitted)),
     }
     if source_tp is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.serving.kv_tiers import Tiers
+from ampd.serving.kv_tiers import Tiers, history_tokens
 from ampd.types import PrefillTask
 from ampd.wire import RoundReport
 from workers.engines.base import EngineLoad, EngineOutput
@@ -20,6 +20,7 @@ class RoundProgress:
     Attributes:
         rid: id of the engine's request.
         page_keys: keys of the prompt's full pages; they are hashed once and passed to the engine and its KV exchange.
+        kept_tokens: of the prompt, in the context of its session before; 0 also if it is not known.
         handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
         tiers: where the KV of the prompt was when the engine began with it; None: the engine has not said so yet.
         reload_s: how long the engine copied from the store; 0: it copied nothing.
@@ -32,6 +33,7 @@ class RoundProgress:
     prompt_tokens: int
     arrived_s: float
     page_keys: Sequence[bytes] = ()
+    kept_tokens: int = 0
     started_s: float = 0.0
     handed_over_s: float | None = None
     prefill_s: float = 0.0
@@ -73,8 +75,8 @@ class RoundProgress:
         """
         if self.tiers is None:
             return {}
-        history_tokens = self.task.hist_tokens if self.handed_over_s is None else self.prompt_tokens - 1
-        return self.tiers.hit_tokens(history_tokens, page_tokens)
+        history = history_tokens(self.kept_tokens, self.task.hist_tokens, page_tokens)
+        return self.tiers.hit_tokens(history if self.handed_over_s is None else self.prompt_tokens - 1, page_tokens)
 
     def begins_to_decode(self) -> bool:
         """Whether no token has come out here yet although the round's first token came from elsewhere."""

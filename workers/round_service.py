@@ -15,7 +15,7 @@ from uuid import uuid4
 from ampd.handler_stream import Chunk
 from ampd.page_keys import page_keys
 from ampd.sampling_limits import beyond_sampling
-from ampd.state.checks import checked
+from ampd.state.checks import check_count, checked
 from ampd.tenant import tenant_of
 from ampd.vocabulary import unknown_token
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
@@ -194,10 +194,12 @@ class RoundService:
         if reason := beyond_sampling(request["request"]):
             raise EngineError(reason, 400)
         keys = page_keys(token_ids, info.page_size_tokens, tenant=tenant_of(request["request"]))
+        kept_tokens = request.get("kept_tokens", 0)
+        check_count(kept_tokens)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self.running += 1
         self._idle.clear()
-        return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys)
+        return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys, min(kept_tokens, len(token_ids)))
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""

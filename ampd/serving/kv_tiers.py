@@ -57,7 +57,8 @@ class Tiers:
     def hit_tokens(self, history_tokens: int, page_tokens: int) -> dict[str, int]:
         """The prompt by tier, as metrics and results name the tiers.
 
-        `recomputed` are tokens in full pages of the history: their KV had existed, and has to be computed again.
+        `recomputed` are tokens in full pages of the history (`history_tokens`): their KV had existed, and has to be
+        computed again.
         """
         pages_tokens = max(history_tokens, 0) // page_tokens * page_tokens
         recomputed = max(pages_tokens - self.kept_tokens, 0)
@@ -73,6 +74,17 @@ class Tiers:
         read_s = model.kv_transfer_s(self.peer_tokens, peer, parallelism)
         computed_s = model.prefill_s(self.kept_tokens, self.computed_tokens, parallelism)
         return read_s + max(model.reload_s(self.reloaded_tokens, parallelism), computed_s)
+
+
+def history_tokens(kept_tokens: int, held_tokens: int, page_tokens: int) -> int:
+    """The tokens of a prompt whose KV had existed, wherever it is now. An eviction does not make it shorter.
+
+    Args:
+        kept_tokens: of the prompt, in the context of its session before. The last one may have no KV: the model has
+            given it out, but not read it.
+        held_tokens: of the prompt, that are known to be held: for this session, or for others.
+    """
+    return max(max(kept_tokens - 1, 0) // page_tokens * page_tokens, held_tokens)
 
 
 def tiers_of(prompt_tokens: int, found: Found, kept_tokens: int) -> Tiers:

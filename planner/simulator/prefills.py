@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ampd.policies.base import Wait
+from ampd.serving.kv_tiers import history_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
 from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
@@ -132,11 +133,11 @@ class Prefills:
 
         A prefix that is here because of other sessions is history too.
         """
-        history_tokens, round_.uncounted_tokens = round_.uncounted_tokens, None
-        if history_tokens is None:
+        kept_tokens, round_.uncounted_tokens = round_.uncounted_tokens, None
+        if kept_tokens is None:
             return 0
         shared_tokens = round_.prefill.memory.prefix_tokens(round_.record.session_id)
-        return max(max(history_tokens - 1, 0) // self._page * self._page, shared_tokens)
+        return history_tokens(kept_tokens, shared_tokens, self._page)
 
     def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""

@@ -14,8 +14,8 @@ SLO = Slo(1.0, 0.1)
 
 
 def served(**facts: Any) -> ServedRound:
-    record = DecisionRecord("client's name", "ampd", session_key="key", hist_tokens=64, incr_tokens=36)
-    record.hit_tokens = {"device": 64, "recomputed": 16}
+    record = DecisionRecord("client's name", "ampd", session_key="key", hist_tokens=64, incr_tokens=36, kept_tokens=80)
+    record.hit_tokens = {"device": 48, "recomputed": 32}
     usual = {"is_initial": False, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 7}
     return ServedRound(record, SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
 

@@ -25,14 +25,17 @@ async def test_history_is_what_the_decode_worker_holds_of_the_prompt() -> None:
             page_keys(PROMPT, 16, tenant="")
         ]
         assert (record["hist_tokens"], record["incr_tokens"], record["rewritten"]) == (32, 32, True)
+        assert record["kept_tokens"] == 32
         await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): 64}), 60.0)
         await asyncio.sleep(0)
         _, record = await replica.round(token_ids=[*PROMPT, *EXPECTED, 7])
         assert record["hist_tokens"] == 64
+        assert record["kept_tokens"] == len([*PROMPT, *EXPECTED])
         await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): 64}), 60.0)
         await asyncio.sleep(0)
         _, record = await replica.round(token_ids=[*PROMPT[:40], 1, 2, 3])
         assert (record["hist_tokens"], record["rewritten"]) == (40, True)
+        assert record["kept_tokens"] == 40
         assert len(replica.workers.asked("kv match")) == 1
 
 

@@ -70,12 +70,15 @@ async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entr
             context.stop_generating()
             raise WorkerLostError("p1", "unreachable")
 
-        replica.workers.prefill = never  # type: ignore[method-assign]
+        called, replica.workers.prefill = replica.workers.prefill, never  # type: ignore[method-assign]
         chunks = [chunk async for chunk in replica.chunks(context=context)]
         assert chunks == []
         await asyncio.gather(*replica.tasks)
         assert replica.workers.asked("generate") == []
         assert await queues(state) == {}
+        replica.workers.prefill = called  # type: ignore[method-assign]
+        again = (await replica.round())[1]["kept_tokens"]
+        assert (again, (await replica.round())[1]["kept_tokens"]) == (0, len(PROMPT)), "no KV of the prompt had existed"
 
 
 @pytest.mark.parametrize("session", ["s", None])

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,8 +27,16 @@ def test_a_prompt_that_extends_the_context_is_not_rewritten(context: list[int], 
     memory = SessionMemory(1 << 20)
     memory.remember(Binding("s", "w", 1), pack_tokens(context))
     overlap = memory.overlap("s", pack_tokens(context + more))
-    assert overlap == Overlap(len(context), len(context))
+    assert overlap == Overlap(len(context), len(context), len(context))
     assert not overlap.is_rewritten
+
+
+@pytest.mark.parametrize(("prompt", "kept_tokens"), [([1, 2, 3, 4, 5], 2), ([1, 9], 1), ([9], 0)])
+def test_a_context_that_was_never_computed_is_not_kept(prompt: list[int], kept_tokens: int) -> None:
+    """The client of the round before left while its prefill waited."""
+    memory = SessionMemory(1 << 20)
+    memory.remember(Binding("s", "w", 1), pack_tokens([1, 2, 3, 4]), computed_tokens=2)
+    assert memory.overlap("s", pack_tokens(prompt)).kept_tokens == kept_tokens
 
 
 def test_the_last_token_of_a_context_may_differ_for_it_has_no_kv() -> None:

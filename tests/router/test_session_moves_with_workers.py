@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
-from ampd.session_key import session_key
 from ampd.state.store import RoleAssigned
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
 from tests.memory_store import MemoryState
 from tests.router.replica_lab import Replica
-from tests.waiting import until
+from tests.router.site_lab import Site
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from workers.parts import WorkerParts
 
 ROLES = {"p": "prefill", "d1": "decode", "d2": "decode", "d3": "decode"}
 SESSIONS = [f"agent-{number}" for number in range(6)]
-
-
-class Site:
-    """Four modelled workers, whose calls come from a coordinator's rounds."""
-
-    def __init__(self, replica: Replica, parts: dict[str, WorkerParts]) -> None:
-        self._replica = replica
-        self.parts = parts
-        replica.workers.prefill = self._prefill
-        replica.workers.generate = self._generate
-        replica.workers.kv = self._kv
-
-    async def _prefill(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.parts[worker_id].rounds.prefill(request)
-
-    async def _generate(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.parts[worker_id].rounds.generate(request)
-
-    async def _kv(self, worker_id: str, request: Any, _timeout_s: float) -> Any:
-        return await self.parts[worker_id].rounds.kv(request)
-
-    async def publish(self) -> None:
-        for parts in self.parts.values():
-            await self._replica.store.publish_worker(parts.read_view(), 300.0)
-
-        def are_seen() -> bool:
-            view = self._replica.view
-            return {each.worker_id: each.role for each in view.workers()} == {
-                name: parts.role.role for name, parts in self.parts.items()
-            }
-
-        await until(are_seen)
-
-    async def round(self, name: str, prompt: list[int]) -> tuple[list[int], dict[str, Any]]:
-        return await self._replica.round(name, token_ids=prompt)
-
-    async def held(self, worker_id: str, name: str) -> int:
-        return await self.parts[worker_id].engine.kv.held_tokens(session_key("", name))
 
 
 @pytest.mark.slow

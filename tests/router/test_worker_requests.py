@@ -37,5 +37,6 @@ def test_a_prefill_names_the_worker_that_has_its_history(
         is_shared=True,
     )
     request: Any = SimpleNamespace(token_ids=[1], engine_request={})
-    message = prefill_request(request, [], placement, 0.0)
+    message = prefill_request(request, [], placement, 0.0, kept_tokens=150)
     assert (message["source_worker_id"], message.get("source_tp")) == source
+    assert message.get("kept_tokens") == 150
