@@ -234,6 +234,8 @@ def _pools_keeper(
     policy = policies.pools
     if policy is None or policy.is_idle:
         return None
-    others = OtherPolicies(policies.binding, policies.routing, moves=settings.moves)
+    others = OtherPolicies(
+        policies.binding, policies.routing, policies.ordering, policies.slicing, moves=settings.moves
+    )
     review = RoleReview(policy, policies.model, settings.slo, rng, others)
     return PoolsKeeper(view, store, review, settings.pools_interval_s, settings.lease_s, clock)

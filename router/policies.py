@@ -9,7 +9,7 @@ from typing import Any
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
+from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.naming import parse_named
 from router.settings import PROG, CoordinatorSettings
 
@@ -20,12 +20,15 @@ class CoordinatorPolicies:
 
     Attributes:
         pools: changes the workers' roles while this replica leads; None: the roles never change.
+        ordering, slicing: of the workers, for a pools policy; None: the default.
     """
 
     binding: BindingPolicy
     routing: RoutingPolicy
     model: PerformanceModel
     pools: PoolsPolicy | None = None
+    ordering: OrderingPolicy | None = None
+    slicing: SlicingPolicy | None = None
 
     @classmethod
     def of(cls, settings: CoordinatorSettings) -> CoordinatorPolicies:
@@ -39,7 +42,9 @@ class CoordinatorPolicies:
         routing_params = _old_parameters("routing", settings.routing_params)
         routing = registry.create_named("routing", settings.routing, **routing_params)
         pools = registry.create_named("pools", settings.pools)
-        return cls(binding, routing, load_performance_model(settings.perf), pools)
+        ordering = registry.create_named("ordering", settings.ordering)
+        slicing = registry.create_named("slicing", settings.slicing)
+        return cls(binding, routing, load_performance_model(settings.perf), pools, ordering, slicing)
 
 
 def _old_parameters(kind: str, text: str) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class CoordinatorSettings(GraphSettings):
     routing_params: str = Field("", description="Old form of parameters; write --routing 'NAME(key=value)'.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
+    ordering: str = Field(
+        defaults.ORDERING,
+        description="The workers' --ordering. Coordinators order nothing; `look-ahead` serves the recent load with it.",
+    )
+    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead` as well.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     pools_interval_s: float = Field(
         POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."

@@ -111,6 +111,8 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
             "--routing": policies.routing,
             "--binding": policies.binding,
             "--pools": policies.pools,
+            "--ordering": policies.ordering,
+            "--slicing": policies.slicing,
             "--dyn-tool-call-parser": deployment.tool_call_parser,
             "--dyn-reasoning-parser": deployment.reasoning_parser,
         },

@@ -111,6 +111,16 @@ def test_coordinators_accept_their_command_line() -> None:
     assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
 
 
+def test_coordinators_know_the_policies_of_the_workers() -> None:
+    """`look-ahead` serves the recent load again with them."""
+    prefill, decode, coordinator, _ = _specs("--ordering", "fcfs", "--slicing", "whole")
+    settings = parse_settings(CoordinatorSettings, _flags(coordinator), "python -m router")
+    assert (settings.ordering, settings.slicing) == ("fcfs", "whole")
+    for spec in (prefill, decode):
+        argv = _flags(spec)
+        assert [argv[argv.index(flag) + 1] for flag in ("--ordering", "--slicing")] == ["fcfs", "whole"]
+
+
 def test_the_password_of_the_state_is_on_no_command_line() -> None:
     site = replace(SITE, state_url="redis://ampd:S3cr3t@127.0.0.1:6379/0")
     settings = parse_settings(ServeSettings, ["--state-url", site.state_url], "ampd serve")
