@@ -1,4 +1,4 @@
-"""The figures of layouts, over several seeds: attainment at a rate, goodput, and both under other circumstances."""
+"""The figures of layouts over several seeds: attainment at a rate, goodput, and attainment in variations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float], most: float | None = None, least: float | None = 0.0) -> Figure:
-        """Of one value per seed. The interval stays between `least` and `most`; None: no bound."""
+        """The figure of one value per seed. Its interval stays between `least` and `most`; None: no bound."""
         mean, half, seeds = mean_interval(values)
         if not isfinite(half):
             return cls(mean, None, None, seeds)
@@ -49,7 +49,7 @@ class Figure:
         return cls(mean, low, high, seeds)
 
     def moved(self, mean: float, least: float | None = 0.0) -> Figure:
-        """The interval, as wide as it is, around another value."""
+        """Another value with an interval of the same width."""
         if self.low is None or self.high is None:
             return replace(self, mean=mean)
         half = self.high - self.mean
@@ -64,8 +64,8 @@ class Appraised:
     Attributes:
         attainment: share of the rounds within both targets at the plan's rate.
         carries_rate: whether it carries that rate, on average over the seeds.
-        goodput: the highest rate that it carries, sessions per second, judged as `carries_rate`. The interval is that
-            of the single seeds. None: the time did not suffice.
+        goodput: the highest rate that it carries, in sessions per second, judged as for `carries_rate`. Its interval is
+            over the single seeds. None: the time did not suffice.
         curve: trials by rate, ascending.
         simulated: the result of one trial at the plan's rate.
     """
@@ -79,10 +79,10 @@ class Appraised:
 
 
 class Appraiser:
-    """Makes trials of layouts, and reads figures from what was made.
+    """Makes trials of layouts, and reads figures from the trials that were made.
 
-    A rate is carried if the shares of rounds and of sessions, on average over the seeds, suffice. This holds for the
-    plan's rate and for the goodput, so they cannot contradict each other.
+    A layout carries a rate if the shares of rounds and of sessions, on average over the seeds, suffice. The plan's rate
+    and the goodput are judged by the same rule, so they cannot contradict each other.
     """
 
     def __init__(self, case: PlanCase, trials: Trials, rate: float) -> None:
@@ -132,11 +132,11 @@ class Appraiser:
             self._trials.trials(tasks)
 
     def vary(self, layout: Layout, seeds: int = SEEDS) -> None:
-        """Trials under other circumstances."""
+        """Make the trials in which the load or the engines differ from those of the case."""
         self._trials.trials([task for each in VARIATIONS for task in self._variants(layout, each)[:seeds]])
 
     def variations(self, layout: Layout) -> list[tuple[Variation, Figure]]:
-        """Attainment under the circumstances that were tried."""
+        """Attainment in each of the variations that were tried."""
         found = []
         for each in VARIATIONS:
             known = [self._trials.known(task) for task in self._variants(layout, each)]
@@ -145,7 +145,7 @@ class Appraiser:
         return found
 
     def appraised(self, layout: Layout) -> Appraised:
-        """The figures that are known. At least one trial at the rate is made, a short one, whatever time is left."""
+        """The figures that are known. At least one short trial at the rate is made, even if no time is left."""
         known = self._known_checks(layout)
         if not known or known[0].result is None:
             known = [self._trials.make(TrialTask(layout, self.rate, SHORT, self._case.options.seed, None, True))]
@@ -171,7 +171,7 @@ class Appraiser:
         return bool(known) and _carries(known, self._case.attainment)
 
     def fails(self, layout: Layout) -> bool:
-        """Whether it is known not to carry the plan's rate: by its checks, or by the one longer trial."""
+        """Whether trials have shown that it does not carry the plan's rate: its checks, or its one longer trial."""
         known = self._known_checks(layout)
         first = self._trials.known(self._task(layout, self.rate, 0))
         if known:
@@ -186,7 +186,7 @@ class Appraiser:
         return Figure.of(singles).moved(goodput(self._carried(layout, self._seeds_of(layout))))
 
     def gain(self, layout: Layout, other: Layout) -> Figure | None:
-        """How much more the layout carries than the other one. The interval is that of the differences by seed."""
+        """How much more the layout carries than the other one. The interval is over the differences by seed."""
         mine, others = self.goodput(layout), self.goodput(other)
         if mine is None or others is None:
             return None

@@ -25,7 +25,8 @@ class Costs:
     """The time and the memory that a session takes.
 
     Attributes:
-        prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target lack.
+        prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target are
+            missing.
         memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that is limited.
         usable: degree -> the share of a replica's time that prefills can use.
     """
@@ -37,14 +38,14 @@ class Costs:
     usable: Mapping[int, float] = field(default_factory=dict)
 
     def with_queues(self) -> Costs:
-        """The costs with the time that must stay idle, so that rates are about those that simulations find."""
+        """The costs, with the time that replicas must stay idle. They give about the rates that simulations find."""
         prefill_s = {n: seconds / self.usable.get(n, 1.0) for n, seconds in self.prefill_s.items()}
         return replace(
             self, prefill_s=prefill_s, decode_s={n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
         )
 
     def bound(self, layout: Layout) -> float:
-        """About the fluid rate of a layout, without memory: all replicas share the work as their speeds allow."""
+        """About the fluid rate of a layout with unlimited memory: replicas share the work as their speeds allow."""
         prefilled = sum(count / self.prefill_s[n] for n, count in layout.prefill if n in self.prefill_s)
         owners = [*layout.decode, *layout.mixed]
         decoded = sum(count / self.decode_s[n] for n, count in owners if n in self.decode_s)
@@ -120,7 +121,7 @@ def _batch_throughput(
 
 
 def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> float:
-    """The utilisation at which the wait of a prefill leaves as many rounds in time as wanted.
+    """The utilisation at which prefills wait just so long that the wanted share of the rounds is in time.
 
     In a single queue, about `u exp(-2 (1 - u) t E[S] / E[S^2])` of the prefills wait longer than t at utilisation u.
     """
@@ -140,7 +141,7 @@ def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> f
 
 
 def _able(case: PlanCase, sessions: Sequence[Session], met: Callable[[int, int, Parallelism], bool]) -> list[int]:
-    """The degrees whose idle replica meets a target in enough rounds; all, if none does.
+    """The degrees of which an idle replica meets a target in enough rounds; all degrees, if none does.
 
     Args:
         met: whether a round with this history and increment meets the target.

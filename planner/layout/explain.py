@@ -27,11 +27,11 @@ _TIGHT = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """How far a layout is from each limit, as what it has over what it needs (1: no reserve).
+    """How far a layout is from each limit: what it has, divided by what it needs (1: no reserve).
 
     Attributes:
-        prefill, decode: the target over the simulated P95, of the TTFT and of the time between tokens. None:
-            the simulation has none.
+        prefill, decode: the target divided by the simulated P95, of the TTFT and of the time between tokens. None: the
+            simulation has no such value.
         kv_memory, host_memory: with KV stores, KV memory must hold the running rounds, and host memory the resident
             sessions. Without stores KV memory must hold the sessions, and `host_memory` is None.
         gpus_left: GPUs that the layout does not use.
@@ -65,7 +65,7 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
 
 
 def p95_over_target(appraised: Appraised, case: PlanCase) -> float:
-    """The larger of the two simulated P95 over their targets."""
+    """The simulated P95 of TTFT and of ITL, each divided by its target: the larger of the two."""
     ttft_s, itl_s = (appraised.simulated[key]["p95"] or 0.0 for key in ("ttft_s", "itl_s"))
     return max(ttft_s / case.slo.ttft_s, itl_s / case.slo.itl_s)
 
@@ -101,7 +101,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
 
 
 def shortfall(headroom: float | None, attainment: float) -> str:
-    """The end of a sentence about a layout that misses the plan's rate: how far it is from it."""
+    """The end of a sentence about a layout that misses the plan's rate: how much it misses."""
     if headroom is not None and 0 < headroom < 1:
         return f"carries {headroom:.0%} of the rate, and attains {attainment:.1%} of the rounds"
     return f"attains {attainment:.1%} of the rounds"
@@ -160,7 +160,7 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
 
 
 def headroom_of(appraised: Appraised, rate: float) -> float | None:
-    """The rate that a layout carries over the plan's rate; None: it is not known."""
+    """The rate that a layout carries, divided by the plan's rate; None: it is not known."""
     return None if appraised.goodput is None else appraised.goodput.mean / rate
 
 

@@ -1,15 +1,16 @@
 """Layouts by an integer programme in which load flows like a fluid, solved with SCIP: candidates for the simulation.
 
 A session takes P(n) seconds of prefill on a replica of degree n, and D(n) seconds of a full decode batch. Every second
-of a replica is used. Decode replicas also prefill, as the online routing lets them; without prefill replicas the
-layout is co-located. For x(n), y(n) replicas and session rates of remote prefill r(n), local prefill l(n), decode d(n):
+of a replica is used. Decode replicas also prefill, as the online routing lets them. Without prefill replicas the layout
+is co-located. There are x(n) prefill and y(n) decode replicas. The session rates are r(n) of remote prefill, l(n) of
+local prefill and d(n) of decode:
 
     r(n) P(n) <= x(n),   l(n) P(n) + d(n) D(n) <= y(n),   sum r(n) + l(n) = sum d(n) = rate
     sum n (x(n) + y(n)) <= GPUs,   sum y(n) kv(n) >= rate * KV of a session (token seconds), the same for KV stores
 
-The rate is maximised. A degree whose idle replica misses a target in too many rounds gets none of that phase. Queues
-are left out, so the rate is an upper bound, and only a simulation can tell how much of it a layout carries.
-`Costs.with_queues` is a better guess of that.
+The rate is maximised. If an idle replica of a degree misses the target of a phase in too many rounds, the degree gets
+nothing of that phase. Queues are left out. So the rate is an upper bound, and only a simulation can tell how much of it
+a layout carries. `Costs.with_queues` gives a better guess of that rate.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ def most_rate(
     *,
     has_local: bool = True,
 ) -> tuple[Layout, float] | None:
-    """The layout with the highest rate, and that rate; None: no layout fits.
+    """The layout with the highest rate, and its rate; None: no layout fits.
 
     Args:
         prefill, decode: the degrees to use; None: all. No prefill degree: a co-located layout.
-        excluded: layouts that are not wanted again.
-        has_local: decode replicas prefill too. Without, the programme balances the phases.
+        excluded: layouts that were found before.
+        has_local: decode replicas prefill too. Otherwise the programme balances the two phases.
     """
     return _Programme(costs, gpus, prefill, decode, excluded, has_local).most_rate()
 
 
 def fewest_gpus(costs: Costs, gpus: int, rate: float) -> int | None:
-    """The GPUs that a rate needs at least; None: these are too few."""
+    """The fewest GPUs that a rate needs; None: the given GPUs are too few."""
     return _Programme(costs, gpus, None, None, (), has_local=True).fewest_gpus(rate)
 
 
@@ -160,7 +161,7 @@ class _Programme:
 
 
 def exclude(model: Any, x: Mapping[int, Any], y: Mapping[int, Any], layout: Layout, gpus: int) -> None:
-    """A no-good cut: some count of the variables must be larger or smaller than in this layout."""
+    """A no-good cut: at least one number of replicas must be larger or smaller than in this layout."""
     differs = []
     for variables, replicas in ((x, dict(layout.prefill)), (y, dict(layout.decode))):
         for degree, variable in variables.items():

@@ -1,4 +1,4 @@
-"""The highest rate that a layout carries, from the rates that were tried: which rate is the next to try."""
+"""The search for the highest rate that a layout carries: which rate to try after those that were tried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_STEP = 1.6
 
 
 def goodput(carried: Mapping[float, bool]) -> float:
-    """The highest rate that is carried, below the lowest one that is not; 0: none."""
+    """The highest rate that is carried, among those below the lowest one that is not; 0: there is none."""
     failing = _lowest_failure(carried)
     return max((rate for rate, carries in carried.items() if carries and rate < failing), default=0.0)
 

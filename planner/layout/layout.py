@@ -44,7 +44,7 @@ class Layout:
         return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens, groups(self.mixed))
 
     def as_dict(self) -> dict[str, Any]:
-        """The layout as a plan's result has it. Mixed replicas are listed only if there are any."""
+        """The layout in the form of a plan's result. Mixed replicas are listed only if there are any."""
         always = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
         return {
             str(role): [{"tp": degree, "replicas": count} for degree, count in replicas]

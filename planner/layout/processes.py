@@ -1,7 +1,8 @@
 """Processes that work on tasks, and that can be ended at any time.
 
-An executor of Python 3.11 cannot: if its processes end while cancelled tasks wait, its thread fails. These processes
-need no thread. Each one has a pipe, gets one task at a time, and is killed when nothing waits for it any more.
+An executor of Python 3.11 cannot be ended at any time: if its processes end while cancelled tasks wait, its thread
+fails. These processes need no thread. Each one has a pipe, gets one task at a time, and is killed when nothing waits
+for it any more.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class _Worker(NamedTuple):
 
 
 class Processes:
-    """Runs `work` of items in processes.
+    """Calls `work` with items, in processes.
 
     They are forked with the first items, so that the work begins at once. Until then this process should have no thread
     that could hold a lock.
 
     Args:
-        work: its results, and its exceptions, must be picklable.
+        work: a function whose results and exceptions must be picklable.
         count: how many processes.
     """
 
@@ -38,7 +39,7 @@ class Processes:
         self._workers: list[_Worker] = []
 
     def results(self, items: Sequence[Any], timeout_s: float) -> Iterator[tuple[Any, Any]]:
-        """Each item with its result, in the order in which they are done. Close the processes if this does not end.
+        """Each item with its result, as soon as it is done. Close the processes if you stop before the end.
 
         Raises:
             TimeoutError: the seconds are over.

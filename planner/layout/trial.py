@@ -30,10 +30,12 @@ class Horizon:
     """The length of a trial.
 
     Attributes:
-        arrivals_s, lifetimes: arrivals last this many seconds, and this many times a session at its targets.
+        arrivals_s, lifetimes: arrivals last `arrivals_s` seconds and `lifetimes` times as long as a session at its
+            targets.
         least_sessions: at least this many sessions arrive.
-        most_rounds: at most about this many rounds, unless `least_sessions` have more. The arrivals of `_FILLS`
-            lifetimes may have `_LIFETIME` times as many, because a shorter trial would not fill the cluster.
+        most_rounds: at most about this many rounds arrive, unless `least_sessions` sessions have more. Arrivals of
+            `_FILLS` lifetimes may have `_LIFETIME` times as many rounds, because a shorter trial would not fill the
+            cluster.
     """
 
     arrivals_s: float
@@ -91,7 +93,7 @@ class Trial:
         met: rounds within both targets.
         late, slow: rounds that missed the TTFT target, and the ITL target.
         in_time: sessions that ended in time (`planner.sustained`).
-        is_whole: the simulation ran to its end. Else it stopped because too many rounds had missed.
+        is_whole: the simulation ran to its end. Otherwise it stopped because too many rounds had missed.
         result: the keys of a simulation's result, if asked for.
     """
 
@@ -103,7 +105,7 @@ class Trial:
     result: dict[str, Any] | None = None
 
     def carries(self, attainment: float) -> bool:
-        """Whether the load is carried, and sustained."""
+        """Whether enough rounds met their targets, and enough sessions ended in time."""
         return self.is_whole and self.met >= attainment and self.in_time >= IN_TIME
 
 
@@ -112,8 +114,8 @@ class TrialTask:
     """One trial to make.
 
     Attributes:
-        margin: end early when this much more than the allowed share of the rounds has missed; None: never.
-        keeps_result: with the keys of a simulation's result.
+        margin: end early when the share of the rounds that missed is this much above the allowed share; None: never.
+        keeps_result: the outcome has the keys of a simulation's result.
     """
 
     layout: Layout
@@ -210,7 +212,7 @@ class _Watch:
             raise _TooManyMissedError
 
     def trial(self, in_time: float, *, is_whole: bool = True, result: dict[str, Any] | None = None) -> Trial:
-        """What was counted, as shares of the rounds that were due (of those that came, where it stopped)."""
+        """The counts as shares of the rounds that were due. If the simulation stopped, of the rounds that came."""
         due = self._due
         seen = due if is_whole else self._met + self._missed
         return Trial(self._met / due, self._late / seen, self._slow / seen, in_time, is_whole, result)
@@ -218,7 +220,7 @@ class _Watch:
 
 @cache
 def _means(sessions: tuple[Session, ...], slo: Slo) -> tuple[float, float]:
-    """Rounds of a session, and its time at the targets in seconds."""
+    """The means over sessions of the rounds, and of the seconds that they take at the targets."""
     rounds = sum(len(session.rounds) for session in sessions)
     seconds = sum(time_at_targets_s(session, slo) for session in sessions)
     return rounds / len(sessions), seconds / len(sessions)
@@ -229,7 +231,7 @@ def _slower(model: PerformanceModel, factor: float) -> PerformanceModel:
 
 
 def _longer(sessions: Sequence[Session], factor: float) -> Sequence[Session]:
-    """The sessions with longer prompts. Parts of the context that a round keeps grow with it."""
+    """The sessions with longer prompts. The part of the context that a round keeps grows as much."""
     if factor == 1.0:
         return sessions
     return [_longer_session(session, factor) for session in sessions]

@@ -1,4 +1,4 @@
-"""Makes trials on all cores, each once, until the time is over."""
+"""Makes trials on all cores until the time is over. Each trial is made only once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUDGET_S = 60.0
 
 
 class Trials:
-    """Runs tasks of one case, in processes that know the case already.
+    """Runs the tasks of one case, in processes that know the case.
 
     Args:
         jobs: processes; None: one per core.
@@ -58,13 +58,13 @@ class Trials:
         return time.monotonic() - self._started_s
 
     def trials(self, tasks: Sequence[TrialTask]) -> list[Trial]:
-        """The outcomes, in the order of the tasks. Raises `TimeOverError`; what was made until then stays known."""
+        """The outcomes, in the order of the tasks. Raises `TimeOverError`; the outcomes until then stay known."""
         self._run(tasks)
         known = [self.known(task) for task in tasks]
         return [trial for trial in known if trial is not None]
 
     def known(self, task: TrialTask) -> Trial | None:
-        """The outcome of a task that was made; None: it was not."""
+        """The outcome of a task; None: the task was not made."""
         # A trial that ran to its end is the same one, whenever it would have stopped.
         whole = self._whole.get(_endless(task))
         if whole is not None and (whole.result is not None or not task.keeps_result):

@@ -1,4 +1,4 @@
-"""What the present roles attained, by the record: what other roles have to beat."""
+"""What the present roles attained by the record, which other roles have to beat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ampd.policies.base import PoolsSituation
 def attained(situation: PoolsSituation, since_s: float, least_rounds: int = 1) -> float | None:
     """The mean of two shares: of the rounds, and of the sessions whose rounds all met their targets.
 
-    Rounds that ended since then count, and those in progress that have certainly missed a target. A long output is no
-    miss, so a round that decodes is missed only if it lasts longer than any that ended.
+    Rounds that ended since then count, and rounds in progress that have certainly missed a target. A long output is no
+    miss. So a round that decodes counts as missed only if it lasts longer than any round that ended.
 
     Args:
         least_rounds: with fewer rounds nothing is known, and the answer is None.

@@ -1,4 +1,4 @@
-"""The sets of roles that a look ahead tries: those of now, and what a few moves make of them."""
+"""The sets of roles that a look ahead tries: the present roles, and those that a few changes make of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Shape = frozenset[tuple[tuple[Parallelism, Role], int]]
 
 
 def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> Iterator[Roles]:
-    """The present roles; one worker (of each parallelism) and a quarter of them moved either way; all decoding.
+    """The present roles; one worker (of each parallelism), or a quarter of them, changed either way; all decoding.
 
-    All decoding is co-located serving. Decode workers with the least KV of sessions move first, and prefill workers
-    with the shortest queue. Sets that differ only in workers of equal parallelism count as one.
+    If all decode, that is co-located serving. Of the decode workers, those with the least KV of sessions change first.
+    Of the prefill workers, those with the shortest queue change first. Sets that differ only in workers of equal
+    parallelism count as one.
     """
     now = {view.worker_id: view.role for view in workers}
     decode = sorted((view for view in workers if view.role is Role.DECODE), key=_held_tokens)

@@ -1,4 +1,4 @@
-"""The present roles and others, compared by what they would make of the recent load."""
+"""Compares the present roles with others: how well each would serve the recent load."""
 
 from __future__ import annotations
 
@@ -66,29 +66,29 @@ class Comparison:
         self._others += [(roles, self.outlook(roles)) for roles in others]
 
     def best(self) -> Roles | None:
-        """The best of the roles that are better than the present ones; None: none are."""
+        """The best of the roles that are better than the present ones; None: no roles are better."""
         better = [item for item in self._others if self._is_better(*item)]
         return max(better, key=lambda item: item[1].share)[0] if better else None
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether some roles gain enough, be it by chance, and none are better."""
+        """Whether no roles are better, but some gain enough, perhaps by chance."""
         return self.best() is None and bool(self._gaining())
 
     def serve_more(self, later: RecordedLoad) -> None:
-        """Decide with more rounds between the present roles and those that gain most."""
+        """Compare the present roles with those that gain most once more, with more rounds."""
         doubtful = sorted(self._gaining(), key=lambda item: -item[1].share)[:_DOUBTFUL]
         self._left_out = [item for item in self._others if item not in doubtful]
         self.present = Outlook(self.present.soon, self._again(later))
         self._others = [(roles, Outlook(each.soon, replay(later, roles, self._situation))) for roles, each in doubtful]
 
     def tried(self) -> list[TriedRoles]:
-        """For logs: the present roles first."""
+        """The sets of roles that were tried, for logs. The present roles come first."""
         tried = [TriedRoles(in_words(self._now), self.present.share, is_now=True)]
         return tried + [TriedRoles(in_words(roles), each.share) for roles, each in self._others + self._left_out]
 
     def _again(self, later: RecordedLoad) -> Replay:
-        """The present roles. `later` was recorded with them, while `soon` is a forecast."""
+        """Replay `later` with the present roles. It was recorded with them, so what they attained is proven."""
         return replace(replay(later, self._now, self._situation), proven=self._proven)
 
     def _is_better(self, roles: Roles, outlook: Outlook) -> bool:
@@ -96,5 +96,5 @@ class Comparison:
         return outlook.is_better_than(self.present, self._gain, is_supported=is_supported)
 
     def _gaining(self) -> list[tuple[Roles, Outlook]]:
-        """What more rounds may show to be better: `later` was asked, and one of both gains."""
+        """The roles that more rounds may show to be better: `later` was replayed, and one of the two replays gains."""
         return [item for item in self._others if item[1].later is not None and item[1].gains(self.present, self._gain)]

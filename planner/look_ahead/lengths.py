@@ -1,4 +1,4 @@
-"""How long the outputs of rounds in progress will be, by those of recent rounds."""
+"""How long the outputs of rounds in progress will be, judged by the outputs of recent rounds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import groupby
 class OutputLengths:
     """The lengths of recent outputs, of which some still grow (Kaplan and Meier, 1958).
 
-    Only the rounds that have ended would make outputs look shorter than they are: after a change of the load, the long
-    ones are the last to end.
+    The rounds that have ended would alone make outputs look shorter than they are, because long outputs are the last to
+    end after a change of the load.
 
     Args:
         ended: output tokens of the rounds that have ended.
@@ -32,7 +32,8 @@ class OutputLengths:
     def expected(self, tokens: int = 0) -> int:
         """The expected length of an output that has `tokens` already.
 
-        Behind the longest output of all nothing is known. One that gets there is expected to become twice as long.
+        Nothing is known about outputs longer than the longest one so far. An output of that length is expected to
+        become twice as long.
         """
         if tokens >= self._longest:
             return max(2 * tokens, 1)

@@ -1,4 +1,4 @@
-"""The KV memory that sessions need, now and soon: a replay of minutes does not show that it fills up."""
+"""The KV memory that sessions need, now and soon. A replay of minutes does not show that this memory fills up."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ first sessions end. Of a shorter time no growth is told."""
 
 
 def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) -> float:
-    """KV of the sessions on `owners` as a share of the memory of the owners afterwards; 0: unlimited memory.
+    """KV of the sessions on `owners`, as a share of the memory of the later owners; 0: unlimited memory.
 
-    A session counts once. A worker that was a prefill worker still has copies, which give way to any other KV.
+    A session counts once. A worker that was a prefill worker still has copies of sessions, which are evicted before
+    other KV.
     """
     capacity_tokens = sum(session_memory(view)[1] for view in after)
     return sum(_held(owners).values()) / capacity_tokens if capacity_tokens else 0.0
 
 
 def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most: float) -> bool:
-    """Whether the KV of sessions, if it goes on growing as it did, soon takes more than `most` of the memory."""
+    """Whether the KV of sessions, if it grows on at the present rate, soon takes more than `most` of the memory."""
     capacity_tokens = sum(session_memory(view)[1] for view in owners)
     measured_s = _measured_s(situation)
     if not capacity_tokens or measured_s < _LEAST_S:
@@ -41,7 +42,7 @@ def _measured_s(situation: PoolsSituation) -> float:
 
 
 def _growth_tokens(situation: PoolsSituation, owners: Sequence[WorkerView], measured_s: float) -> float:
-    """By how much the KV of sessions will have grown after `_GROWTH_S`, if it grows as it did in the time measured."""
+    """How much the KV of sessions grows in the next `_GROWTH_S`, if it grows on at the rate that was measured."""
     since_s = situation.now_s - measured_s
     held = _held(owners)
     now_tokens = sum(held.get(name, 0) for name in situation.load)

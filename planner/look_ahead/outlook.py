@@ -1,4 +1,4 @@
-"""What a set of roles can be expected to attain: soon, from the present state on, and later, if the load stays."""
+"""What a set of roles is expected to attain: soon, from the present state on, and later, if the load stays."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from planner.look_ahead.replay import Replay
 
 _DEVIATIONS_SOON, _DEVIATIONS_LATER = 3.0, 2.0
-"""A gain must be so many standard deviations. The latest rounds are few, and a load that lasts for seconds only looks
-like one that stays. So they alone must show more."""
+"""A gain must be this many standard deviations. If only the latest rounds show it, it must be larger, because they are
+few, and a load of a few seconds looks to them like one that stays."""
 _SUPPORTED = 1.0
-"""So many fewer are enough where a rule of thumb wants the same change: two signs, of which none sees the other."""
+"""This many deviations fewer are enough if a rule of thumb wants the same change, as a second, independent sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,10 @@ class Outlook:
     """The outcomes of two replays with the same roles.
 
     Attributes:
-        soon: of the latest rounds, behind the rounds that are in progress. It shows what a change costs at first.
-        later: of a longer record, from an empty cluster. It shows what the roles are worth when a change is over. None:
-            `soon` was so bad that it was not asked.
+        soon: replay of the latest rounds, behind the rounds that are in progress. It shows what a change costs at
+            first.
+        later: replay of a longer record, from an empty cluster. It shows what the roles are worth when a change is
+            over. None: `soon` was so bad that this replay was left out.
     """
 
     soon: Replay
@@ -28,20 +29,20 @@ class Outlook:
 
     @property
     def share(self) -> float:
-        """The mean of both."""
+        """The mean share of both replays."""
         return self.soon.share if self.later is None else (self.soon.share + self.later.share) / 2
 
     @property
     def worst(self) -> float:
-        """The lower one of both, as far as the record does not prove more."""
+        """The lower share of the two replays. A higher share that the record proves counts instead of a replay's."""
         both = [self.soon] if self.later is None else [self.soon, self.later]
         return min(max(each.share, each.proven) for each in both)
 
     def is_better_than(self, other: Outlook, gain: float, *, is_supported: bool = False) -> bool:
-        """Whether one of the two is better, and none is worse, by `gain` and not by chance.
+        """Whether one of the two replays is better by `gain` and not by chance, and neither is worse by `gain`.
 
         Args:
-            is_supported: a rule of thumb prefers it too.
+            is_supported: a rule of thumb prefers these roles too.
         """
         if self.later is None or other.soon.gains(self.soon, gain):
             return False
@@ -55,7 +56,7 @@ class Outlook:
         )
 
     def gains(self, other: Outlook, gain: float) -> bool:
-        """Whether one of the two is better by `gain`, be it by chance or at the cost of the other."""
+        """Whether one of the two replays is better by `gain`, even if by chance, and even if the other is worse."""
         if self.later is None or other.later is None:
             return self.soon.gains(other.soon, gain)
         return self.soon.gains(other.soon, gain) or self.later.gains(other.later, gain)

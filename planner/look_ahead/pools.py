@@ -32,34 +32,37 @@ class LookAheadPools(Policy):
 
     1. It is asked every 5 s, but not within `cooldown_s` of a change. Other roles are tried when the last 30 s attained
        `content` or less: the mean of the share of the rounds that met their targets, and of the share of the sessions
-       whose rounds all did. If fewer than 20 rounds ended in 30 s, those of the last five minutes count. Other roles
-       are also tried when `predictive` would change a role.
+       whose rounds all did. If fewer than 20 rounds ended in 30 s, the last five minutes count instead. Other roles are
+       also tried when `predictive` would change a role.
     2. Each set of roles is simulated twice, with arrivals and pauses `stress` times as short. *Soon*: the rounds of the
-       last 15 s (10 per worker at least) come again, behind the rounds that are in progress now, where these are. A
-       round in progress gets the output that can be expected of it, by the rounds since the oldest one in progress
-       began. What it has decoded counts in its ITL. *Later*: `rounds_per_worker` rounds of each worker come again, in
-       an empty cluster. Roles that are worse soon by `gain` are not simulated again. At most 5000 rounds each.
+       last 15 s (10 per worker at least) come again. They come behind the rounds that are in progress now, which begin
+       on their present workers. The output of a round in progress is estimated from the rounds since the oldest one in
+       progress began. The tokens that it has decoded count in its ITL. *Later*: `rounds_per_worker` rounds of each
+       worker come again, in an empty cluster. Roles that are worse in *soon* by `gain` are not simulated in *later*.
+       Each simulation has at most 5000 rounds.
     3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all workers
-       decoding, which is co-located serving. If the present roles attain so much that none could gain, no others are
-       tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
-       memory of those that remain, because sessions grow.
-    4. The burden of proof is on a change. Roles are better if they attain `gain` more than the present ones, soon or
-       later, and do not attain `gain` less in the other one, be it by chance. The gain must not be chance (two standard
-       deviations of the rounds that only one of the two met; three for a gain of the latest rounds alone, which are
-       few; one less for a change that `predictive` would make too). Later they also have to beat what the present roles
-       really attained in that time. The attainment is the mean of that of the rounds and that of the sessions. The best
-       are taken. If no roles are better, but the gain of some may be chance, the two that gain most serve up to four
-       times as many rounds, and decide with these.
-    5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
-       memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From `full` on it
-       does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
-       only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
-       The worker stays if the present roles attain `gain` more, soon or later, be it by chance.
+       decoding, which is co-located serving. If the present roles attain more than `1 - gain`, no others are tried,
+       because none could gain enough. Roles with fewer owners of sessions are not tried if the sessions' KV would take
+       more than 40 % of the memory of the remaining owners, because sessions grow.
+    4. The burden of proof is on a change. Other roles are better if they attain `gain` more than the present ones in
+       one of the two simulations, and not `gain` less in the other one. A loss counts even if it may be chance; a gain
+       counts only if it is not chance. So a gain must be two standard deviations of the number of rounds that only one
+       of the two sets of roles met. It must be three if only *soon* shows it, because its rounds are few. It may be one
+       less if `predictive` would make the change too. In *later*, other roles also have to beat what the present ones
+       really attained in that time. The attainment is the mean of two shares: of the rounds, and of the sessions. The
+       best roles are taken. If no roles are better, but some gain `gain`, perhaps by chance, the two that gain most are
+       compared again, with up to four times as many rounds.
+    5. If no roles were taken, memory may still call for a change, also while all targets are met. If the sessions' KV
+       takes more than 80 % of the decode workers' memory, a prefill worker becomes a decode worker (`kv-short`). If it
+       takes more than `full`, the same happens when 150 s more of the same growth would lead to 80 %. The change comes
+       that early because a new owner takes new sessions only, while the sessions of the old owners go on growing.
+       Growth is measured in the later half of the record, over 60 s at least. The worker keeps its role if the present
+       roles attain `gain` more in one of the two simulations, even if by chance.
 
-    Limits: it knows only the load that came. In a live graph, rounds that clients give up are not seen, nor the rounds
-    in progress of other coordinators than the leading one. A change helps the sessions to come, because sessions stay
-    where they are bound unless they may move (`--moves`). A look takes a second or more of one core; a live graph gives
-    it to a process of its own.
+    Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up. Of the rounds
+    in progress it sees only those of the leading coordinator. A change helps the sessions to come, because sessions
+    stay where they are bound unless they may move (`--moves`). A look takes a second or more of one core. In a live
+    graph it runs in a process of its own.
 
     Example: `--pools look-ahead`
     """
@@ -100,7 +103,7 @@ class LookAheadPools(Policy):
         return (RoleChange(chosen.worker_id, Role.DECODE, KV_SHORT),)
 
     def _misses(self, situation: PoolsSituation) -> bool:
-        """Whether too many rounds miss their targets, or the few that do are of too many sessions."""
+        """Whether too many rounds miss their targets, or few rounds of too many sessions."""
         from planner.look_ahead.attained import attained
 
         for last_s in (_RECENT_S, self.load_s):
@@ -153,7 +156,7 @@ class LookAheadPools(Policy):
         return Considered(changes, tried, rounds, is_chance=is_chance)
 
     def _more_rounds(self, situation: PoolsSituation, rounds: int) -> RecordedLoad | None:
-        """A longer record than that of `rounds`; None: there is none that would tell much more."""
+        """A record that is longer than `rounds`; None: no record would tell much more."""
         from planner.look_ahead.recorded import recorded_load
 
         more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)), self.stress)
@@ -177,7 +180,7 @@ def _oldest_s(situation: PoolsSituation) -> float:
 
 
 def _proven(situation: PoolsSituation, load: Load) -> float:
-    """What the present roles attained in the time of a load, as far as they were there."""
+    """What the present roles attained in the time of a load, since they were assigned."""
     from planner.look_ahead.attained import attained
 
     first_s = min((item.sent_s for item in all_rounds(load)), default=situation.now_s)
@@ -213,7 +216,7 @@ _LEAST_ROUNDS = 20
 _LATEST_S = 15.0
 """The latest rounds are those of this time. A shortage of a few percent shows in the queues only after it."""
 _LEAST_ROUNDS_PER_WORKER = 10
-"""The latest rounds are at least so many."""
+"""At least this many rounds per worker are the latest rounds."""
 _MOST_ROUNDS = 5000
 _MORE = 4
 """How many times as many rounds decide where chance hides a gain. That costs about as much as the first comparison."""

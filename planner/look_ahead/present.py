@@ -39,7 +39,7 @@ class Present:
         owners: session -> the worker that holds its KV as its owner, as far as views tell.
         decoding: the rounds that decode.
         waiting: the rounds whose prefills wait or run.
-        held_tokens: session -> its KV at the owner. Where memory is short, that is less than its context.
+        held_tokens: session -> the tokens that its owner holds. Where memory is short, they are fewer than its context.
     """
 
     owners: Mapping[str, str]
@@ -55,8 +55,9 @@ NOTHING_PRESENT = Present({}, (), ())
 def present_state(situation: PoolsSituation) -> Present:
     """Read off the views and the recent load.
 
-    Views tell how many rounds decode on a worker, and not which. A round of a session that a worker holds is there.
-    The others, first rounds mostly, are spread so that the counts come out right. What is left is on its way.
+    Views tell how many rounds decode on a worker, and not which ones. If a worker holds the session of a round, the
+    round is on that worker. The other rounds, mostly first rounds, are spread so that each worker gets its number.
+    Rounds that are left over are on their way.
     """
     queued = {task.session_id: view.worker_id for view in situation.workers for task in view.queue}
     owners = _owners(situation.workers)
@@ -77,7 +78,7 @@ def present_state(situation: PoolsSituation) -> Present:
 
 
 def _placed(sessions: Sequence[str], owners: Mapping[str, str], workers: Sequence[WorkerView]) -> dict[str, str]:
-    """Session -> the worker on which it decodes, as many as the workers' batches hold."""
+    """Session -> the worker on which its round decodes. A worker gets as many as its batch holds."""
     free = {view.worker_id: view.decode_batch for view in workers}
     placed: dict[str, str] = {}
     for name in sorted(sessions, key=lambda name: not free.get(owners.get(name, ""))):
@@ -91,7 +92,7 @@ def _placed(sessions: Sequence[str], owners: Mapping[str, str], workers: Sequenc
 
 
 def _first_token_s(workers: Sequence[WorkerView]) -> float:
-    """The mean time to the first token that was measured; 0: there is none."""
+    """The mean of the measured times to the first token; 0: nothing was measured."""
     count = sum(view.ttft.count for view in workers)
     return sum(view.ttft.mean_s * view.ttft.count for view in workers) / count if count else 0.0
 
@@ -99,7 +100,7 @@ def _first_token_s(workers: Sequence[WorkerView]) -> float:
 def _decoding(
     situation: PoolsSituation, name: str, item: RecentRound, worker: WorkerView, first_token_s: float
 ) -> Decoding:
-    """The output of a round so far, by the time that it has decoded. Its prefill took as long as others, or longer."""
+    """The output of a round so far, estimated from the time that it has decoded."""
     model, theta = situation.model, worker.parallelism
     prefill_s = model.prefill_s(item.kept_tokens, max(item.prompt_tokens - item.kept_tokens, 1), theta)
     token_s = worker.itl.mean_s if worker.itl.count else 0.0

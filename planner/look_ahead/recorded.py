@@ -1,4 +1,4 @@
-"""Recent load as sessions that the simulator can serve again."""
+"""The recent load, as sessions that the simulator can serve again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RecordedLoad:
     """Sessions of a recorded time, in the order of their arrival.
 
     Attributes:
-        under_way: session id -> how far it is when the replay begins, with the ids of the real workers.
+        under_way: session id -> how far the session is when the replay begins, with the ids of the real workers.
         counted: ids of the sessions whose rounds count. The others are load only.
         span_s: from the first arrival of a round to the last one.
         mean_output_tokens: of a round.
-        decoded: session id -> what its round has decoded before the replay begins. That counts in its ITL.
+        decoded: session id -> the output of its round before the replay begins, which counts in the round's ITL.
     """
 
     sessions: Sequence[Session]
@@ -51,15 +51,15 @@ def recorded_load(
 ) -> RecordedLoad:
     """The load with the recorded prompts and outputs, behind the rounds that are in progress now.
 
-    Rounds in progress that wait do not count, because they are late or not whatever the roles. A round in progress gets
-    the output that it can be expected to have. A session's later rounds come after the pauses that its client made.
+    Rounds in progress that wait do not count, because other roles could not change whether they are late. The output of
+    a round in progress is estimated. A session's later rounds come after the pauses that its client made.
 
     Args:
-        stress: arrivals and pauses are this many times as short. Above 1, a short record shows a lack of capacity that
-            would otherwise need a long one.
+        stress: arrivals and pauses are this many times as short. With a stress above 1, a short record shows a lack of
+            capacity that otherwise only a long record would show.
         present: what the replay begins with.
         outputs: the rounds that tell how long outputs are; None: those of `load`. They should reach back to the start
-            of the oldest round in progress. Of a shorter time only short outputs have ended.
+            of the oldest round in progress, because in a shorter time only short outputs have ended.
     """
     lengths = _lengths(load if outputs is None else outputs, present)
     so_far = {each.session_id: each.tokens for each in present.decoding}
@@ -103,7 +103,7 @@ def _lengths(load: Load, present: Present) -> OutputLengths:
 
 
 def _in_progress(present: Present, lengths: OutputLengths) -> tuple[list[Session], dict[str, UnderWay]]:
-    """The rest of the rounds in progress, and where they are. Those that decode come last."""
+    """What is left of the rounds in progress, and where they are. The rounds that decode come last."""
     sessions: list[Session] = []
     under_way: dict[str, UnderWay] = {}
     for queued in present.waiting:

@@ -1,4 +1,4 @@
-"""What a set of roles would have made of a recorded load: one short simulation."""
+"""How a set of roles would have served a recorded load: one short simulation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Replay:
     Attributes:
         met: (session id, number) of the rounds that met their targets.
         share: the mean of two shares: of the rounds, and of the sessions whose rounds all met them.
-        proven: the share that these roles attained by the record, if they are the present ones. Where the replay makes
-            less of them, it is the replay that is wrong, and others have to beat what is proven.
+        proven: the share that these roles attained by the record, if they are the present roles. If the replay attains
+            less, the replay is wrong, and other roles have to beat this share.
     """
 
     met: AbstractSet[tuple[str, int]]
@@ -37,8 +37,8 @@ class Replay:
     def is_better_than(self, other: Replay, gain: float, deviations: float = 2.0) -> bool:
         """Whether its share is higher by `gain`, and not by chance.
 
-        Both served the same rounds, so only rounds that just one of them met count. Chance would divide these evenly;
-        the difference must be so many standard deviations (McNemar's test).
+        Both replays served the same rounds, so only rounds count that exactly one of the two met. Chance would divide
+        these rounds evenly. The difference must be `deviations` standard deviations (McNemar's test).
         """
         won, lost = len(self.met - other.met), len(other.met - self.met)
         return self.gains(other, gain) and won - lost >= deviations * sqrt(won + lost)
@@ -88,7 +88,7 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
 
 
 def _whole(record: SimulatedRound, before: Decoded | None) -> SimulatedRound:
-    """The round with the ITL of all of its tokens, those before the replay included."""
+    """The round with the ITL of all its tokens, also of those before the replay."""
     if before is None or record.itl_s is None:
         return record
     tokens = before.tokens + record.output_tokens - 1
