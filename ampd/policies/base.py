@@ -66,7 +66,7 @@ class RoutingSituation(Situation):
         rng: the only source of chance.
         history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
         shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions. The
-            task's history includes those of the session's own worker.
+            task's history includes such tokens of the session's own worker.
     """
 
     task: PrefillTask
@@ -165,7 +165,7 @@ class SlicingPolicy(Protocol):
     """Chooses how a prefill shares its worker with the batch that decodes there.
 
     Attributes:
-        is_whole: the policy computes every prefill in one slice, so that it does not have to be asked.
+        is_whole: the policy computes every prefill in one slice, so nobody has to ask it.
     """
 
     @property
@@ -230,9 +230,9 @@ class PoolsPolicy(Protocol):
     """Chooses the roles of the workers. A worker finishes what it has after a change.
 
     Attributes:
-        is_idle: the policy never changes a role, so that it does not have to be asked.
+        is_idle: the policy never changes a role, so nobody has to ask it.
         interval_s: least time between two questions to it; 0: as often as its keeper likes.
-        load_s: length of the recent load that it reads; 0: it reads none.
+        load_s: length of the recent load that it reads; 0: it reads no load.
         is_slow: a question takes so long that it must not be asked on the event loop.
     """
 

@@ -35,7 +35,8 @@ def fits(worker: WorkerView, task: PrefillTask, shared_tokens: int = 0) -> bool:
     """Whether the worker's free memory for sessions and its device take the prompt, and its context a token more.
 
     Args:
-        shared_tokens: of the prompt's beginning that the worker holds for other sessions. They need no more memory.
+        shared_tokens: tokens of the prompt's beginning that the worker holds for other sessions. They need no further
+            memory.
     """
     needed = task.context_tokens
     fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens

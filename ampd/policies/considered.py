@@ -28,7 +28,7 @@ class Considered(Sequence[RoleChange]):
     """The changes that are due, and the sets of roles that were considered.
 
     Attributes:
-        rounds: that were served again.
+        rounds: how many rounds were served again.
         is_chance: no role changes although some roles gained enough, because their gain may be chance.
     """
 

@@ -50,10 +50,10 @@ def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
 
 
 def weight_lost_to(job: _PlainJob, jobs: Iterable[_PlainJob]) -> float:
-    """The weight that is given up more if `job` joins `jobs`. Every job must fit alone.
+    """The additional weight that is given up if `job` joins `jobs`. Every job must fit alone.
 
-    It is the difference of two calls of `keep`, which share the jobs that are due before `job`. Most often these are
-    all, because a new prefill is due last.
+    It is the difference of two calls of `keep`, which share the jobs that are due before `job`. Mostly these are all
+    jobs, because a new prefill is due last.
     """
     ordered = sorted(jobs)
     place = bisect_right(ordered, job)
@@ -95,10 +95,10 @@ def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) ->
     """First job of the lexicographically first ordering among those with the most jobs on time.
 
     The job at position i takes `times_s[i]` >= 0 seconds and is on time if it completes within `left_s[i]` seconds.
-    An ordering that starts with job i can be best exactly if "i first, the others by Moore-Hodgson" has as many jobs on
-    time as Moore-Hodgson alone, so the answer is the first i for which that holds. Job i is not compared at all if an
-    earlier j failed that takes no longer and is due no later: in any ordering that starts with i, the two can change
-    places, and no job gets late.
+    Compare two orderings: "job i first, the others by Moore-Hodgson", and Moore-Hodgson alone. Some best ordering
+    starts with job i exactly if both have as many jobs on time. So the answer is the first i for which this holds. Job
+    i is not compared at all if an earlier job j failed that takes no longer and is due no later. In any ordering that
+    starts with i, the two jobs can change places, and no job gets late.
 
     Returns:
         A position; 0 whenever the given order is already a best one.
@@ -126,9 +126,9 @@ def first_of_best_ordering(times_s: Sequence[float], left_s: Sequence[float]) ->
 
 
 def _late(jobs: Iterable[_EqualJob], start_s: float = 0.0, skipped: int = -1, allowed: int = maxsize) -> int:
-    """How many jobs of equal weight are late in a best ordering; stops once they are more than `allowed`.
+    """How many jobs of equal weight are late in a best ordering. It stops when there are more than `allowed`.
 
-    `keep` without weights: a heap of times is enough, and one job at a time is given up, so it takes half the time.
+    It is `keep` without weights, in half the time: a heap of times is enough, and one job at a time is given up.
 
     Args:
         jobs: by due time.
@@ -152,7 +152,7 @@ def _late(jobs: Iterable[_EqualJob], start_s: float = 0.0, skipped: int = -1, al
 
 
 def _least_slack_before(jobs: Sequence[_EqualJob]) -> dict[int, float] | None:
-    """Run the jobs by due time. None if one is late; else, by position, how long the jobs before it may be delayed.
+    """Run the jobs by due time. None: one is late. Else, by position, how long the jobs before it may be delayed.
 
     The entry under -1 is for all jobs.
     """

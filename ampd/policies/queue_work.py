@@ -1,8 +1,8 @@
 """The work in a worker's queue: the sums that decisions read, kept up to date as the queue changes.
 
 A decision compares all workers. If it added up every prefill of every queue, a long queue would make each decision
-slow, and just when there is most to decide. So the owner of a queue keeps a `QueueWork` beside it. A prefill that
-enters or leaves changes the sums, and a decision reads them.
+slow, just when there is most to decide. So the owner of a queue keeps a `QueueWork` beside it. A prefill that enters or
+leaves changes the sums, and a decision reads them.
 
 The sums are exact integers. Their order of addition therefore does not matter, and a sum that was changed a million
 times equals the sum of what is there.
@@ -95,7 +95,7 @@ class QueueWork:
         return (self._in_passes + _units(min(self._first_short_s(tasks), self._fixed_s))) / _UNITS_PER_S
 
     def with_more_s(self, tasks: Iterable[PrefillTask], more: int, each_s: float) -> float:
-        """The same with `more` prefills of `each_s` behind the queue."""
+        """The time of all prefills, with `more` prefills of `each_s` behind the queue."""
         in_passes_s = self.in_passes_s(tasks)
         if each_s >= 2.0 * self._fixed_s:
             return in_passes_s + more * each_s
@@ -103,7 +103,7 @@ class QueueWork:
         return in_passes_s + first_s + more * max(each_s - self._fixed_s, 0.0)
 
     def not_over(self, now_s: float) -> Sequence[Waiting]:
-        """The prefills whose TTFT target is not over, by deadline. Some may be over by less than a millisecond."""
+        """The prefills whose TTFT target is not over, by deadline. It may be over for less than a millisecond."""
         return self._by_deadline[bisect_left(self._by_deadline, (now_s - _MARGIN_S,)) :]
 
     def _copy(self) -> QueueWork:

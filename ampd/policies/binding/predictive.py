@@ -17,12 +17,13 @@ class PredictiveBinding(Policy):
     prompt, and how much of it each of them holds for other sessions; the targets; prefill and step times of the
     performance model.
 
-    Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the least sum of
-    three shares: the modelled step of the batch with the session in it, of the ITL target; the queued local prefills,
-    of the TTFT target; the KV memory in use with the session in it, of the whole. That memory is the worker's KV store,
-    or the device's without one. What the worker holds of the prompt for other sessions needs no memory, and the prefill
-    time that it saves counts against the sum. Of equal workers one at random. Shares make workers of different sizes
-    comparable, where `least-kv` counts tokens.
+    Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the worker with
+    the least sum of three shares is chosen. The first is the modelled step of the batch with the session in it, as a
+    share of the ITL target. The second is the time of the queued local prefills, as a share of the TTFT target. The
+    third is the KV memory in use with the session in it, as a share of the whole. That memory is the worker's KV store,
+    or the device's without one. The part of the prompt that the worker holds for other sessions needs no memory, and
+    the prefill time that it saves is taken off the sum. Of equal workers it takes a random one. Shares make workers of
+    different sizes comparable, where `least-kv` counts tokens.
 
     Limits: sessions stay where they are bound, and how long they will grow is not known. Between two rounds a session
     counts with its memory and not with its time, because the time of its next round is not known.
@@ -48,7 +49,7 @@ class PredictiveBinding(Policy):
         return load - self._saved_s(situation, worker, shared_tokens) / task.slo.ttft_s if shared_tokens else load
 
     def _saved_s(self, situation: BindingSituation, worker: WorkerView, shared_tokens: int) -> float:
-        """Prefill time that the shared prefix saves there."""
+        """Prefill time that the shared prefix saves at this worker."""
         task, model = situation.task, situation.model
         hist_tokens = min(shared_tokens, task.context_tokens - 1)
         whole_s = model.prefill_s(0, task.context_tokens, worker.parallelism)

@@ -15,16 +15,16 @@ _HEAD = Run(0)
 
 @register("ordering", "ampd")
 class AmpdOrdering(Policy):
-    """The paper's rule (its Algorithm 2), and not what AMPD does by default: run the first task of the ordering in
-    which the most of the next `window` tasks meet their TTFT target.
+    """The paper's rule (its Algorithm 2), and not what AMPD does by default: look for the ordering of the next `window`
+    tasks in which most of them meet their TTFT target, and run its first task.
 
     Reads: history, increment, arrival, TTFT target and postponements of the first `window` tasks; prefill times of the
     performance model, one call for each of those tasks.
 
     Rule: over all orderings of the window, the k-th task completes after the sum of the modelled prefill times up to
-    it. It is on time if that plus the time it has waited is at most its TTFT target. Of the orderings with the most
-    tasks on time, the one closest to arrival order (the lexicographically first) counts, and its first task runs. A
-    queue without pressure therefore stays in order of arrival.
+    it. It is on time if this sum plus the time that it has waited is at most its TTFT target. Several orderings may
+    have the most tasks on time. Of these the one closest to arrival order (the lexicographically first) counts, and its
+    first task runs. A queue without pressure therefore stays in order of arrival.
 
     A task is postponed when a later task of the queue runs before it, and each pick counts once. A task that has been
     postponed `window` times may not be overtaken any more. A pick overtakes all tasks before it together, so along a

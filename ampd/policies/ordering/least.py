@@ -8,6 +8,6 @@ from ampd.policies.base import Run
 
 
 def first_of_least(ranks: Sequence[float]) -> Run:
-    """The task of the least rank, of equal ones the first to arrive; everything before it counts as postponed."""
+    """The task of the least rank, the first to arrive of equal ones. All tasks before it count as postponed."""
     index = ranks.index(min(ranks))
     return Run(index, tuple(range(index)))

@@ -16,8 +16,8 @@ from ampd.policies.registry import register
 
 @register("ordering", "on-time")
 class OnTimeOrdering(Expectations):
-    """Find the largest set of prefills that can all meet their targets and run its earliest. The others wait until the
-    queue is quiet.
+    """Find the largest set of prefills that can all meet their targets, and run the one of it that is due first. The
+    other prefills wait until the queue is quiet.
 
     Reads: arrival and TTFT target of the tasks; history, increment and `session_missed` of the first 128 that can be on
     time; prefill times of the performance model, one call for each task whose target is not over.
@@ -33,8 +33,8 @@ class OnTimeOrdering(Expectations):
     3. The tasks that are due next go along in the same pass, as long as it takes no longer than `together_passes`
        shortest passes and makes no task late. A short pass spends most of its time on reading the model's weights,
        and tasks in one pass share that time.
-    4. Hopeless tasks run when no other task waits, the shortest of the first 128 before the others. So that they end
-       under a steady load too, one pick in `1 / late_share` takes the oldest of them.
+    4. Hopeless tasks run when no other task waits, the shortest of the first 128 before the others. One pick in `1 /
+       late_share` takes the oldest of them, so that hopeless tasks end under a steady load too.
 
     Together with a slicing policy, the ordering picks again after each slice. An urgent task therefore overtakes a long
     one, and a hopeless one blocks no other.
@@ -69,7 +69,7 @@ class OnTimeOrdering(Expectations):
         return Run(index, tuple(range(index)))
 
     def _pass(self, situation: OrderingSituation, kept: Sequence[Job]) -> Run:
-        """The earliest due, and the next ones that a short pass can take along."""
+        """The task that is due first, and the next ones that a short pass can take along."""
         queue, model, parallelism = situation.queue, situation.model, situation.parallelism
         earliest = kept[0]
         first = queue[earliest.position]
@@ -110,7 +110,7 @@ class OnTimeOrdering(Expectations):
         return jobs, hopeless
 
     def _shortest(self, situation: OrderingSituation, hopeless: Sequence[int]) -> int:
-        """Position of the hopeless task that takes the least time, of equal ones the first."""
+        """Position of the hopeless task that takes the least time; the first of equal ones."""
         prefill_s, queue, parallelism = situation.model.prefill_s, situation.queue, situation.parallelism
         first = hopeless[: self.WINDOW]
         times_s = [prefill_s(queue[place].hist_tokens, queue[place].incr_tokens, parallelism) for place in first]

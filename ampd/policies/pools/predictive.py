@@ -19,8 +19,8 @@ KV_SHORT = "kv-short"
 
 @register("pools", "predictive")
 class PredictivePools(Policy):
-    """Turn a prefill worker into a decode worker when decode steps come close to their target, and back when there is
-    room again.
+    """Turn a prefill worker into a decode worker when decode steps come close to their target, and back when decode
+    steps have room again.
 
     Reads: role, queue, decode batch and its context, KV memory of all workers; prefill and step times of the
     performance model; the targets. No windows of measured ITL: the slicing `slack` spends on prefills what the target
@@ -30,11 +30,12 @@ class PredictivePools(Policy):
 
     1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above `high` of the ITL
        target. The prefill worker with the least queued work becomes a decode worker, even the last one. A decode worker
-       prefills its own sessions in slices, so only the separation is lost. The same holds without any decode worker.
+       prefills its own sessions in slices, so only the separation is lost. The same change is made if there is no
+       decode worker.
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
-       queued, and the decode batches would still fit on one worker less, with steps below `low` of the target. The
-       decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the decode
-       workers with the most KV memory remains, for a session that fits on no other.
+       queued, and one decode worker fewer would still hold the decode batches, with steps below `low` of the target.
+       The decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the
+       decode workers with the most KV memory remains, for a session that fits on no other.
     3. Memory: with more than `full` of the decode workers' KV memory in use, a prefill worker becomes a decode worker
        (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
        prefill worker if the KV that is held would take more than half of `full` of the memory that remains, because
@@ -44,7 +45,7 @@ class PredictivePools(Policy):
     a prefill worker. No worker becomes mixed.
 
     Limits: a change helps the sessions to come, because sessions stay where they are bound unless they may move
-    (`--moves`). One change in `cooldown_s` is slow for a burst of seconds; the routing answers those.
+    (`--moves`). One change in `cooldown_s` is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """
@@ -80,7 +81,7 @@ class PredictivePools(Policy):
 
 
 def _step_share(situation: PoolsSituation, decode: Sequence[WorkerView], fewer: int) -> float:
-    """Mean modelled step of the decode workers over the ITL target; with `fewer` workers, their load spread evenly."""
+    """Mean modelled decode step, as a share of the ITL target, if `fewer` workers have left and load is even."""
     if not decode:
         return inf  # no worker decodes: the shortage could not be worse
     loads = [(worker.decode_batch, worker.decode_context_tokens) for worker in decode]

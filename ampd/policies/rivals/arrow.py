@@ -26,7 +26,7 @@ _MOST_SEQUENCES = 4096
 
 
 class Pool(Enum):
-    """Arrow's four pools: a role, or on the way to it with work of the other role left."""
+    """Arrow's four pools: a worker has a role, or is on the way to it and still has work of the other role."""
 
     PREFILL = "P"
     DECODE = "D"
@@ -38,7 +38,7 @@ def pool_of(worker: WorkerView) -> Pool:
     """The pool that a worker is in, from its role and from the work of the other role that is left there.
 
     A prefill in a decode worker's queue belongs to one of its own sessions if the worker holds its whole history. The
-    prefill of a session's first round, which has no history, counts as left from the time as a prefill worker.
+    prefill of a session's first round has no history. It counts as left from the time as a prefill worker.
     """
     if worker.role is Role.PREFILL:
         return Pool.TO_PREFILL if worker.decode_batch else Pool.PREFILL
@@ -55,15 +55,15 @@ class ArrowBinding(Policy):
     context; step times of the performance model; the round's ITL target.
 
     Rule: workers whose free KV memory and context length take the whole prompt come first, if there are any. A worker
-    has room if its windowed ITL meets the target and its running tokens (the contexts that decode now), this prompt
-    included, fit its KV memory and a modelled step that meets the target. Workers that have prefills left from their
-    time as prefill workers (pool P->D) come after those that have none (D).
+    has room under three conditions. Its windowed ITL meets the target. Its running tokens (the contexts that decode
+    now, and this prompt) fit its KV memory. A modelled step with these tokens meets the target. Workers that have
+    prefills left from their time as prefill workers (pool P->D) come after those that have none (D).
 
     1. The worker of D with the fewest running tokens among those with room.
     2. Otherwise the same in P->D.
     3. Otherwise the one with the fewest running tokens of all.
 
-    Of equal ones one at random. The changes of roles that go with it are made by `--pools arrow`.
+    Of equal workers it takes a random one. The changes of roles that go with it are made by `--pools arrow`.
 
     Limits: it decides once per session, because a session stays where it is bound. Sessions in a tool call do not count
     as running, though their KV stays. A local prefill of a first round looks like one that is left; there is none with
@@ -98,8 +98,8 @@ class ArrowRouting(Policy):
     the performance model; the round's arrival and TTFT target.
 
     Rule: prefill workers without a decode batch are pool P. Those that still have one, from their time as decode
-    workers, are pool D->P. The predicted TTFT is the time since arrival and the sum of queue, prefill and transfer; of
-    equal ones one at random.
+    workers, are pool D->P. The predicted TTFT is the time since arrival plus the sum of queue, prefill and transfer. Of
+    equal workers it takes a random one.
 
     1. `prefill`: the worker of P with the least predicted TTFT, if that meets the target.
     2. `decode-to-prefill`: otherwise the same in D->P, if that meets the target.
@@ -252,7 +252,7 @@ def _load(situation: PoolsSituation, running: Sequence[WorkerView], carrying: Se
 
 
 def _carried_tokens(situation: PoolsSituation, worker: WorkerView, mean_tokens: float) -> float:
-    """Context of the largest batch that meets the ITL target and fits; that of one sequence at least."""
+    """Context of the largest batch that meets the ITL target and fits; at least the context of one sequence."""
     most = int(worker.kv_capacity_tokens / mean_tokens) if worker.kv_capacity_tokens else _MOST_SEQUENCES
     low, high = 1, min(max(most, 1), _MOST_SEQUENCES) + 1
     while high - low > 1:

@@ -16,9 +16,9 @@ class FirstRemote(Policy):
     Reads: whether the round has history; queue, held prefix and longest context of every prefill worker; prefill times
     of the performance model, for the queues.
 
-    Rule: `later-round` with history: local. `first-round` without: the prefill worker with the least queued work, of
-    equal ones one at random; the estimates of all prefill workers are recorded. Without a prefill worker that can take
-    the prompt: local, `no-prefill-worker`.
+    Rule: `later-round` with history: local. `first-round` without: the prefill worker with the least queued work (of
+    equals a random one); the estimates of all prefill workers are recorded. Without a prefill worker that can take the
+    prompt: local, `no-prefill-worker`.
 
     Limits: load, targets and the length of an increment do not count. A session whose KV was evicted or whose context
     was rewritten from the start counts as new.

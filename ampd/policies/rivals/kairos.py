@@ -22,7 +22,7 @@ class KairosOrdering(Policy):
     one with the least runs. Where there is none, the first to arrive runs.
 
     Our reading: the formula of the urgency was not available. The slack is the plain form of "predicted completion
-    against the target", and a task that cannot be on time any more yields to those that can.
+    against the target". A task that cannot be on time any more yields to tasks that can.
 
     Limits: the decode side of the source is missing, which packs short requests into the batch as far as the ITL target
     allows. An engine admits every round here. Tasks that are late wait for as long as tasks keep coming that are not.

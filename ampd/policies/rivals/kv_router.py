@@ -20,9 +20,10 @@ class KvRouterBinding(Policy):
     Reads: queue and decode batch of every decode worker, its KV memory and longest context; the prompt, and how much of
     it each worker holds for other sessions.
 
-    Rule: `overlap_weight` times the tokens that wait for their prefill there, those of this prompt included that the
-    worker does not hold, plus the tokens of all contexts that decode there, this prompt included. The least sum wins.
-    Workers whose free KV memory and context length take the whole prompt come first. Of equal ones one at random.
+    Rule: the worker with the least sum of two terms wins. The first is `overlap_weight` times the tokens that wait for
+    their prefill there, and the tokens of this prompt that the worker does not hold. The second is the tokens of all
+    contexts that decode there, and of this prompt. Workers whose free KV memory and context length take the whole
+    prompt come first. Of equal workers it takes a random one.
 
     What the source says: `overlap_score_weight * prefill_blocks + decode_blocks`, per request, from the blocks that
     each worker reports, or that the router assumes. A temperature may soften the choice.

@@ -88,7 +88,7 @@ class LapsOrdering(Policy):
         return Run(head, (first_long,), tuple(others))
 
     def _wait_s(self, situation: OrderingSituation, shorts: Sequence[PrefillTask]) -> float:
-        """How long these shorts, which wait alone, should wait for more; 0: not at all."""
+        """How long short prefills should wait for more of them, while no long one waits; 0: not at all."""
         now_s, count = situation.now_s, len(shorts)
         first_s = min(task.arrival_s for task in shorts)
         if count >= self.depth or now_s - first_s >= self.max_wait_s:
@@ -112,7 +112,7 @@ def batch_s(situation: OrderingSituation, tasks: Sequence[PrefillTask]) -> float
 
 
 def _bucket(size: int, least: int, greatest: int) -> int:
-    """The smallest power of two that holds `size`, at least `least`; 0: none up to `greatest` does."""
+    """The smallest power of two that holds `size`, at least `least`; 0: `size` exceeds `greatest`."""
     if size > greatest:
         return 0
     return max(1 << (max(size, 1) - 1).bit_length(), least)
@@ -131,8 +131,8 @@ class LapsRouting(Policy):
     performance model.
 
     Rule: a round with at most `boundary_tokens` new tokens is short. Of the prefill workers of its lane the one with
-    the least queued work takes it, of equal ones one at random; reason `short` or `long`. If none of the lane can take
-    the prompt, all prefill workers are candidates: `no-lane`. The estimates of the candidates are recorded. Without a
+    the least queued work takes it (of equals a random one); reason `short` or `long`. If none of the lane can take the
+    prompt, all prefill workers are candidates: `no-lane`. The estimates of the candidates are recorded. Without a
     prefill worker that can take the prompt: local, `no-prefill-worker`.
 
     Limits: the boundary between memory-bound and compute-bound prefills depends on the hardware and on the history

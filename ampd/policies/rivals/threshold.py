@@ -22,8 +22,8 @@ class ThresholdRouting(Policy):
 
     1. `under-threshold`: local if the tokens that the session's decode worker lacks are fewer than `tokens`, and fewer
        than `share` of the prompt.
-    2. `over-threshold`: otherwise the prefill worker with the least queued work, of equal ones one at random; the
-       estimates of all prefill workers are recorded.
+    2. `over-threshold`: otherwise the prefill worker with the least queued work (of equals a random one); the estimates
+       of all prefill workers are recorded.
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`. The defaults are Dynamo's (1.6). A
     `share` above 1 leaves only the tokens to decide, which is llm-d's rule.

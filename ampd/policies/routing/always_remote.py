@@ -20,9 +20,9 @@ class AlwaysRemote(Policy):
     Reads: queue, held prefix and longest context of every prefill worker; prefill and transfer times of the
     performance model. With `choice=random` only which prefill workers can take the prompt.
 
-    Rule: with `choice=least-queued` the least sum of modelled prefill times over the queue, of equal ones one at
-    random; the estimates of all prefill workers are recorded. With `choice=random` any of them, all equally likely.
-    Reason `always-remote`. Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
+    Rule: with `choice=least-queued` the least sum of modelled prefill times over the queue (of equals a random one);
+    the estimates of all prefill workers are recorded. With `choice=random` any of them, all equally likely. Reason
+    `always-remote`. Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
     Limits: the history travels in every round, however long it is and however small the increment. At random, queues
     grow apart although their workers get equal shares.

@@ -60,13 +60,13 @@ class PredictiveRouting(Expectations):
 
     Rule:
 
-    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. What it
-       holds of the prompt for other sessions is neither read nor computed. A worker that still has a decode batch,
-       from its time as a decode worker, takes longer as in 2.
-    2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
-       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that much longer.
-       Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows in the
-       measured ITL: from 30 % of the target on, the share shrinks in proportion, to nothing at the target. Below
+    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. The part
+       of the prompt that it holds for other sessions is neither read nor computed. If a worker still has a decode
+       batch, from its time as a decode worker, the prefill takes longer there, as in 2.
+    2. The decode worker offers the time that its batch leaves over for prefills. A step that takes `step` of a target
+       of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
+       much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
+       in the measured ITL: from 30 % of the target on, the share shrinks in proportion, to nothing at the target. Below
        `least_share` the worker offers nothing.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
        time there, this one included, would have to be given up. The earliest offer without a loss takes the round
@@ -138,7 +138,7 @@ class PredictiveRouting(Expectations):
         return Offer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
 
     def _share(self, situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
-        """Part of its time that a worker's decode batch leaves over, with the task's round in it if it is `joining`."""
+        """Part of a worker's time that its decode batch leaves over; `joining`: with the task's round in the batch."""
         if not worker.decode_batch:
             return 1.0
         task = situation.task
@@ -176,7 +176,7 @@ class PredictiveRouting(Expectations):
 
 
 def _ranked(offers: Sequence[Offer], grain_s: float, rng: random.Random) -> list[Offer]:
-    """The offers by time. Those that differ by less than `grain_s` are in random order."""
+    """The offers by time. Offers that differ by less than `grain_s` are in random order."""
     dice = rng.random
 
     def rank(offer: Offer) -> tuple[float, float]:

@@ -26,23 +26,23 @@ class SlackSlicing(Policy):
     Rule:
 
     1. A running round has n tokens out, the first of them e seconds ago. It can be paused for `0.92 * itl * n - e -
-       step` seconds and still meet its mean ITL at its next token. One further token is expected of it, which adds what
-       a step leaves of the target. The least of these pauses is the batch's budget now. A slice is the most tokens
-       whose prefill fits into the budget.
+       step` seconds and still meet its mean ITL at its next token. One further token is expected of the round. It adds
+       the part of the target that a step leaves over. The shortest of these pauses is the budget of the batch now. A
+       slice is the most tokens whose prefill fits into the budget.
     2. A slice takes at least two shortest passes, because shorter ones spend their time on reading the model's weights.
        While the budget is smaller, the batch decodes until it is large enough. A prefill that has waited for 10 TTFT
-       targets waits no longer, because the budget may never be large enough where rounds keep joining.
-       A prefill that has waited for a quarter of its TTFT target waits no longer for rounds with a tighter ITL target
-       than its own, because such a target may lie so close to a step that the round never saves enough.
-    3. The batch does not wait for a round whose target is lost. That is a round that could make up for its delay only
-       in more than 64 further tokens, or in none because a step alone takes longer than its target.
+       targets waits no longer, because the budget may never be large enough where rounds keep joining. After a quarter
+       of its TTFT target, a prefill waits no longer for rounds with a tighter ITL target than its own. Such a target
+       may be so close to the time of a step that the round never saves enough.
+    3. The batch does not wait for a round whose target is lost. Such a round could make up for its delay only in more
+       than 64 further tokens, or never, because a step alone takes longer than its target.
     4. With or without a batch no slice takes longer than `quantum` of the TTFT target, or than 5 shortest passes if
        that is more. Between two slices the ordering chooses again, so a new round waits that long at most. The least
        slice may be longer.
 
-    Limits: a slice costs the fixed time of a pass more than no slice. The length of a round is not known, so only one
-    token beyond the next is counted on. A round that ends soon is protected; a round that could make up for a longer
-    pause later gets no longer pause.
+    Limits: each slice costs the fixed time of a pass. The length of a round is not known, so only one token beyond the
+    next is counted on. This protects rounds that end soon. But a round that could make up for a longer pause later gets
+    no longer pause.
 
     Example: `--slicing slack`
     """

@@ -27,7 +27,7 @@ class Pool(Protocol):
     """What the directory needs to know of a pool of records.
 
     Attributes:
-        window_pages: 0: a prefix needs the record of every page. n: it needs those of its last n pages.
+        window_pages: 0: a prefix needs the record of every page. n: it needs the records of its last n pages.
     """
 
     @property
@@ -66,7 +66,7 @@ class Reservation:
 
     Attributes:
         id: for `written` or `give_up`, one of which must follow.
-        offsets: by pool, with the indices of the keys that were given. Keys that the store has are left out.
+        offsets: by pool, with the indices of the keys that were given. Keys whose records the store has are left out.
     """
 
     id: int
@@ -129,8 +129,9 @@ class StoreDirectory:
 
     A record lies in memory until memory is needed. Sessions share records by key. The first to go are records of no
     session, the least recently used first. Then go the ends of idle sessions that the next round can compute again and
-    still meet its target (`surplus`), then idle sessions from their ends, the least recently used first. What a writer
-    writes, a request holds, a lease covers or a session with a running request uses never goes.
+    still meet its target (`surplus`), then idle sessions from their ends, the least recently used first. Four kinds of
+    records never go: those that a writer writes, a request holds, a lease covers, or a session with a running request
+    uses.
 
     No clock and no I/O: every method that needs the time takes `now_s` (any monotonic clock, the same for all calls).
     Not thread-safe.
@@ -138,7 +139,7 @@ class StoreDirectory:
     Args:
         size_bytes: of the store's memory.
         page_size: tokens per page.
-        pools: the first must have a record of every page (`window_pages` 0); so may others.
+        pools: the first must have a record of every page (`window_pages` 0). The others may have one of every page.
         surplus: None: no tokens may be missing.
     """
 
@@ -163,7 +164,7 @@ class StoreDirectory:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all records, those included that are being written."""
+        """Bytes of all records, also of those that are being written."""
         return self._allocator.used_bytes
 
     @property
@@ -173,7 +174,7 @@ class StoreDirectory:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of all pages that can be found by key, those included that are being written."""
+        """Tokens of all pages that can be found by key, also of those that are being written."""
         return self._runs.pages * self.page_size
 
     @property
@@ -199,7 +200,7 @@ class StoreDirectory:
         Args:
             session_id: "": of no session.
             keys: pool -> keys of consecutive pages, from any page of the context on. A record of a further pool is left
-                out if the first pool has, and gets, no record of its page.
+                out if the first pool has no record of its page and gets none.
 
         Returns:
             None: refused, because there is no room, or the session was released and has begun nothing since.
@@ -236,8 +237,8 @@ class StoreDirectory:
 
         Args:
             checksums: pool -> checksum of each record, in the order of the reservation's offsets.
-            holder: a request that needs all pages that were named for the reservation, also behind a page that is not
-                stored yet. It holds them from now on, as after `hold`.
+            request_id: a request that needs all pages that were named for the reservation, also behind a page that is
+                not stored yet. It holds them from now on, as after `hold`.
 
         Raises:
             KeyError: there is no such reservation, or it has ended.
@@ -266,7 +267,7 @@ class StoreDirectory:
                 self._runs.evict_first(run)
 
     def withdraw(self, reservation_id: int) -> None:
-        """Nobody waits for a writer any more, and it may still write: another one may write the same records.
+        """Nobody waits for a writer any more, but it may still write. Another one may write the same records.
 
         Its memory is free after `give_up`, which must follow when it has stopped.
 
@@ -315,14 +316,14 @@ class StoreDirectory:
         return Held(pages * self.page_size, found)
 
     def let_go(self, rid: str) -> None:
-        """No load of the request runs, and none will start. An unknown request is nothing."""
+        """End the hold of a request. None of its loads may still run or start. An unknown request changes nothing."""
         if (claimant := self._holds.pop(rid, None)) is not None:
             self._runs.release(claimant)
 
     def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float, reader: str = "") -> Lease:
         """Protect the longest restorable prefix of `keys` for a reader elsewhere until `unlease`, at most for `ttl_s`.
 
-        `keys` may start at any page of a context: then windows end at that page too.
+        `keys` may start at any page of a context. Then no window reaches back before that page.
 
         Raises:
             ValueError: `ttl_s` is not positive, or too many leases are live.
@@ -353,7 +354,7 @@ class StoreDirectory:
         return Lease(lease_id, ttl_s, pages, offsets, checksums)
 
     def unlease(self, lease_id: str, now_s: float) -> bool:
-        """End a lease. True: it has protected its records up to now. An unknown lease is nothing."""
+        """End a lease. True: it has protected its records up to now. False: it is unknown or had ended."""
         self.collect(now_s)
         lease = self._leases.pop(lease_id, None)
         if lease is None:
@@ -367,10 +368,10 @@ class StoreDirectory:
             self._runs.release(self._leases.pop(lease_id))
 
     def drop_damaged(self, keys: Sequence[bytes], is_intact: Callable[[str, int, int], bool]) -> int:
-        """Forget the runs of a prefix in which a record is not as it was written; returns their tokens.
+        """Forget the runs of a prefix that have a record which is not as it was written; returns their tokens.
 
         Args:
-            is_intact: given a record's pool, offset and checksum; records without one are not asked for.
+            is_intact: is called with a record's pool, offset and checksum, and not for records without a checksum.
         """
         damaged = [span.run for span in self._runs.spans(keys) if not _is_intact(self._main, span, is_intact)]
         tokens = sum(len(run.keys) for run in damaged) * self.page_size
@@ -383,7 +384,7 @@ class StoreDirectory:
     # -- eviction
 
     def _allocate(self, counts: Mapping[str, int]) -> dict[str, list[int]] | None:
-        """Offsets for `counts` records of each pool, after evicting as little as makes room for them."""
+        """Offsets for `counts` records of each pool. It evicts no more than it must to make room for them."""
         by_size: Counter[int] = Counter()
         for pool, number in counts.items():
             by_size[self._record_bytes[pool]] += number
@@ -396,7 +397,7 @@ class StoreDirectory:
         return {pool: self._allocator.allocate(self._record_bytes[pool], number) for pool, number in counts.items()}
 
     def _can_fit(self, counts: Mapping[str, int], by_size: Mapping[int, int]) -> bool:
-        """Whether there is room for the records when all has gone that may go. Otherwise nothing should go."""
+        """Whether the records would fit if everything were evicted that may go. Otherwise nothing should be evicted."""
         evictable = {**self._runs.evictable_trailing, self._main: self._runs.pages - self._runs.protected_pages}
         missing_slots: Counter[int] = Counter()
         missing_bytes = -self._allocator.free_bytes
@@ -419,7 +420,7 @@ class StoreDirectory:
     # -- inside
 
     def _records(self, keys: Sequence[bytes]) -> tuple[PrefixRecords, int]:
-        """What is there of a prefix, and how many pages of it can be restored."""
+        """The records of a prefix that are stored, and how many pages of it can be restored."""
         records = PrefixRecords(list(self._runs.spans(keys)), self._windows)
         return records, records.longest()
 
@@ -434,7 +435,7 @@ class StoreDirectory:
         self._runs.set_path(writer, path)
 
     def _missing(self, pool: str, keys: Sequence[bytes], pages: Sequence[bytes]) -> list[int]:
-        """Indices of the keys whose records must be written, `pages` being all pages that the reservation names."""
+        """Indices of the keys whose records must be written. `pages` are all pages that the reservation names."""
         if pool == self._main:
             return self._runs.absent(keys)
         stored: set[int] = set()
@@ -460,14 +461,14 @@ class StoreDirectory:
                 start = end
 
     def _unmark(self, writer: _Writer) -> None:
-        """Other writers may write its records of further pools."""
+        """From now on other writers may write this writer's records of further pools."""
         for pool, records in writer.trailing.items():
             for key, _, _, _ in records:
                 if self._being_written.get((pool, key)) is writer:
                     del self._being_written[pool, key]
 
     def _add_trailing(self, writer: _Writer, pool: str, keys: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Records of a further pool. Every page is there or has just been added, and the writer's claim keeps it."""
+        """Add records of a further pool. Every page is stored or was just added, and the writer's claim protects it."""
         self._being_written |= {(pool, key): writer for key in keys}
         writer.trailing[pool] = [
             (keys[start + number], span.run, at, offsets[start + number])

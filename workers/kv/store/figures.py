@@ -1,4 +1,4 @@
-"""What a KV store shows of itself in metrics."""
+"""The figures of a KV store for metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class StoreFigures:
     """Size and use of a store.
 
     Attributes:
-        used_bytes, used_tokens: of all records, those included that only wait for memory to be needed.
-        evicted_tokens: by cause, since the start. unused: of no session. surplus: the next round can compute them
-            again within its target. idle: of sessions between two rounds. damaged: they were not as they were written.
+        used_bytes, used_tokens: of all records, also of those that nobody needs and that wait for their eviction.
+        evicted_tokens: by cause, since the start. unused: tokens of no session. surplus: the next round can compute
+            them again within its target. idle: tokens of sessions between two rounds. damaged: tokens that were not as
+            they were written.
     """
 
     capacity_bytes: int

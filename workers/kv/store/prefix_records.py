@@ -15,8 +15,8 @@ class PrefixRecords:
 
     Args:
         spans: of the prefix, in order.
-        windows: pool -> pages before a prefix's end of which the pool needs the record; 0: of every page. The pool that
-            has a record of every page is left out.
+        windows: pool -> how many pages at a prefix's end must have a record of the pool; 0: every page must. The first
+            pool, which has a record of every page, is left out.
     """
 
     def __init__(self, spans: Sequence[PageSpan], windows: Mapping[str, int]) -> None:
@@ -45,7 +45,7 @@ class PrefixRecords:
     def trailing(self, pool: str, first: int, end: int) -> Iterator[tuple[int, PageRun, list[int]]]:
         """A pool's records of the pages from `first` to before `end`, by run: (shift, run, positions in the run).
 
-        A record's page is its position less the shift.
+        The page of a record is its position in the run less the shift.
         """
         for start, span in zip(self._starts, self.spans, strict=False):
             offsets = span.run.trailing.get(pool)

@@ -22,10 +22,10 @@ def aligned_bytes(record_bytes: int) -> int:
 
 
 def slab_bytes_for(size_bytes: int, record_sizes: Sequence[int]) -> int:
-    """Bytes per slab: so few that another size soon gets one, so many that records find room beside each other.
+    """Bytes per slab: small enough that another size soon gets a slab, large enough for many records in a row.
 
-    Of the sizes that fulfil both, the one is taken at which the ends of the slabs waste least. Records of one size
-    need no slabs, because no other size competes for the memory: there is one slab.
+    Of the sizes that fulfil both, it is the size at which the ends of the slabs waste least. If all records have one
+    size, there is only one slab, because no other size competes for the memory.
     """
     largest = max(record_sizes)
     if len(record_sizes) == 1:
@@ -121,7 +121,8 @@ class RecordAllocator:
 
     The store is divided into slabs. A slab serves one size while any of its records is in use, and any size after.
     Records that are allocated together are neighbours where possible, because a transfer joins neighbours to one block.
-    A call costs a constant per record and per run of neighbours, however many records there are.
+    The cost of a call is a constant per record and per run of neighbours. It does not depend on how many records the
+    store has.
 
     Args:
         size_bytes: of the store.

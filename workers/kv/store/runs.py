@@ -1,4 +1,4 @@
-"""Runs of records: which pages lie in the store, where, and up to where each of them is needed."""
+"""Runs of records: which pages lie in the store, where they lie, and up to where each run is needed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _USERS_KEPT = 2
 
 @dataclass(slots=True, eq=False)
 class PageRun:
-    """Consecutive pages that one reservation wrote; it loses pages at its end only.
+    """Consecutive pages that one reservation wrote. A run loses pages only at its end.
 
     Attributes:
         keys, offsets: of the pages' records in the pool that every page has.
         trailing: records of the other pools at some of the pages: pool -> position in the run -> offset.
         ready: the records have been written. The records in `trailing` are always written.
         claims: claimant -> how many of the first pages it needs.
-        kinds: how many claims there are of each kind: (pages, of a session, protecting, of a copy). Thousands of
-            sessions may share a run, and nearly all of their claims are of one kind.
-        session_pages, protected_pages: the most that a session of this worker needs, and that must not be evicted.
+        kinds: how many claims there are of each kind. A kind is (pages, is of a session, protects, is of a copy).
+            Thousands of sessions may share a run, and nearly all of their claims are of one kind.
+        session_pages, protected_pages: the most pages that a session of this worker needs, and the most that must not
+            be evicted.
         checksums: of the records where the writer gave any: pool -> position -> checksum.
-        users: the two sessions that have used most of its pages, with how many of the first pages they used.
+        users: the two sessions that have used the most of its pages, and how many of the first pages each has used.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
     """
 
@@ -52,7 +53,7 @@ class PageRun:
             del self.users[min(self.users, key=lambda name: self.users[name])]
 
     def needed_pages(self, besides: Claimant | None = None) -> int:
-        """How many of the first pages are needed; `besides`: by others than this claimant."""
+        """How many of the first pages are needed; `besides`: by claimants other than this one."""
         own = None if besides is None else self._kind(besides)
         return max((kind[0] for kind, claims in self.kinds.items() if claims > (kind == own)), default=0)
 
@@ -121,7 +122,7 @@ def first_pages(spans: Sequence[PageSpan], pages: int) -> list[PageSpan]:
 
 
 def _span(run: PageRun, keys: Sequence[bytes], start: int) -> PageSpan:
-    """What a run has of `keys` from index `start` on, whose key is in the run."""
+    """The part of `keys` from index `start` on that lies in the run. The key at `start` does."""
     at = run.keys.index(keys[start])
     length = min(len(run.keys) - at, len(keys) - start)
     if run.keys[at : at + length] != list(keys[start : start + length]):
@@ -138,7 +139,8 @@ class RunTable:
         allocator: of the records' memory; the table frees what it drops.
 
     Attributes:
-        pages, session_pages, protected_pages: pages that can be found; those that sessions need; those that must stay.
+        pages, session_pages, protected_pages: pages that can be found, pages that sessions need, and pages that must
+            stay.
         evictable_trailing: by further pool, the records at pages that may go.
     """
 
@@ -208,7 +210,7 @@ class RunTable:
         self._refresh(run)
 
     def set_path(self, claimant: Claimant, path: dict[PageRun, int]) -> None:
-        """Replace all claims of a claimant. The end of what it no longer needs becomes the first to be evicted."""
+        """Replace all claims of a claimant. Pages that it no longer needs are the next to be evicted."""
         for run in reversed([run for run in claimant.path if run not in path]):
             self.claim(claimant, run, 0)
         for run, pages in path.items():
@@ -274,7 +276,7 @@ class RunTable:
         self._refresh(run)
 
     def forget(self, run: PageRun) -> None:
-        """Let nothing find a run. Its memory is free when the claims of its readers and writers have ended."""
+        """Let no key find a run any more. Its memory is free when the claims of its readers and writers have ended."""
         self._hide(run)
         for claimant in [claimant for claimant in run.claims if claimant.is_session]:
             run.set_claim(claimant, 0)

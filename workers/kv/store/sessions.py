@@ -23,7 +23,8 @@ class _Session(Claimant):
 
     Attributes:
         running: requests that have begun and not ended.
-        missing: keys of the pages of its context from the first one on that is neither stored nor being written.
+        missing: keys of the rest of its context. The rest begins with the first page that is neither stored nor being
+            written.
         floor_pages: what must stay of the context so that the next round meets its target; None: not computed yet.
     """
 
@@ -41,12 +42,12 @@ class SessionTable:
     """Sessions in the order of their use, with the pages that each needs. See `StoreDirectory`.
 
     The context of a session is the one that its last request began or ended with. The session needs the longest prefix
-    of it that is stored or being written, and no other pages:
+    of this context that is stored or being written, and no other pages:
 
     - Pages behind a hole in the context cannot be used until the hole is filled. They are the first to go. A hole
       appears when the end of a context leaves the store while the device keeps it, or when a page finds no room.
     - Pages of another context (the output of a request that has not ended, an older context, a request that runs beside
-      the last one) are of no session until a request ends with them.
+      the last one) belong to no session until a request ends with them.
 
     Args:
         runs: what is in the store.
@@ -90,11 +91,11 @@ class SessionTable:
     # -- what they do
 
     def begin_request(self, session_id: str, keys: Sequence[bytes], *, is_copy: bool = False) -> None:
-        """`touch`, and keep the session from eviction until as many `end_request` have come; reopens it if released.
+        """`touch` the session and protect it until its last `end_request`; reopens a released one.
 
         Args:
-            is_copy: another worker owns the session. What is here of it goes before the sessions of this worker, and
-                does not count as memory that sessions use.
+            is_copy: another worker owns the session. Its pages here are evicted before the sessions of this worker, and
+                do not count as memory that sessions use.
         """
         self._closed.pop(session_id, None)
         session = self._known(session_id)
@@ -104,7 +105,7 @@ class SessionTable:
         self.touch(session_id, keys)
 
     def end_request(self, session_id: str, keys: Sequence[bytes]) -> None:
-        """The counterpart of `begin_request`, with the context as it is now; a session released meanwhile stays so."""
+        """The counterpart of `begin_request`, with the present context. A released session stays released."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.running = max(0, session.running - 1)
@@ -125,7 +126,7 @@ class SessionTable:
             self._runs.evict_first(span.run)
 
     def extend(self, session_id: str, keys: Sequence[bytes]) -> bool:
-        """The session needs what follows its pages now, after the pages `keys` have come.
+        """Pages `keys` have come. The session now needs the pages that follow its own pages without a hole.
 
         Returns:
             Whether these pages lie behind a hole in the session's context.
@@ -155,7 +156,7 @@ class SessionTable:
         return session_id in self._closed
 
     def lose(self, run: PageRun) -> None:
-        """A run is about to be forgotten: its sessions need neither it nor what follows it in their contexts."""
+        """A run is about to be forgotten. Its sessions no longer need it, nor the pages behind it in their contexts."""
         for session in [claimant for claimant in run.claims if isinstance(claimant, _Session)]:
             self._changed[session.id] = None
             path = list(session.path.items())
@@ -186,8 +187,8 @@ class SessionTable:
         """Drop up to `pages` pages from the end of an idle session; returns how many.
 
         Copies come before sessions of this worker. Of either kind the least recently used comes first. A session that
-        has lost its last page is released: what the engine still offers of it lies behind a hole. A session that has no
-        pages of its own to give is forgotten. Pages of it that come later are of no session.
+        has lost its last page is released: what the engine still offers of it lies behind a hole. A session whose pages
+        are all shared is forgotten. If pages of it come later, they belong to no session.
         """
         for session in sorted(self._sessions.values(), key=lambda session: not session.is_copy):
             if session.protects:
@@ -203,7 +204,7 @@ class SessionTable:
         return 0
 
     def _trim(self, session: _Session, floor_pages: int, pages: int) -> int:
-        """Drop up to `pages` pages from a session's end that only it needs, but none of its first `floor_pages`."""
+        """Drop up to `pages` pages at a session's end that no other session needs, but not its first `floor_pages`."""
         last = next(reversed(session.path), None)
         if last is None:
             return 0

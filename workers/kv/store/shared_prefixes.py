@@ -13,8 +13,8 @@ from workers.kv.store.runs import PageRun, PageSpan
 class SharedPrefixes:
     """The longest prefixes that two sessions have in common; the least recently used are forgotten first.
 
-    A prefix counts from the moment at which a second session uses it, and for as long as its records are here, whether
-    or not the sessions still are.
+    A prefix counts from the moment at which a second session uses it, until its records are gone. The end of the
+    sessions does not matter.
 
     Args:
         windows: as those of `PrefixRecords`.
@@ -26,7 +26,7 @@ class SharedPrefixes:
         self._spans: OrderedDict[tuple[PageRun, int], Sequence[PageSpan]] = OrderedDict()
 
     def used(self, session_id: str, spans: Iterable[PageSpan]) -> None:
-        """A session's context begins with these spans, in order. Note how far another session has used them too."""
+        """Note that a session's context begins with these spans, and how far another session has used them too."""
         shared: list[PageSpan] = []
         is_whole = True
         for span in spans:

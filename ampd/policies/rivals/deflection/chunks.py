@@ -52,8 +52,8 @@ def chunked_s(
     """Time until the last of `tasks`, cut one after the other, is done; infinite if the batch leaves too little room.
 
     Before each chunk the batch makes a step of `step_s` (0: nothing decodes, and nothing is cut). Each chunk is the
-    largest that keeps chunk and step within `itl_slo_s`; one below `FLOOR_TOKENS` is not worth its step, unless it is
-    all that is left. The sum stops where it has reached `until_s`.
+    largest that keeps chunk and step within `itl_slo_s`; a chunk below `FLOOR_TOKENS` is not worth its step, unless it
+    is all that is left. The sum stops when it has reached `until_s`.
     """
     room_s = itl_slo_s - step_s if step_s > 0.0 else inf
     total_s, guess = 0.0, 0

@@ -17,9 +17,9 @@ class Deflection(Policy):
     Reads: queue, held prefix and longest context of every prefill worker; queue, decode batch and its context of the
     session's decode worker; the round's ITL target; prefill, step and transfer times of the performance model.
 
-    Rule: the remote time is the least sum of queue, prefill and transfer over the prefill workers, of equal ones one at
-    random. The local time is that of a schedule which cuts the queue there, and then this round, into the largest
-    chunks that fit between two decode steps within the ITL target.
+    Rule: the remote time is the least sum of queue, prefill and transfer over the prefill workers (of equals a random
+    one). The local time is that of a schedule which cuts the queue there, and then this round, into the largest chunks
+    that fit between two decode steps within the ITL target.
 
     1. `deflected`: local if such a schedule exists and is faster; its time is recorded with the remote ones.
     2. `itl`: remote because the batch leaves no room for chunks of 16 tokens.

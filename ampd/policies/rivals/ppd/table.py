@@ -29,11 +29,11 @@ class TableRouting(Policy):
     - increment: tokens to prefill;
     - output: `output_tokens`, or the table's own estimate, which is the mean over the rounds it was fitted on. It is
       the same for every round, because the length of this round's output is not known;
-    - load: queued prefill time of the prefill worker with the least of it, over the round's TTFT target.
+    - load: the least queued prefill time among the prefill workers, divided by the round's TTFT target.
 
-    A remote round goes to the prefill worker with the least queued work, of equal ones one at random. Reasons
-    `table-local` and `table-remote`; the estimates of all prefill workers are recorded. Without a prefill worker that
-    can take the prompt: local, `no-prefill-worker`.
+    A remote round goes to the prefill worker with the least queued work (of equals a random one). Reasons `table-local`
+    and `table-remote`; the estimates of all prefill workers are recorded. Without a prefill worker that can take the
+    prompt: local, `no-prefill-worker`.
 
     Tables are made by `python -m benchmarks.routing_table`, for one trace, layout, performance model and pair of
     targets. The default is a small one, fitted on the shipped performance model `qwen3-32b-h20` with one prefill and

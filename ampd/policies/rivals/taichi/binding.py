@@ -26,7 +26,8 @@ class TaiChiBinding(Policy):
     per token comes close to the target.
 
     Rule: among the decode workers whose KV memory, with the prompt in it, is at most 95 % full, the least full. Without
-    one, the least full mixed worker, and without mixed workers the least full of all. Of equal ones one at random.
+    one, the least full mixed worker, and without mixed workers the least full of all. Of equal workers it takes a
+    random one.
 
     Our reading: sessions take the part of decodes, and the overflow happens when they begin.
 

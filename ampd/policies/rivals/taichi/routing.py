@@ -29,7 +29,7 @@ class TaiChiRouting(ChunkSizes):
     1. `degraded`: the session's own worker is a decode worker, and its projected time is within what is left of the
        target: local.
     2. `prefill-heavy`: otherwise the least projected time among the prefill and mixed workers that meet the target. The
-       own worker is one of them if it is mixed. Of equal ones one at random.
+       own worker is one of them if it is mixed. Of equal workers it takes a random one.
     3. `late`: no worker meets the target. The least projected time of all.
 
     Without a worker that takes prefills and can take this prompt: local, `no-prefill-worker`.
