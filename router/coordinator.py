@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ampd.background_tasks import BackgroundTasks
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
+from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
@@ -21,7 +23,6 @@ from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
 from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
-from router.background_tasks import BackgroundTasks
 from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
@@ -34,7 +35,6 @@ from router.request import RoundRequest, parse_round
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun
-from router.rounds_in_progress import RoundsInProgress
 from router.served import Observer
 from router.services import RoundOptions, Services, ignore_placed
 from router.session_control import SessionControl
@@ -50,6 +50,11 @@ from router.worker_deaths import WorkerDeaths
 log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
+
+_MOST_BACKGROUND_TASKS = 4096
+"""Calls end within seconds, so only workers or a state that hang let this many gather. Further work is dropped, because
+each kind of it is a shortcut for an end that comes anyway: an entered prefill that its worker does not list is
+forgotten, bindings and KV of a session end by their time, and KV that was not taken over is computed again."""
 
 
 class Coordinator:
@@ -82,7 +87,7 @@ class Coordinator:
         self._targets = TargetLimits(settings.slo, settings.target_floor, settings.target_cap)
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
-        self._background = BackgroundTasks()
+        self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
         self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()

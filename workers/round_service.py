@@ -5,7 +5,6 @@ It knows nothing of Dynamo but the shape of its chunks.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing
@@ -14,6 +13,7 @@ from uuid import uuid4
 
 from ampd.handler_stream import Chunk
 from ampd.page_keys import page_keys
+from ampd.rounds_in_progress import RoundsInProgress
 from ampd.sampling_limits import beyond_sampling
 from ampd.state.checks import check_count, checked
 from ampd.tenant import tenant_of
@@ -39,9 +39,6 @@ class RoundService:
         events: observes the rounds.
         slicer: computes the beginning of a prefill in slices, so that it shares the worker with the decode batch.
         reads: reads KV from other workers.
-
-    Attributes:
-        running: rounds in progress here, waiting ones included.
     """
 
     def __init__(
@@ -63,13 +60,16 @@ class RoundService:
         self._slicer = slicer
         self._reads = reads
         self._clock = clock
-        self.running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._in_progress = RoundsInProgress()
+
+    @property
+    def running(self) -> int:
+        """Rounds in progress here, waiting ones included."""
+        return len(self._in_progress)
 
     async def drained(self) -> None:
         """Wait until no round is in progress."""
-        await self._idle.wait()
+        await self._in_progress.drained()
 
     async def prefill(self, request: PrefillRequest) -> Chunks:
         """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
@@ -197,15 +197,12 @@ class RoundService:
         kept_tokens = request.get("kept_tokens", 0)
         check_count(kept_tokens)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
-        self.running += 1
-        self._idle.clear()
+        self._in_progress.begin()
         return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys, min(kept_tokens, len(token_ids)))
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""
-        self.running -= 1
-        if not self.running:
-            self._idle.set()
+        self._in_progress.end()
         self._events.ended(progress, was_queued=was_queued)
         await self._engine.kv.discard(progress.rid)
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ampd.background_tasks import BackgroundTasks
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
@@ -14,7 +15,6 @@ from workers.kv.arrivals import Arrivals, have_come
 from workers.kv.exchange import HeldListener, KvFetch, KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import PoolGeometry, Section
-from workers.kv.late_work import LateWork
 from workers.kv.store.directory import StoreDirectory
 from workers.kv.store.figures import StoreFigures
 from workers.kv.store.records import aligned_bytes
@@ -59,7 +59,7 @@ class ModelledExchange:
         self._peers: KvPeers | None = None
         self._on_held: HeldListener = lambda _session_id, _tokens: None
         self._arrivals = Arrivals()
-        self._late = LateWork()
+        self._late = BackgroundTasks()
 
     # -- the protocol
 
@@ -209,7 +209,7 @@ class ModelledExchange:
             return await self._copy(rid, missing[:offered], Parallelism(tp=int(descriptor["tp"])))
         finally:
             # In the background, because the round that waits for these pages (or has just gone) must not wait for this.
-            self._late.begin(self._unlease(source_worker_id, reply.get("lease_id", "")))
+            self._late.spawn(self._unlease(source_worker_id, reply.get("lease_id", "")))
 
     async def _copy(self, rid: str, keys: Sequence[bytes], source: Parallelism) -> tuple[int, bool]:
         # Of no session yet: its session takes them over when it begins.

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 
+from ampd.background_tasks import BackgroundTasks
 from workers.kv.checksums import checksums_at
 from workers.kv.geometry import KvGeometry, mismatch
-from workers.kv.late_work import LateWork
 from workers.kv.rank_messages import Loaded, Records, ToWorker, joined
 from workers.kv.store.directory import Held, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
@@ -68,7 +68,7 @@ class EngineStore:
         self._links = RankLinks(ranks, self._receive)
         self._early: list[tuple[int, ToWorker]] = []
         self._known: dict[str, ReloadListener] = {}
-        self._late = LateWork()
+        self._late = BackgroundTasks()
 
     @property
     def addresses(self) -> list[str]:
@@ -212,7 +212,7 @@ class EngineStore:
             self.directory.sessions.end_request(session_id, keys)
             self._changed()
         if rid in self._known:
-            self._late.begin(self._ended(rid, given_up))
+            self._late.spawn(self._ended(rid, given_up))
         else:
             self.let_go(rid)
 
@@ -266,7 +266,7 @@ class EngineStore:
         async def work() -> None:
             done(await self.checksums(reservation))
 
-        self._late.begin(work())
+        self._late.spawn(work())
 
     async def _sums_at(self, pool: str, offsets: Sequence[int]) -> list[int]:
         """The checksums of a pool's records, of many bytes in a few threads at the same time."""

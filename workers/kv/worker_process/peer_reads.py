@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ampd.background_tasks import BackgroundTasks
 from ampd.wire import KvRequest, LeasedRecords
 from workers.kv.arrivals import Arrivals, have_come
 from workers.kv.exchange import KvPeers
 from workers.kv.foreign_peers import ForeignPeers
 from workers.kv.geometry import mismatch
-from workers.kv.late_work import LateWork
 from workers.kv.store.directory import Reservation
 from workers.kv.worker_process.descriptor import Descriptor, decode_descriptor
 from workers.kv.worker_process.engine_store import EngineStore
@@ -59,7 +59,7 @@ class PeerReads:
         self._clock = clock
         self._foreign = ForeignPeers()
         self._arrivals = Arrivals()
-        self._late = LateWork()
+        self._late = BackgroundTasks()
 
     async def read(self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
@@ -101,7 +101,7 @@ class PeerReads:
             return await self._read_leased(rid, keys, lease, deadline_s)
         finally:
             if not lease.is_returned:
-                self._late.begin(self._unlease(lease, self._clock() + _CLEAN_UP_S))
+                self._late.spawn(self._unlease(lease, self._clock() + _CLEAN_UP_S))
 
     async def close(self) -> None:
         """End the calls that return leases."""

@@ -1,4 +1,4 @@
-"""The rounds that a coordinator serves now."""
+"""The rounds that a coordinator or a worker serves now."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ class RoundsInProgress:
     def __len__(self) -> int:
         return self._count
 
+    def begin(self) -> None:
+        """A round begins. `end` must follow, however the round ends."""
+        self._count += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        """A round has ended."""
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
     @contextmanager
     def round(self) -> Iterator[None]:
         """A round is in progress during the block."""
-        self._count += 1
-        self._idle.clear()
+        self.begin()
         try:
             yield
         finally:
-            self._count -= 1
-            if not self._count:
-                self._idle.set()
+            self.end()
 
     async def drained(self) -> None:
         """Wait until there is none."""

@@ -1,4 +1,4 @@
-"""Work that outlives the round that started it, such as the release of a session."""
+"""Work that outlives the call that started it, such as the release of a session or the return of a lease."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-MOST_TASKS = 4096
-"""Tasks at the same time. Calls end within seconds, so only workers or a state that hang let this many gather."""
-
-
 class BackgroundTasks:
     """Runs work in tasks of its own, and keeps them from being collected before they end.
 
-    Work beyond `most` tasks is dropped. Each kind of it is a shortcut for an end that comes anyway: an entered prefill
-    that its worker does not list is forgotten, bindings and KV of a session end by their time, and KV that was not
-    taken over is computed again.
+    Args:
+        most: tasks at the same time. Work beyond them is dropped, so set it only if the work may be left undone. None:
+            no bound.
 
     Attributes:
         dropped: work that was not done, because too much was under way.
     """
 
-    def __init__(self, most: int = MOST_TASKS) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self._most = most
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.dropped = 0
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Start work. Its errors are logged."""
-        if len(self._tasks) >= self._most:
+        if self._most is not None and len(self._tasks) >= self._most:
             work.close()
             if not self.dropped:
                 log.warning("more than %d tasks in the background: further work is dropped", self._most)
@@ -49,7 +45,14 @@ class BackgroundTasks:
         for task in list(self._tasks):
             task.cancel()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    async def cancel(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work of a round failed", exc_info=error)
+            log.error("background work failed", exc_info=error)

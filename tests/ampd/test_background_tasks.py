@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from router.background_tasks import BackgroundTasks
+from ampd.background_tasks import BackgroundTasks
 from tests.virtual_time import run_virtually
 
 
@@ -51,3 +51,20 @@ async def test_work_beyond_the_bound_is_dropped(caplog: pytest.LogCaptureFixture
     await tasks.finish(1.0)
     assert (done, tasks.dropped) == ([0, 1, 5], 3)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+async def test_cancelled_work_has_ended_when_cancel_returns() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    tasks = BackgroundTasks()
+    tasks.spawn(work())
+    await asyncio.sleep(0)
+    await tasks.cancel()
+    assert ended == ["work"]
