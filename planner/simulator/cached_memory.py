@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
-from planner.simulator.session_memory import NO_PREFIXES
+from planner.simulator.session_kv import NO_PREFIXES
 from planner.simulator.shared_prefixes import SessionPrefix
 
 

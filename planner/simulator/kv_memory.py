@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from planner.simulator.session_memory import NO_PREFIXES, SessionMemory
+from planner.simulator.session_kv import NO_PREFIXES, SessionKv
 from planner.simulator.shared_prefixes import SessionPrefix
 
 
-class KvMemory(SessionMemory):
+class KvMemory(SessionKv):
     """The KV on the device.
 
     A session is *idle* between its rounds (its KV may be evicted, the least recently used first), *kept* while a round
@@ -40,7 +40,7 @@ class KvMemory(SessionMemory):
 
     def device_tokens(self, session_id: str) -> int:
         """Tokens of a session's context with KV on the device."""
-        return SessionMemory.held_tokens(self, session_id)
+        return SessionKv.held_tokens(self, session_id)
 
     def prefix_tokens(self, session_id: str) -> int:
         """The part of a session's context that is here with the prefix that it shares."""

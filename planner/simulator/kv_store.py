@@ -6,11 +6,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
 from ampd.serving.kv_eviction import IDLE, SURPLUS, Evictable
-from planner.simulator.session_memory import NO_PREFIXES, SessionMemory
+from planner.simulator.session_kv import NO_PREFIXES, SessionKv
 from planner.simulator.shared_prefixes import SessionPrefix
 
 
-class KvStore(SessionMemory):
+class KvStore(SessionKv):
     """The KV in host memory.
 
     What goes first is decided by `Evictable`. What remains of a session is always the beginning of its context.

@@ -19,25 +19,26 @@ class OnTimeOrdering(Expectations):
     """Find the largest set of prefills that can all meet their targets, and run the one of it that is due first. The
     other prefills wait until the queue is quiet.
 
-    Reads: arrival and TTFT target of the tasks; history, increment and `session_missed` of the first 128 that can be on
-    time; prefill times of the performance model, one call for each task whose target is not over.
+    Reads: arrival and TTFT target of the waiting prefills; history, increment and `session_missed` of the first 128
+    that can be on time; prefill times of the performance model, one call for each prefill whose target is not over.
 
     Rule:
 
-    1. A task that would be late even if it ran alone and at once is hopeless. The others are sorted by deadline.
-       Whenever a task would be late, the task that frees the most time for the least weight is given up for now
-       (Moore-Hodgson, exact for equal weights). Of the tasks that are kept, the earliest due runs. The first 128 that
-       are not hopeless count, because hopeless tasks pile up at the head of a queue and must not hide the others.
-    2. A task of a session that has missed a target before weighs `missed_weight`. A session counts only if all of its
-       rounds are on time, so a further miss costs least in a session that has missed one already.
-    3. The tasks that are due next go along in the same pass, as long as it takes no longer than `together_passes`
-       shortest passes and makes no task late. A short pass spends most of its time on reading the model's weights,
-       and tasks in one pass share that time.
-    4. Hopeless tasks run when no other task waits, the shortest of the first 128 before the others. One pick in `1 /
-       late_share` takes the oldest of them, so that hopeless tasks end under a steady load too.
+    1. A prefill that would be late even if it ran alone and at once is hopeless. The others are sorted by deadline.
+       Whenever a prefill would be late, the prefill that frees the most time for the least weight is given up for now
+       (Moore-Hodgson, exact for equal weights). Of the prefills that are kept, the one that is due first runs. The
+       first 128 that are not hopeless count, because hopeless prefills pile up at the head of a queue and must not hide
+       the others.
+    2. A prefill of a session that has missed a target before weighs `missed_weight`. A session counts only if all of
+       its rounds are on time, so a further miss costs least in a session that has missed one already.
+    3. The prefills that are due next go along in the same pass, as long as it takes no longer than `together_passes`
+       shortest passes and makes no prefill late. A short pass spends most of its time on reading the model's weights,
+       and prefills in one pass share that time.
+    4. Hopeless prefills run when no other prefill waits, the shortest of the first 128 before the others. A share of
+       `late_share` of all picks takes the oldest of them, so that they end under a steady load too.
 
-    Together with a slicing policy, the ordering picks again after each slice. An urgent task therefore overtakes a long
-    one, and a hopeless one blocks no other.
+    Together with a slicing policy, the ordering picks again after each slice. An urgent prefill therefore overtakes a
+    long one, and a hopeless one blocks no other.
 
     Limits: in a lasting overload hopeless rounds wait long, because they get only `late_share` of the picks. Times are
     as good as the model; `headroom` keeps a part of the target for its error. The share of a decode worker's time that
@@ -49,10 +50,10 @@ class OnTimeOrdering(Expectations):
     together_passes: float = Field(
         3.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
     )
-    late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless tasks.")
+    late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless prefills.")
 
     WINDOW: ClassVar[int] = ORDERED_PREFILLS
-    """Tasks considered, of those that can be on time."""
+    """How many of the prefills that can be on time are considered."""
 
     def pick(self, situation: OrderingSituation) -> Pick:
         if len(situation.queue) == 1:
@@ -69,7 +70,7 @@ class OnTimeOrdering(Expectations):
         return Run(index, tuple(range(index)))
 
     def _pass(self, situation: OrderingSituation, kept: Sequence[Job]) -> Run:
-        """The task that is due first, and the next ones that a short pass can take along."""
+        """The prefill that is due first, and the next ones that a short pass can take along."""
         queue, model, parallelism = situation.queue, situation.model, situation.parallelism
         earliest = kept[0]
         first = queue[earliest.position]
@@ -110,7 +111,7 @@ class OnTimeOrdering(Expectations):
         return jobs, hopeless
 
     def _shortest(self, situation: OrderingSituation, hopeless: Sequence[int]) -> int:
-        """Position of the hopeless task that takes the least time; the first of equal ones."""
+        """Position of the hopeless prefill that takes the least time; the first of equal ones."""
         prefill_s, queue, parallelism = situation.model.prefill_s, situation.queue, situation.parallelism
         first = hopeless[: self.WINDOW]
         times_s = [prefill_s(queue[place].hist_tokens, queue[place].incr_tokens, parallelism) for place in first]

@@ -28,7 +28,7 @@ from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
 
 
 @dataclass(slots=True)
-class Offer:
+class RouteOffer:
     """The prediction for a round at one worker.
 
     Attributes:
@@ -112,7 +112,7 @@ class PredictiveRouting(Expectations):
         chosen, reason = self._choose(situation, offers)
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
-    def _local(self, situation: RoutingSituation) -> Offer | None:
+    def _local(self, situation: RoutingSituation) -> RouteOffer | None:
         task, decode, model = situation.task, situation.decode, situation.model
         share = self._share(situation, decode, joining=1)
         if share < self.least_share:
@@ -122,9 +122,9 @@ class PredictiveRouting(Expectations):
         queue_s = queued_in_passes_s(decode, model) * stretch
         transfer_s = history_read_s(situation, decode)
         total_s = queue_s + transfer_s + prefill_s
-        return Offer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
+        return RouteOffer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
-    def _remote(self, situation: RoutingSituation, worker: WorkerView) -> Offer:
+    def _remote(self, situation: RoutingSituation, worker: WorkerView) -> RouteOffer:
         task, model, target = situation.task, situation.model, worker.parallelism
         # Without a call where nothing is shared, because a decision makes an offer per worker.
         hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
@@ -135,7 +135,7 @@ class PredictiveRouting(Expectations):
         prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
         queue_s = queued_in_passes_s(worker, model) * stretch
         total_s = queue_s + transfer_s + prefill_s
-        return Offer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+        return RouteOffer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
 
     def _share(self, situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
         """Part of a worker's time that its decode batch leaves over; `joining`: with the task's round in the batch."""
@@ -151,9 +151,9 @@ class PredictiveRouting(Expectations):
             return 1.0
         return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.FADE, 0.0), 1.0)
 
-    def _choose(self, situation: RoutingSituation, offers: Sequence[Offer]) -> tuple[Offer, str]:
+    def _choose(self, situation: RoutingSituation, offers: Sequence[RouteOffer]) -> tuple[RouteOffer, str]:
         left_s = self.left_s(situation.task, situation.now_s)
-        best: Offer | None = None
+        best: RouteOffer | None = None
         least = float("inf")
         for offer in offers[: self.TRIES]:
             if offer.prefill_s + offer.transfer_s > left_s:
@@ -165,7 +165,7 @@ class PredictiveRouting(Expectations):
                 best, least = offer, loss
         return (best, "fewest-late") if best else (offers[0], "hopeless")
 
-    def _loss(self, situation: RoutingSituation, offer: Offer) -> float:
+    def _loss(self, situation: RoutingSituation, offer: RouteOffer) -> float:
         """Weight of the rounds now on time at a worker that this round would make late there."""
         now_s = situation.now_s
         jobs = self.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
@@ -175,18 +175,18 @@ class PredictiveRouting(Expectations):
         return weight_lost_to(own, jobs)
 
 
-def _ranked(offers: Sequence[Offer], grain_s: float, rng: random.Random) -> list[Offer]:
+def _ranked(offers: Sequence[RouteOffer], grain_s: float, rng: random.Random) -> list[RouteOffer]:
     """The offers by time. Offers that differ by less than `grain_s` are in random order."""
     dice = rng.random
 
-    def rank(offer: Offer) -> tuple[float, float]:
+    def rank(offer: RouteOffer) -> tuple[float, float]:
         throw = dice()
         return offer.total_s + throw * grain_s, throw
 
     return sorted(offers, key=rank)
 
 
-def _record(chosen: Offer, offers: Sequence[Offer]) -> tuple[RouteEstimate, ...]:
+def _record(chosen: RouteOffer, offers: Sequence[RouteOffer]) -> tuple[RouteEstimate, ...]:
     """The chosen offer's estimate, and the best of the other route."""
     other = next((offer for offer in offers if offer.route is not chosen.route), None)
     return (chosen.estimate(), other.estimate()) if other else (chosen.estimate(),)

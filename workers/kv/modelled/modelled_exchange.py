@@ -225,7 +225,7 @@ class ModelledExchange:
             except BaseException:
                 self.directory.give_up(reservation.id)
                 raise
-            self.directory.written(reservation.id, holder=rid)
+            self.directory.written(reservation.id, rid=rid)
         self._moved_pages += pages
         # The caller limits the time of the whole read.
         return pages, await have_come(others)

@@ -230,14 +230,12 @@ class StoreDirectory:
         self._writers[reservation_id] = writer
         return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
 
-    def written(
-        self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None, holder: str = ""
-    ) -> None:
+    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None, rid: str = "") -> None:
         """The records of a reservation are complete: they can be found and read from now on.
 
         Args:
             checksums: pool -> checksum of each record, in the order of the reservation's offsets.
-            request_id: a request that needs all pages that were named for the reservation, also behind a page that is
+            rid: a request that needs all pages that were named for the reservation, also behind a page that is
                 not stored yet. It holds them from now on, as after `hold`.
 
         Raises:
@@ -259,8 +257,8 @@ class StoreDirectory:
                 if pool in checksums:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
-        if holder:
-            self._claim(holder, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
+        if rid:
+            self._claim(rid, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
         self._runs.release(writer)
         if writer.is_behind_hole:
             for run in writer.runs:

@@ -126,7 +126,7 @@ class PeerReads:
         directory = self._store.directory
         pairs = self._pairs(lease, reservation)
         if not pairs:
-            directory.written(reservation.id, holder=rid)
+            directory.written(reservation.id, rid=rid)
             return 0
         done: Future[int] | None = None
         is_kept = False
@@ -143,7 +143,7 @@ class PeerReads:
                 raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
             if checksums and not _agree(checksums, lease, reservation):
                 raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
-            directory.written(reservation.id, checksums, holder=rid)
+            directory.written(reservation.id, checksums, rid=rid)
             is_kept = True
             return size
         finally:

@@ -310,7 +310,7 @@ def test_what_was_read_for_a_request_stays_until_it_lets_it_go() -> None:
     second = directory.reserve("", {"kv": keys("abcd")}, 0.0)
     assert first is not None
     assert second is not None
-    directory.written(second.id, holder="r")
+    directory.written(second.id, rid="r")
     assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is None
     directory.written(first.id)
     assert directory.match(keys("abcd")) == 4

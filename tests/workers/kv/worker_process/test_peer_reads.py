@@ -142,7 +142,7 @@ async def test_what_was_read_behind_a_hole_is_let_go_with_its_request() -> None:
         store, keys = b.exchange.store, page_keys(text(1, 4), PAGE, tenant="")
         reservation = store.directory.reserve("", {"kv": keys[1:]}, 0.0)
         assert reservation is not None
-        store.directory.written(reservation.id, holder="r")
+        store.directory.written(reservation.id, rid="r")
         assert await store.begin_request("r", "s", keys) == 0
         assert store.directory._holds
         store.end_request("r", "s", keys)

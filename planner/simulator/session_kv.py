@@ -11,7 +11,7 @@ from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
 NO_PREFIXES: Mapping[str, SessionPrefix] = {}
 
 
-class SessionMemory(ABC):
+class SessionKv(ABC):
     """Tokens of KV by session, in whole pages, never more than fit. A prefix that sessions share is there once.
 
     Args:
