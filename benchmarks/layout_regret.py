@@ -55,7 +55,7 @@ _PRECISION = 1.025
 _START, _STEP = 0.3, 1.25
 """The first rate that all layouts are tried at, as a share of the highest fluid rate, and the factor of the next."""
 _FEW = 4
-"""The rate is raised until at most so many layouts carry it."""
+"""The rate is raised until at most this many layouts carry it."""
 _DEGREES = (1, 2, 4, 8)
 
 

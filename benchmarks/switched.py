@@ -42,7 +42,7 @@ def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo) -> 
     """Name the policies that hold from now on.
 
     Args:
-        prefill: with static pools the graph goes back to so many prefill workers.
+        prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
     """
     draft = file.with_suffix(".draft")

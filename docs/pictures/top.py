@@ -106,7 +106,7 @@ def svg(snapshot: Row, width: int) -> str:
 
 
 async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Row:
-    """The graph as soon as so many rounds are in its window."""
+    """The graph as soon as at least `rounds` rounds are in its window."""
     collector = await Collector.connect(_target(url))
     try:
         while True:

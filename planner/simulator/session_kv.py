@@ -99,7 +99,7 @@ class SessionKv(ABC):
         return tokens // self.page_tokens * self.page_tokens
 
     def _set_held(self, session_id: str, tokens: int) -> None:
-        """So many tokens of the session are here."""
+        """Note that `tokens` tokens of the session are here."""
         if session_id in self.copies:
             self._copied_tokens += tokens - self.held.get(session_id, 0)
         if tokens:
