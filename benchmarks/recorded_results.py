@@ -48,7 +48,7 @@ SIMULATIONS = {
     "KV store": f"{_TAU} {_SPLIT} --rate 3 --limit 150 --ttft 0.5 --itl 0.04 --seed 18 --kv-capacity-tokens 15000"
     " --kv-store-gib-per-gpu 1",
     "moves": f"{_TAU} {_SPLIT} --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 19 --moves --pools predictive"
-    " --kv-capacity-tokens 60000 --max-wait 4",
+    " --coordinators 2 --state-delay-s 0.02 --kv-capacity-tokens 60000 --max-wait 4",
     "rivals' routing": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 12 --routing"
     " always-local,always-remote,arrow,deflection,first-remote,laps,table,threshold,threshold(tokens=512)",
     "rivals' ordering": f"{_TAU} {_SPLIT} --rate 9 --limit 120 --ttft 0.5 --itl 0.04 --seed 13"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from ampd.serving.admission import Admission, AdmissionSituation
+from ampd.serving.admission import Admission, AdmissionSituation, is_in_progress
 from ampd.state.view import ClusterView
 from ampd.telemetry.metrics import names
 from ampd.types import WorkerView
@@ -46,7 +46,9 @@ class AdmissionGate:
         Raises:
             RoundOverloadedError: it is refused because of load.
         """
-        is_running = self._is_running(unplaced)
+        is_bound = unplaced.binding is not None
+        owners = () if is_bound else self._view.decode()
+        is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
         refusal = self._admission.refusal(
             AdmissionSituation(
                 slo=unplaced.slo,
@@ -63,8 +65,3 @@ class AdmissionGate:
             for listener in self._on_refused:
                 listener()
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
-
-    def _is_running(self, unplaced: UnplacedRound) -> bool:
-        """Whether the session is in progress, possibly at another replica: then a worker holds some of it."""
-        session_id = unplaced.session_id
-        return unplaced.binding is not None or any(session_id in worker.held_tokens for worker in self._view.decode())

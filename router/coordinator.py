@@ -115,7 +115,7 @@ class Coordinator:
                 _session_limits(settings),
                 SUSPECT_S,
                 self.gate,
-                SessionMoves(self.view, placement, is_on=settings.moves),
+                SessionMoves(self.view, is_on=settings.moves),
                 clock,
             ),
             access=WorkerAccess(self.view, store, calls, guard, ended, CALL_TIMEOUT_S),

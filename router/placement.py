@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.errors import UserError
 from ampd.serving.placement import (
     ContextTooLongError,
     PlacementPolicies,
+    Plan,
+    PlanSituation,
     deterministic_choice,
     prefill_task,
     with_room,
 )
-from ampd.serving.shared_prefixes import with_shared
 from ampd.state.store import (
     Binding,
     RouteOutcome,
@@ -29,7 +30,7 @@ from ampd.state.store import (
     TooManySessionsError,
 )
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, RouteDecision, WorkerView
+from ampd.types import PrefillTask, WorkerView
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
@@ -53,53 +54,14 @@ class Placement:
     """Where a round goes.
 
     Attributes:
-        task: its history is what the worker that prefills need not compute, as far as is known.
         is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone.
         is_new_session: the session was not bound before, as far as is known.
-        history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
-        move_reason: why the session moved with this round; "": it did not.
-        shared_tokens: of the prompt that the worker that prefills holds for other sessions.
     """
 
     binding: Binding
-    decode: WorkerView
-    decision: RouteDecision
-    task: PrefillTask
+    plan: Plan
     is_shared: bool
     is_new_session: bool = False
-    history: WorkerView | None = None
-    move_reason: str = ""
-    shared_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A placement that is not written yet; its fields are as there."""
-
-    decode: WorkerView
-    decision: RouteDecision
-    task: PrefillTask
-    history: WorkerView | None = None
-    move_reason: str = ""
-    shared_tokens: int = 0
-
-    def placement(self, binding: Binding, *, is_shared: bool, is_new_session: bool) -> Placement:
-        return Placement(
-            binding,
-            self.decode,
-            self.decision,
-            self.task,
-            is_shared,
-            is_new_session,
-            self.history,
-            self.move_reason,
-            self.shared_tokens,
-        )
-
-    def with_shared(self, shared_tokens: Mapping[str, int]) -> _Plan:
-        """The plan when the worker of the prefill holds these tokens of the prompt for other sessions, by worker."""
-        tokens = shared_tokens.get(self.decision.worker_id, 0)
-        return replace(self, task=with_shared(self.task, tokens), shared_tokens=tokens) if tokens else self
 
 
 class Placer:
@@ -124,7 +86,7 @@ class Placer:
         self._limits = limits
         self._suspect_s = suspect_s
         self._gate = gate
-        self.moves = moves or SessionMoves(view, policies, is_on=False)
+        self.moves = moves or SessionMoves(view, is_on=False)
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
         self._foreign = ForeignWorkers(view.knows)
@@ -175,19 +137,17 @@ class Placer:
                 if known is None and not was_alone and not self._store_answers():
                     continue  # bind again, as the other replicas do without the store
                 alone = known or Binding(unplaced.session_id, decode.worker_id, 0)
-                return self._placed(
-                    plan.placement(alone, is_shared=False, is_new_session=_is_new(unplaced, known, decode))
-                )
+                return self._placed(Placement(alone, plan, False, _is_new(unplaced, known, decode)))
             if outcome.accepted:
                 is_new = _is_new(unplaced, known, decode)
-                return self._placed(plan.placement(outcome.binding, is_shared=True, is_new_session=is_new))
+                return self._placed(Placement(outcome.binding, plan, True, is_new))
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
         self.counters.add(bound=int(placement.is_new_session))
-        if placement.move_reason:
-            self.moves.made[placement.move_reason] += 1
+        if reason := placement.plan.move_reason:
+            self.moves.made[reason] += 1
         return placement
 
     # -- the decode worker
@@ -257,7 +217,7 @@ class Placer:
         self.counters.add(moved=int(outcome.accepted))
         return outcome.binding
 
-    async def _move(self, known: Binding, plan: _Plan) -> Binding:
+    async def _move(self, known: Binding, plan: Plan) -> Binding:
         """Move a session to the owner that a plan names; returns the binding that holds. Without the store it stays."""
         try:
             outcome = await self._store.rebind(known, plan.decode.worker_id, self._limits.ttl_s)
@@ -269,7 +229,7 @@ class Placer:
             return known
         return outcome.binding
 
-    async def _moved(self, unplaced: UnplacedRound, plan: _Plan, reason: str) -> _Plan:
+    async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
         before = self._view.worker(unplaced.moving.history or "")
         if before is not None and await unplaced.hist_tokens(plan.decode) > await unplaced.hist_tokens(before):
@@ -279,32 +239,25 @@ class Placer:
 
     # -- the route
 
-    async def _plan(self, unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> _Plan:
+    async def _plan(self, unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
         held_tokens, history = await self._history(unplaced, decode)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
-        shared = unplaced.shared_tokens([decode, *prefill])
-        task = with_shared(_task(unplaced, held_tokens), shared.get(decode.worker_id, 0))
-        now_s = self._clock()
-        decision = self._policies.route(
-            task,
-            decode,
-            prefill,
-            now_s,
-            lost=unplaced.lost,
-            local_only=unplaced.local_only,
-            history=history,
-            shared_tokens=shared,
+        may_move = known is not None and self._store_answers()
+        return self._policies.plan(
+            PlanSituation(
+                task=_task(unplaced, held_tokens),
+                decode=decode,
+                prefill=prefill,
+                now_s=self._clock(),
+                shared_tokens=unplaced.shared_tokens,
+                lost=unplaced.lost,
+                local_only=unplaced.local_only,
+                history=history,
+                moving=self.moves.moving(unplaced) if may_move else None,
+            )
         )
-        if (
-            known is not None
-            and self._store_answers()
-            and (move := self.moves.due(unplaced, decode, task, decision, now_s))
-        ):
-            moved = _Plan(move.owner, move.decision, task, decode, move.reason)
-            return moved.with_shared(unplaced.shared_tokens([move.owner, *prefill]))
-        return _Plan(decode, decision, task, history).with_shared(shared)
 
     async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
@@ -319,7 +272,7 @@ class Placer:
 
     # -- the write
 
-    async def _write(self, unplaced: UnplacedRound, known: Binding | None, plan: _Plan) -> RouteOutcome | None:
+    async def _write(self, unplaced: UnplacedRound, known: Binding | None, plan: Plan) -> RouteOutcome | None:
         """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None

@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 
 from ampd.handler_stream import Chunk, Send
+from ampd.serving.moves import drops_history
 from ampd.telemetry import tracing
 from ampd.types import Route
 from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
@@ -65,7 +66,7 @@ class RoundRun:
             self._deaths.check()
             while not self._context.is_stopped():
                 placement = await self._place()
-                if placement.decision.route is Route.REMOTE:
+                if placement.plan.decision.route is Route.REMOTE:
                     chunk = await self._prefill(placement)
                     if chunk is None:
                         continue
@@ -102,13 +103,15 @@ class RoundRun:
             raise
         self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
-        self._stream.placed(placement.decode)
+        self._stream.placed(placement.plan.decode)
         self._unreached = placement if placement.is_shared else None
-        task, binding = placement.task, placement.binding
-        self._record.decided(placement.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens)
-        self._record.move_reason = self._record.move_reason or placement.move_reason
-        self._recovery.history = placement.history.worker_id if placement.history else self._recovery.history
-        self._record.shared_tokens = placement.shared_tokens
+        task, binding = placement.plan.task, placement.binding
+        self._record.decided(
+            placement.plan.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens
+        )
+        self._record.move_reason = self._record.move_reason or placement.plan.move_reason
+        self._recovery.history = placement.plan.history.worker_id if placement.plan.history else self._recovery.history
+        self._record.shared_tokens = placement.plan.shared_tokens
         log_placed(self._services.options.round_log, self._record)
         if not self._request.is_announcement:
             self._services.placed(self._record, self._stream.arrival_s)
@@ -149,7 +152,7 @@ class RoundRun:
 
     async def _prefill(self, placement: Placement) -> Chunk | None:
         """The first token, from a prefill worker; None if that worker failed or the client has gone."""
-        worker_id, access = placement.decision.worker_id, self._services.access
+        worker_id, access = placement.plan.decision.worker_id, self._services.access
         context = self._links.new()
         has_begun = False
         try:
@@ -185,11 +188,11 @@ class RoundRun:
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
         """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
         request, emitted_tokens = self._request, len(self._stream.emitted)
-        report = self._services.access.reports.of(chunk, placement.decision.worker_id)
+        report = self._services.access.reports.of(chunk, placement.plan.decision.worker_id)
         if report is not None:
             self._record.prefilled(report)
             self._record.read_history(report)
-            self._take_report(placement.decision.worker_id, report)
+            self._take_report(placement.plan.decision.worker_id, report)
             if not emitted_tokens:
                 self._stream.prefilled_cached_tokens = report["cached_tokens"]
         reason = ends_at_prefill(
@@ -198,9 +201,9 @@ class RoundRun:
             None if request.max_tokens is None else request.max_tokens - emitted_tokens,
             request.min_tokens - emitted_tokens,
             len(request.token_ids) + emitted_tokens,
-            placement.decode.max_context_tokens,
+            placement.plan.decode.max_context_tokens,
         )
-        self._recovery.kv_source = placement.decision.worker_id
+        self._recovery.kv_source = placement.plan.decision.worker_id
         out = first_chunk(chunk)
         self._stream.count(out)
         if reason is not None:
@@ -214,7 +217,7 @@ class RoundRun:
         """The round ended with its first token: let the decode worker take the KV over for the next round."""
         if self._request.ends_session:
             return
-        self._services.spawn(self._take_over(placement, self._context.detached(placement.task.task_id)))
+        self._services.spawn(self._take_over(placement, self._context.detached(placement.plan.task.task_id)))
 
     def _generate_request(self, placement: Placement) -> GenerateRequest:
         """To the decode worker, which reads the KV of the context from the prefill worker that has it."""
@@ -256,7 +259,7 @@ class RoundRun:
             with access.guard.watch(worker_id, context) as watched:
                 chunks = await access.calls.generate(worker_id, self._generate_request(placement), context)
                 has_begun = True
-                if source is not None and placement.decision.route is Route.LOCAL:
+                if source is not None and placement.plan.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
                     self._unreached = None
@@ -300,7 +303,7 @@ class RoundRun:
         self._unreached = None
         if placement.is_shared:
             self._services.spawn(
-                self._services.access.finish_task(placement.decision.worker_id, placement.task.task_id)
+                self._services.access.finish_task(placement.plan.decision.worker_id, placement.plan.task.task_id)
             )
 
     def _close(self) -> None:
@@ -317,7 +320,7 @@ class RoundRun:
             return  # it has no latency to judge, and the next round's prompt goes on from the last round's context
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
         if request.ends_session:
-            used = {placement.binding.worker_id, placement.decision.worker_id, self._recovery.kv_source}
+            used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._recovery.kv_source}
             used |= {self._recovery.history, *self._recovery.lost}
             services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
         else:
@@ -330,13 +333,11 @@ class RoundRun:
         notify(services.observers, served)
 
     def _leave_history(self, placement: Placement) -> None:
-        """After the first round at a new owner the old one drops its KV, unless it prefills for the session now."""
-        before = self._recovery.history
-        if (
-            before
-            and self._stream.is_complete
-            and before not in (placement.decision.worker_id, placement.decode.worker_id)
-        ):
+        """After the first round at a new owner the old one may drop its KV."""
+        before, plan = self._recovery.history, placement.plan
+        if not before or not self._stream.is_complete:
+            return
+        if drops_history(before, plan.decode.worker_id, plan.decision.worker_id):
             self._services.spawn(self._services.access.leave_session(before, self._request.session_id))
 
     async def _end_session(self, used: set[str]) -> None:

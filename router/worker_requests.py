@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampd.serving.shared_prefixes import reads_history
 from ampd.wire import GenerateRequest, PrefillRequest, encode_task
 from router.placement import Placement
 from router.request import RoundRequest
@@ -20,17 +19,16 @@ def prefill_request(
         emitted: output tokens that exist already, now part of the prompt.
         kept_tokens: of the prompt, in the context of its session before.
     """
-    holder = placement.history or placement.decode
-    has_source = reads_history(placement.task, placement.shared_tokens)
+    source = placement.plan.source
     message: PrefillRequest = {
-        "task": encode_task(placement.task, now_s),
+        "task": encode_task(placement.plan.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
-        "source_worker_id": holder.worker_id if has_source else None,
+        "source_worker_id": source.worker_id if source else None,
         "kept_tokens": kept_tokens,
         "request": engine_request(request, len(emitted)),
     }
-    if has_source:
-        message["source_tp"] = holder.parallelism.tp
+    if source is not None:
+        message["source_tp"] = source.parallelism.tp
     return message
 
 
@@ -52,7 +50,7 @@ def generate_request(
         source_tp: its tensor parallelism, if it is known.
     """
     message: GenerateRequest = {
-        "task": encode_task(placement.task, now_s),
+        "task": encode_task(placement.plan.task, now_s),
         "token_ids": [*request.token_ids, *emitted],
         "source_worker_id": source,
         "kept_tokens": kept_tokens,
@@ -60,9 +58,9 @@ def generate_request(
     }
     if source_tp is not None:
         message["source_tp"] = source_tp
-    if source is None and placement.history is not None and reads_history(placement.task, placement.shared_tokens):
-        message["history_worker_id"] = placement.history.worker_id
-        message["history_tp"] = placement.history.parallelism.tp
+    if source is None and (holder := placement.plan.source) is not None:
+        message["history_worker_id"] = holder.worker_id
+        message["history_tp"] = holder.parallelism.tp
     return message
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.perf.model import PerformanceModel
-from ampd.serving.kv_tiers import longest_read_s, reading_pays
+from ampd.serving.kv_tiers import longest_read_s, reading_pays, reusable_tokens
 from ampd.types import Parallelism
 from workers.engines.base import Engine
 from workers.kv.exchange import KvFetch
@@ -33,11 +33,10 @@ class KvReads:
             source_tp: tensor parallelism of the source; None: as here.
         """
         kv, info = self._engine.kv, self._engine.info
-        # The engine always computes the last token of a prompt itself.
-        keys = progress.page_keys[: (progress.prompt_tokens - 1) // info.page_size_tokens]
+        prompt_tokens, page = progress.prompt_tokens, info.page_size_tokens
+        keys = progress.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
         held_tokens = kv.hold(progress.rid, keys)
         peer = info.parallelism if source_tp is None else Parallelism(source_tp)
-        prompt_tokens = progress.prompt_tokens
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
             return None
         timeout_s = longest_read_s(self._timeout_s, held_tokens, expected_tokens, self._model, info.parallelism, peer)

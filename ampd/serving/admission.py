@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,6 +76,17 @@ class AdmissionSituation:
     decode: WorkerView
     prefill: WorkerView
     rounds: int
+
+
+def is_in_progress(session_id: str, owners: Iterable[WorkerView], *, is_bound: bool) -> bool:
+    """Whether a session is in progress, so that its next round comes before those of new sessions.
+
+    Args:
+        owners: workers that own sessions, for a coordinator that does not know all bindings: one of them holds some of
+            a session that another coordinator serves.
+        is_bound: the coordinator knows its owner.
+    """
+    return is_bound or any(session_id in worker.held_tokens for worker in owners)
 
 
 def patience_s(slo: Slo, graph_slo: Slo, max_wait: float) -> float:

@@ -76,6 +76,14 @@ class Tiers:
         return read_s + max(model.reload_s(self.reloaded_tokens, parallelism), computed_s)
 
 
+def reusable_tokens(prompt_tokens: int, held_tokens: int, page_tokens: int) -> int:
+    """How much of a prompt an engine takes from what is held: full pages, and never the prompt's last token.
+
+    It always computes that token, because its output is wanted.
+    """
+    return min(held_tokens, prompt_tokens - 1) // page_tokens * page_tokens
+
+
 def history_tokens(kept_tokens: int, held_tokens: int, page_tokens: int) -> int:
     """The tokens of a prompt whose KV had existed, wherever it is now. An eviction does not make it shorter.
 

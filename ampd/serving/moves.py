@@ -91,6 +91,18 @@ def due_move(situation: MoveSituation) -> Move | None:
     return None
 
 
+def drops_history(before: str, owner: str, prefill: str) -> bool:
+    """Whether the owner before drops a session's KV at the end of the first complete round at the new owner.
+
+    It keeps the KV as the worker that has prefilled this round, because it may prefill the next ones too. If the round
+    did not complete, nobody is known to have the whole context, so it keeps the KV as well.
+
+    Args:
+        before, owner, prefill: ids of the owner before, of the present one, and of the worker of the round's prefill.
+    """
+    return before not in (owner, prefill)
+
+
 def _reason(situation: MoveSituation) -> str | None:
     """Why the session should leave its owner; None: it should not."""
     owner, task = situation.owner, situation.task

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ampd.errors import UserError
@@ -15,6 +17,7 @@ from ampd.policies.capacity import HasContextLimit, has_room
 from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move
+from ampd.serving.shared_prefixes import reads_history, with_shared
 from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 T = TypeVar("T")
@@ -32,8 +35,82 @@ class ContextTooLongError(Exception):
         self.limit_tokens = limit_tokens
 
 
+@dataclass(slots=True)
+class Moving:
+    """How a session may move before a round.
+
+    Attributes:
+        owners: the live workers that own sessions.
+        context_tokens: for which a new owner must have room, as in `with_room`.
+        moved_s: when the session moved last; minus infinity: never.
+    """
+
+    owners: Sequence[WorkerView]
+    context_tokens: int
+    moved_s: float = -math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanSituation:
+    """A round of a bound session has to be planned.
+
+    Attributes:
+        task: its prefill. The history is what the owner has of the session, or the owner before.
+        decode: the owner of the session.
+        prefill: the live workers that take prefills.
+        shared_tokens: returns what workers hold of the prompt for other sessions (`ampd.serving.shared_prefixes`).
+        lost: workers that failed this round before.
+        local_only: why the prefill must be local, if it must.
+        history: the worker that holds the history, if the session has just moved away from it.
+        moving: None: the session stays.
+    """
+
+    task: PrefillTask
+    decode: WorkerView
+    prefill: Sequence[WorkerView]
+    now_s: float
+    shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]]
+    lost: Collection[str] = ()
+    local_only: str | None = None
+    history: WorkerView | None = None
+    moving: Moving | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a round goes.
+
+    Attributes:
+        decode: the owner of the session, or the new owner.
+        task: its history is what the worker that prefills need not compute, as far as is known.
+        history: the worker that holds the history, if the session moves away from it; None: `decode` does.
+        move_reason: why the session moves; "": it does not.
+        shared_tokens: of the prompt that the worker that prefills holds for other sessions.
+    """
+
+    decode: WorkerView
+    decision: RouteDecision
+    task: PrefillTask
+    history: WorkerView | None = None
+    move_reason: str = ""
+    shared_tokens: int = 0
+
+    @property
+    def source(self) -> WorkerView | None:
+        """The worker that the prefill reads its history from; None: it is there already, or there is none."""
+        holder = self.history or self.decode
+        if holder.worker_id == self.decision.worker_id or not reads_history(self.task, self.shared_tokens):
+            return None
+        return holder
+
+    def with_shared(self, shared_tokens: Mapping[str, int]) -> Plan:
+        """The plan when the worker of the prefill holds these tokens of the prompt for other sessions, by worker."""
+        tokens = shared_tokens.get(self.decision.worker_id, 0)
+        return replace(self, task=with_shared(self.task, tokens), shared_tokens=tokens) if tokens else self
+
+
 class PlacementPolicies:
-    """The policies that place a round, and what they may choose from.
+    """The policies that place a round, and what they may choose from. Live and simulated coordinators ask it.
 
     Args:
         left_out: called with the error if the performance model lacks the parallelism of a worker. Such workers are
@@ -128,54 +205,70 @@ class PlacementPolicies:
             return decision
         return local(decode, PREFILL_WORKER_REFUSED)
 
-    def move(
-        self,
-        task: PrefillTask,
-        decode: WorkerView,
-        stay: RouteDecision,
-        owners: Sequence[WorkerView],
-        prefill: Sequence[WorkerView],
-        now_s: float,
-        *,
-        context_tokens: int,
-        moved_s: float,
-        local_only: str | None = None,
-        shared_tokens: Mapping[str, int] = _NONE,
-    ) -> Move | None:
-        """The move of a session to another owner that pays; None: it stays.
+    def plan(self, situation: PlanSituation) -> Plan:
+        """Where a round of a bound session is prefilled, and whether its session moves before it.
 
-        Args:
-            decode: the present owner.
-            stay: the route if it stays.
-            owners: the live workers that own sessions.
-            context_tokens: for which a new owner must have room, as in `with_room`.
-            moved_s: when the session moved last; minus infinity: never.
-            shared_tokens: what workers hold of the prompt for other sessions.
+        What a worker holds of the prompt for other sessions counts as history: first what the owner holds, and then
+        what the worker of the prefill holds.
+
+        Raises:
+            UserError: without `left_out`. The performance model lacks the parallelism of a worker.
         """
+        decode, prefill = situation.decode, situation.prefill
+        shared = situation.shared_tokens([decode, *prefill])
+        task = with_shared(situation.task, shared.get(decode.worker_id, 0))
+        decision = self.route(
+            task,
+            decode,
+            prefill,
+            situation.now_s,
+            lost=situation.lost,
+            local_only=situation.local_only,
+            history=situation.history,
+            shared_tokens=shared,
+        )
+        move = self._move(situation, task, decision) if situation.moving else None
+        if move is None:
+            return Plan(decode, decision, task, situation.history).with_shared(shared)
+        shared = situation.shared_tokens([move.owner, *prefill])
+        return Plan(move.owner, move.decision, task, decode, move.reason).with_shared(shared)
+
+    def _move(self, situation: PlanSituation, task: PrefillTask, stay: RouteDecision) -> Move | None:
+        """The move of a session to another owner that pays; None: it stays."""
+        decode, prefill, moving = situation.decode, situation.prefill, situation.moving
+        assert moving is not None
+        shared_tokens = situation.shared_tokens([*moving.owners, *prefill])
 
         def route(owner: WorkerView) -> RouteDecision:
             return self.route(
-                task, owner, prefill, now_s, local_only=local_only, history=decode, shared_tokens=shared_tokens
+                task,
+                owner,
+                prefill,
+                situation.now_s,
+                local_only=situation.local_only,
+                history=decode,
+                shared_tokens=shared_tokens,
             )
 
         others = [
             view
-            for view in readable(decode, owners)
-            if view.worker_id != decode.worker_id and has_room(context_tokens, view)
+            for view in readable(decode, moving.owners)
+            if view.worker_id != decode.worker_id and has_room(moving.context_tokens, view)
         ]
-        situation = MoveSituation(
-            model=self._model,
-            now_s=now_s,
-            task=task,
-            owner=decode,
-            stay=stay,
-            others=others,
-            moved_s=moved_s,
-            route=route,
-            shared_tokens=shared_tokens,
-        )
         try:
-            return due_move(situation)
+            return due_move(
+                MoveSituation(
+                    model=self._model,
+                    now_s=situation.now_s,
+                    task=task,
+                    owner=decode,
+                    stay=stay,
+                    others=others,
+                    moved_s=moving.moved_s,
+                    route=route,
+                    shared_tokens=shared_tokens,
+                )
+            )
         except UserError as error:
             if self._left_out is None:
                 raise

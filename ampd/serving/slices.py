@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.passes import as_one
+from ampd.serving.kv_tiers import reusable_tokens
 from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.types import Parallelism, PrefillTask, Role, RunningRound
 
@@ -103,8 +104,7 @@ class Slices:
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:
     """The task with the history that is really held, in full pages; at least one token remains to be computed."""
-    pages = min(held_tokens, task.context_tokens - 1) // page_tokens
-    return left_after(task, pages * page_tokens)
+    return left_after(task, reusable_tokens(task.context_tokens, held_tokens, page_tokens))
 
 
 def left_after(task: PrefillTask, end_tokens: int) -> PrefillTask:

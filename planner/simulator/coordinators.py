@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ampd.recent_load import RecentRound
-from ampd.serving.admission import Admission, AdmissionSituation, Refusal
-from ampd.serving.moves import Move
-from ampd.serving.placement import ContextTooLongError, PlacementPolicies, prefill_task, with_room
-from ampd.serving.shared_prefixes import reads_history, shared_tokens, with_shared
+from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
+from ampd.serving.placement import (
+    ContextTooLongError,
+    Moving,
+    PlacementPolicies,
+    Plan,
+    PlanSituation,
+    prefill_task,
+    with_room,
+)
+from ampd.serving.shared_prefixes import shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -123,7 +131,7 @@ class Coordinators:
             AdmissionSituation(
                 slo=self._slo,
                 prompt_tokens=round_.prompt_tokens,
-                is_running=round_.session.decode is not None,
+                is_running=is_in_progress(round_.session.session_id, (), is_bound=round_.session.decode is not None),
                 decode=decode,
                 prefill=self._views.worker(coordinator, prefill),
                 rounds=0,
@@ -153,49 +161,53 @@ class Coordinators:
         return self._workers[self._policies.bind(task, views, self._loop.now_s, shared)]
 
     def _route(self, round_: ActiveRound, coordinator: int) -> None:
-        record, decode = round_.record, round_.decode
-        prefill = self._views.prefill(coordinator)
-        view = self._views.worker(coordinator, decode)
-        shared = self._shared(record.session_id, [view, *prefill])
-        held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
-        task = with_shared(self._task(round_.session, round_.prompt_tokens, held_tokens), shared.get(view.worker_id, 0))
-        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - task.hist_tokens, 0)
+        plan = self._plan(round_, coordinator)
         begun = round_.session.begun
-        if begun is not None and begun.prefill:
-            self._enter(round_, task, _resumed(begun.prefill, decode), coordinator, shared.get(begun.prefill, 0))
-            return
-        decision = self._policies.route(task, view, prefill, self._loop.now_s, shared_tokens=shared)
-        move = self._move(round_, task, view, decision, coordinator) if self._options.moves else None
-        if move is not None:
-            round_.decode = self._workers[move.owner.worker_id]
-            view, decision = move.owner, move.decision
-            shared = self._shared(record.session_id, [view, *prefill])
-        if refusal := self._refusal(round_, view, self._workers[decision.worker_id], coordinator):
+        is_waiting = begun is not None and begun.prefill
+        prefill = self._workers[plan.decision.worker_id]
+        if not is_waiting and (refusal := self._refusal(round_, plan.decode, prefill, coordinator)):
             self.refusals += 1
             back_s = self._loop.now_s + refusal.retry_after_s
             self._loop.at(back_s, self._place, (round_.session, back_s))
             return
-        self._enter(round_, task, decision, coordinator, shared.get(decision.worker_id, 0))
-        if move is not None:
-            self.moves[move.reason] += 1
+        round_.decode = self._workers[plan.decode.worker_id]
+        self._enter(round_, plan, coordinator)
+        if plan.move_reason:
+            self.moves[plan.move_reason] += 1
 
-    def _move(
-        self, round_: ActiveRound, task: PrefillTask, owner: WorkerView, stay: RouteDecision, coordinator: int
-    ) -> Move | None:
-        """The move that pays before a later round of a session; None: the session stays."""
-        if round_.session.decode is None:
+    def _plan(self, round_: ActiveRound, coordinator: int) -> Plan:
+        """The plan of a round. One that was in a queue when the simulation began stays in it."""
+        record, session, decode = round_.record, round_.session, round_.decode
+        prefill = self._views.prefill(coordinator)
+        view = self._views.worker(coordinator, decode)
+        held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
+        task = self._task(session, round_.prompt_tokens, held_tokens)
+        shared_tokens = partial(self._shared, record.session_id)
+        here = with_shared(task, shared_tokens([view]).get(view.worker_id, 0))
+        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
+        if session.begun is not None and session.begun.prefill:
+            decision = _resumed(session.begun.prefill, decode)
+            return Plan(view, decision, here).with_shared(shared_tokens([view, *prefill]))
+        return self._policies.plan(
+            PlanSituation(
+                task=task,
+                decode=view,
+                prefill=prefill,
+                now_s=self._loop.now_s,
+                shared_tokens=shared_tokens,
+                moving=self._moving(round_, coordinator),
+            )
+        )
+
+    def _moving(self, round_: ActiveRound, coordinator: int) -> Moving | None:
+        """How the session may move before a later round of it; None: it stays."""
+        session = round_.session
+        if not self._options.moves or session.decode is None:
             return None
-        owners, prefill = self._views.decode(coordinator), self._views.prefill(coordinator)
-        return self._policies.move(
-            task,
-            owner,
-            stay,
-            owners,
-            prefill,
-            self._loop.now_s,
+        return Moving(
+            owners=self._views.decode(coordinator),
             context_tokens=round_.prompt_tokens + round_.record.output_tokens,
-            moved_s=round_.session.moved_s,
-            shared_tokens=self._shared(round_.record.session_id, [*owners, *prefill]),
+            moved_s=session.moved_s,
         )
 
     def _task(self, session: ActiveSession, prompt_tokens: int, held_tokens: int) -> PrefillTask:
@@ -209,16 +221,9 @@ class Coordinators:
             session_missed=session.has_missed,
         )
 
-    def _enter(
-        self,
-        round_: ActiveRound,
-        task: PrefillTask,
-        decision: RouteDecision,
-        coordinator: int,
-        shared_tokens: int,
-    ) -> None:
-        """Enter the prefill in its worker's queue. `shared_tokens`: that the worker holds for other sessions."""
-        record, task = round_.record, with_shared(task, shared_tokens)
+    def _enter(self, round_: ActiveRound, plan: Plan, coordinator: int) -> None:
+        """Enter the prefill in its worker's queue."""
+        record, decision = round_.record, plan.decision
         worker = round_.prefill = self._workers[decision.worker_id]
         record.route, record.reason = decision.route.value, decision.reason
         record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
@@ -233,9 +238,8 @@ class Coordinators:
         if self._load is not None:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
             self._load.add(record.session_id, round_.recent)
-        self._views.entered(coordinator, worker, task)
-        fetches = decision.route is Route.REMOTE or round_.moves
-        self._prefills.enter(round_, task, fetches=fetches and reads_history(task, shared_tokens))
+        self._views.entered(coordinator, worker, plan.task)
+        self._prefills.enter(round_, plan.task, fetches=plan.source is not None)
 
 
 def _resumed(prefill: str, decode: SimulatedWorker) -> RouteDecision:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ampd.policies.base import Wait
-from ampd.serving.kv_tiers import history_tokens
+from ampd.serving.kv_tiers import history_tokens, reusable_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
 from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, with_held
 from ampd.types import PrefillTask
@@ -156,7 +156,7 @@ class Prefills:
         request = SimulatedRequest(
             record.session_id,
             round_.prompt_tokens,
-            min(held_tokens, round_.prompt_tokens - 1) // self._page * self._page,
+            reusable_tokens(round_.prompt_tokens, held_tokens, self._page),
             record.output_tokens if is_local else 1,
             lambda _, now_s: self._first_token(round_, now_s),
             (lambda _, now_s: self._last_token(round_, now_s)) if is_local else (lambda _, __: self._hand_over(round_)),

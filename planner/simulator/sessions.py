@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ampd.serving.moves import drops_history
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import ActiveRound, ActiveSession
 from planner.simulator.shared_prefixes import SessionPrefix
@@ -63,8 +64,7 @@ class SessionRunner:
         session.has_missed = session.has_missed or not is_met
         if round_.recent is not None:
             round_.recent.end(now_s, record.output_tokens, is_met)
-        if round_.moves:
-            self._leave_history(round_)
+        self._leave_history(round_)
         session.index += 1
         if session.index == len(session.rounds):
             self.end(session, record)
@@ -74,9 +74,10 @@ class SessionRunner:
         self._loop.at(now_s + session.rounds[session.index].tool_s, self._send, session)
 
     def _leave_history(self, round_: ActiveRound) -> None:
-        """The first round at a new owner is over: the old one drops its KV, unless it keeps it as a prefill worker."""
-        if round_.history is not round_.prefill:
-            round_.history.memory.release(round_.session.session_id)
+        """After the first round at a new owner the old one may drop its KV. Here every round that began completes."""
+        before = round_.history
+        if drops_history(before.worker_id, round_.decode.worker_id, round_.prefill.worker_id):
+            before.memory.release(round_.session.session_id)
 
     def end(self, session: ActiveSession, record: SimulatedRound) -> None:
         """The session ends with this round, the last one or a refused one."""

@@ -183,7 +183,7 @@ class Replica:
                 limits=SessionLimits(60.0, per_graph=max_sessions),
                 suspect_s=60.0,
                 gate=self.gate,
-                moves=SessionMoves(self.view, policies, is_on=moves),
+                moves=SessionMoves(self.view, is_on=moves),
             ),
             access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), self.ended, 1.0),
             sessions=SessionMemory(1 << 20),

@@ -60,7 +60,7 @@ async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
         assert tokens == EXPECTED
         assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
         (_, _, prefill), (_, _, decode) = replica.workers.calls
-        assert prefill["source_worker_id"] == "d1"
+        assert prefill["source_worker_id"] is None, "it does not read from itself"
         assert decode["source_worker_id"] == "d1"
         assert "history_worker_id" not in decode
         assert not replica.workers.asked("kv release_session")

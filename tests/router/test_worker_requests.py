@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from ampd.serving.placement import Plan
 from ampd.state.store import Binding
 from ampd.types import Parallelism, PrefillTask, Route, RouteDecision, Slo
 from router.placement import Placement
@@ -29,13 +30,12 @@ def test_a_continued_request_owes_what_is_left(stops: dict[str, Any], emitted: i
 def test_a_prefill_names_the_worker_that_has_its_history(
     hist_tokens: int, source: tuple[str | None, int | None]
 ) -> None:
-    placement = Placement(
-        Binding("s", "d1", 1),
+    plan = Plan(
         worker("d1", parallelism=Parallelism(2)),
         RouteDecision(Route.REMOTE, "p1", "cheapest"),
         PrefillTask("t", "s", hist_tokens, 16, 0.0, Slo(1.0, 0.1)),
-        is_shared=True,
     )
+    placement = Placement(Binding("s", "d1", 1), plan, is_shared=True)
     request: Any = SimpleNamespace(token_ids=[1], engine_request={})
     message = prefill_request(request, [], placement, 0.0, kept_tokens=150)
     assert (message["source_worker_id"], message.get("source_tp")) == source

@@ -13,7 +13,7 @@ from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.kv_tiers import Found, reloading_pays, tiers_of
+from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, Limits
@@ -208,8 +208,7 @@ class ModelledEngine:
         if not self._waiting:
             return None
         active, page_size = self._waiting[0], self._info.page_size_tokens
-        # The engine always computes the last prompt token, whose output it needs.
-        most_tokens = (active.prompt_tokens - 1) // page_size * page_size
+        most_tokens = reusable_tokens(active.prompt_tokens, active.prompt_tokens, page_size)
         found, parallelism = self._found(active.keys), self._info.parallelism
         active.tiers = tiers_of(active.prompt_tokens, found, most_tokens)
         if active.tiers.reloaded_tokens and not reloading_pays(

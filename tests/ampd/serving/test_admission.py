@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from ampd.errors import UserError
-from ampd.serving.admission import Admission, AdmissionSituation, Refusal, RefusalReason
+from ampd.serving.admission import Admission, AdmissionSituation, Refusal, RefusalReason, is_in_progress
 from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
 
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
@@ -121,3 +121,10 @@ def test_zero_is_no_bound() -> None:
 def test_workers_without_predicted_times_refuse_nothing() -> None:
     unknown = worker("p", 1e6, parallelism=Parallelism(8))
     assert reason(prefill=unknown, is_running=False) is None
+
+
+def test_a_session_in_progress_is_known_by_its_binding_or_by_what_is_held_of_it() -> None:
+    other, holder = WorkerView("d1", Role.DECODE, held_tokens={"t": 16}), WorkerView("d2", Role.DECODE)
+    assert is_in_progress("s", (), is_bound=True)
+    assert is_in_progress("t", (other, holder), is_bound=False)
+    assert not is_in_progress("s", (other, holder), is_bound=False)

@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
-from ampd.serving.kv_tiers import TIERS, Found, Tiers, reading_pays, reloading_pays, tiers_of
+from ampd.serving.kv_tiers import (
+    TIERS,
+    Found,
+    Tiers,
+    history_tokens,
+    reading_pays,
+    reloading_pays,
+    reusable_tokens,
+    tiers_of,
+)
 from ampd.types import Parallelism
 from tests.ampd.policies.routing_lab import PlainModel, SlowHost
 
@@ -116,3 +125,17 @@ def test_a_read_that_is_slower_than_computing_is_left_out(model: PlainModel, pee
 def test_there_is_nothing_to_read_where_the_store_has_as_much() -> None:
     assert not reading_pays(1000, 900, 900, PlainModel(), TP1, TP1)
     assert not reading_pays(1, 0, 900, PlainModel(), TP1, TP1), "the last token is always computed"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "held", "expected"), [(1, 0, 0), (1, 16, 0), (16, 16, 0), (17, 16, 16), (17, 99, 16), (40, 31, 16)]
+)
+def test_the_last_token_of_a_prompt_is_always_computed(prompt: int, held: int, expected: int) -> None:
+    assert reusable_tokens(prompt, held, 16) == expected
+
+
+@pytest.mark.parametrize(
+    ("kept", "held", "expected"), [(0, 0, 0), (1, 0, 0), (16, 0, 0), (17, 0, 16), (405, 80, 400), (33, 64, 64)]
+)
+def test_an_eviction_does_not_shorten_the_history(kept: int, held: int, expected: int) -> None:
+    assert history_tokens(kept, held, 16) == expected

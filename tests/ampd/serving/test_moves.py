@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampd.perf.presets import analytic_model
-from ampd.serving.moves import REST_S, Move, MoveSituation, due_move
+from ampd.serving.moves import REST_S, Move, MoveSituation, drops_history, due_move
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, RouteEstimate, Slo, WorkerView
 
 MODEL = analytic_model("qwen3-32b", "h20")
@@ -173,3 +173,10 @@ def test_a_local_route_without_a_prediction_is_predicted_here() -> None:
     assert moved(OWNER, OTHER) is None
     assert moved(replace(OWNER, queue=queue), OTHER) == "ttft"
     assert moved(replace(OWNER, queue=queue), replace(OTHER, queue=queue)) is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "prefill", "drops"), [("d2", "d2", True), ("d2", "p1", True), ("d2", "d1", False), ("d1", "p1", False)]
+)
+def test_the_owner_before_drops_what_it_has_no_more_use_for(owner: str, prefill: str, drops: bool) -> None:
+    assert drops_history("d1", owner, prefill) is drops

@@ -1,8 +1,7 @@
 """Where a round goes: history, limits, and the workers that the policies may choose from."""
 
-import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,9 @@ from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.serving.placement import (
     ContextTooLongError,
+    Moving,
     PlacementPolicies,
+    PlanSituation,
     deterministic_choice,
     prefill_task,
     with_room,
@@ -59,6 +60,23 @@ def policies() -> tuple[Last, PlacementPolicies]:
 
 def task(prompt_tokens: int = 100, held_tokens: int = 0) -> PrefillTask:
     return prefill_task("t", "s", prompt_tokens, held_tokens, arrival_s=3.0, slo=SLO, session_missed=True)
+
+
+def situation(
+    decode: WorkerView,
+    shared: Mapping[str, int] | None = None,
+    prefill: Sequence[WorkerView] = PREFILL,
+    moving: Moving | None = None,
+) -> PlanSituation:
+    """A round of 100 tokens, of which the owner holds 40 of the session."""
+
+    def shared_tokens(workers: Sequence[WorkerView]) -> dict[str, int]:
+        held = shared or {}
+        return {view.worker_id: held[view.worker_id] for view in workers if view.worker_id in held}
+
+    return PlanSituation(
+        task=task(held_tokens=40), decode=decode, prefill=prefill, now_s=3.0, shared_tokens=shared_tokens, moving=moving
+    )
 
 
 @given(prompt=st.integers(1, 1000), held=st.integers(0, 1200))
@@ -123,10 +141,47 @@ def test_a_prompt_that_does_not_fit_at_the_chosen_worker_is_local() -> None:
 @pytest.mark.parametrize(("limit", "owner"), [(100, None), (101, "d2"), (0, "d2")])
 def test_a_session_moves_only_to_an_owner_with_room_for_it(limit: int, owner: str | None) -> None:
     _, placement = policies()
-    turned, stay = WorkerView("p1", Role.PREFILL), RouteDecision(Route.LOCAL, "p1", "test")
     owners = [WorkerView("d2", Role.DECODE, max_context_tokens=limit)]
-    move = placement.move(task(100), turned, stay, owners, PREFILL, 3.0, context_tokens=101, moved_s=-math.inf)
-    assert (move.owner.worker_id if move else None) == owner
+    plan = placement.plan(situation(WorkerView("p1", Role.PREFILL), moving=Moving(owners, 101)))
+    assert (plan.decode.worker_id if plan.move_reason else None) == owner
+
+
+@pytest.mark.parametrize(
+    ("shared", "hist_tokens", "shared_tokens", "source"),
+    [
+        ({}, 40, 0, "d"),
+        ({"d": 64}, 64, 0, "d"),
+        ({"p2": 32}, 40, 32, "d"),
+        ({"p2": 48}, 48, 48, None),
+        ({"p1": 96}, 40, 0, "d"),
+        ({"d": 64, "p2": 200}, 99, 200, None),
+    ],
+)
+def test_a_plan_counts_what_the_owner_and_the_prefill_worker_hold_for_other_sessions(
+    shared: dict[str, int], hist_tokens: int, shared_tokens: int, source: str | None
+) -> None:
+    _, placement = policies()
+    plan = placement.plan(situation(DECODE, shared))
+    assert (plan.decision.worker_id, plan.task.hist_tokens, plan.shared_tokens) == ("p2", hist_tokens, shared_tokens)
+    assert (plan.source.worker_id if plan.source else None) == source
+
+
+def test_a_session_that_moves_reads_its_history_from_the_owner_before() -> None:
+    last, placement = policies()
+    turned, owners = WorkerView("p2", Role.PREFILL), [WorkerView("d2", Role.DECODE)]
+    plan = placement.plan(situation(turned, prefill=[PREFILL[0]], moving=Moving(owners, 101)))
+    assert (plan.decode.worker_id, plan.decision.worker_id, plan.move_reason) == ("d2", "p1", "role")
+    assert plan.history is plan.source is turned
+    # The owner before prefills for the session that has left it: the history is there.
+    plan = placement.plan(situation(turned, prefill=[*PREFILL[:1], turned], moving=Moving(owners, 101)))
+    assert (plan.decision.worker_id, plan.history, plan.source) == ("p2", turned, None)
+    assert last.seen == [["p1"], ["p1"], ["p1"], ["p1", "p2"]]
+
+
+def test_a_session_stays_without_a_way_to_move() -> None:
+    _, placement = policies()
+    plan = placement.plan(situation(WorkerView("p2", Role.PREFILL)))
+    assert (plan.decode.worker_id, plan.history, plan.move_reason) == ("p2", None, "")
 
 
 def test_a_worker_of_an_unknown_parallelism_is_left_out_only_if_that_is_wanted() -> None:
