@@ -12,7 +12,7 @@ from planner.manifest.replica import STORE_GIB_PER_GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
+class PolicyNames:
     """The policies of the graph, as written on command lines."""
 
     routing: str
@@ -44,7 +44,7 @@ class Deployment:
     model_name: str
     profile: PerformanceProfile
     slo: Slo
-    policies: Policies
+    policies: PolicyNames
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_capacity_tokens: int | None = None

@@ -18,7 +18,7 @@ from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from planner.layout.layout import Layout
 from planner.manifest.base import base_objects
-from planner.manifest.deployment import Deployment, Policies
+from planner.manifest.deployment import Deployment, PolicyNames
 from planner.manifest.expectations import expectations, miss, with_warnings
 from planner.manifest.objects import deployment_objects
 from planner.manifest.replica import STORE_GIB_PER_GPU
@@ -95,7 +95,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
-        policies=Policies(settings.routing, defaults.BINDING, defaults.POOLS, settings.ordering, settings.slicing),
+        policies=PolicyNames(settings.routing, defaults.BINDING, defaults.POOLS, settings.ordering, settings.slicing),
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,

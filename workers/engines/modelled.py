@@ -16,7 +16,7 @@ from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
-from workers.engines.modelled_request import ActiveRequest, Limits
+from workers.engines.modelled_request import ActiveRequest, OutputLimits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.time_line import TimeLine
@@ -143,7 +143,7 @@ class ModelledEngine:
     def _submit(self, request: EngineRequest) -> ActiveRequest:
         if self._loop_task is None or self._loop_task.done():
             raise EngineLostError("the engine is not running")
-        limits = Limits.of(request, self._info.max_context_tokens, self._source.eos_token_ids)
+        limits = OutputLimits.of(request, self._info.max_context_tokens, self._source.eos_token_ids)
         capacity = self._info.kv_capacity_tokens
         if len(request.token_ids) > capacity:
             raise EngineError(f"the prompt has {len(request.token_ids)} tokens, the KV memory holds {capacity}", 400)

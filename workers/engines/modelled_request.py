@@ -16,7 +16,7 @@ _MAX_RESERVED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OutputLimits:
     """When a choice ends, and how many log-probabilities come with its tokens."""
 
     max_new_tokens: int
@@ -28,7 +28,7 @@ class Limits:
     logprobs: int | None
 
     @classmethod
-    def of(cls, request: EngineRequest, max_context_tokens: int, eos_token_ids: tuple[int, ...]) -> Limits:
+    def of(cls, request: EngineRequest, max_context_tokens: int, eos_token_ids: tuple[int, ...]) -> OutputLimits:
         """Read a request.
 
         Raises:
@@ -73,7 +73,7 @@ class ActiveRequest:
     """
 
     def __init__(
-        self, request: EngineRequest, limits: Limits, keys: list[bytes], plan: PlannedOutput | None = None
+        self, request: EngineRequest, limits: OutputLimits, keys: list[bytes], plan: PlannedOutput | None = None
     ) -> None:
         self.request = request
         self.plan = plan

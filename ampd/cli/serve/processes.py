@@ -32,7 +32,7 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-class Process(Protocol):
+class StartedProcess(Protocol):
     """A process that was started, as `subprocess.Popen` is one. It leads its process group."""
 
     @property
@@ -41,11 +41,11 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-Start = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+Start = Callable[[Sequence[str], Mapping[str, str], Path], StartedProcess]
 """Starts a process: its command line, its whole environment, the file for its output."""
 
 
-def start_program(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> Process:
+def start_program(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> StartedProcess:
     """Start a program in its own process group. It gets SIGTERM when this process dies for any reason."""
     with output.open("wb") as log:
         return subprocess.Popen(
@@ -61,7 +61,7 @@ def start_program(argv: Sequence[str], environment: Mapping[str, str], output: P
 @dataclass(slots=True)
 class _Child:
     spec: ProcessSpec
-    process: Process
+    process: StartedProcess
     log: Path
 
 
@@ -179,6 +179,6 @@ def _signal_of(code: int) -> str:
     return f" ({signal.strsignal(-code) or 'a signal'}{hint})"
 
 
-def _signal_group(process: Process, number: signal.Signals) -> None:
+def _signal_group(process: StartedProcess, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

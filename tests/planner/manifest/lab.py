@@ -19,7 +19,7 @@ from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.layout.layout import Layout
 from planner.manifest.base import base_objects
-from planner.manifest.deployment import Deployment, Policies
+from planner.manifest.deployment import Deployment, PolicyNames
 from planner.manifest.objects import deployment_objects
 
 Object = dict[str, Any]
@@ -36,7 +36,7 @@ DEPLOYMENT = Deployment(
     model_name="qwen3-32b",
     profile=analytic_model("qwen3-32b", "h200").profile,
     slo=Slo(0.35, 0.04),
-    policies=Policies("predictive(headroom=0.9)", "least-kv", "static", "on-time", "slack(quantum=0.5)"),
+    policies=PolicyNames("predictive(headroom=0.9)", "least-kv", "static", "on-time", "slack(quantum=0.5)"),
     tool_call_parser="hermes",
     reasoning_parser="qwen3",
     annotations={"ampd.dev/rate-sessions-per-second": "6"},

@@ -23,7 +23,7 @@ MAX_LEASES_PER_READER = 256
 MAX_LEASES = 4096
 
 
-class Pool(Protocol):
+class RecordPool(Protocol):
     """What the directory needs to know of a pool of records.
 
     Attributes:
@@ -143,7 +143,9 @@ class StoreDirectory:
         surplus: None: no tokens may be missing.
     """
 
-    def __init__(self, size_bytes: int, page_size: int, pools: Sequence[Pool], surplus: Surplus | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, page_size: int, pools: Sequence[RecordPool], surplus: Surplus | None = None
+    ) -> None:
         if not pools or pools[0].window_pages:
             raise ValueError("the first pool must have a record of every page")
         self.page_size = page_size
