@@ -125,7 +125,7 @@ class Placer:
                 is_admitted = True
             if known is not None and plan.move_reason:
                 # Planned again: another replica may have moved the session there before, with a longer history.
-                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, history=known.worker_id))
+                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, holder=known.worker_id))
                 known = await self._move(known, plan)
                 move_reason = plan.move_reason if known.worker_id == plan.decode.worker_id else ""
                 continue
@@ -231,17 +231,17 @@ class Placer:
 
     async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
-        before = self._view.worker(unplaced.moving.history or "")
+        before = self._view.worker(unplaced.moving.holder or "")
         if before is not None and await unplaced.hist_tokens(plan.decode) > await unplaced.hist_tokens(before):
             return plan
         # The old owner may hold more than is known here. It is asked to drop its copy in any case.
-        return replace(plan, move_reason=reason, history=before)
+        return replace(plan, move_reason=reason, holder=before)
 
     # -- the route
 
     async def _plan(self, unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
-        held_tokens, history = await self._history(unplaced, decode)
+        held_tokens, holder = await self._history(unplaced, decode)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
         may_move = known is not None and self._store_answers()
@@ -254,7 +254,7 @@ class Placer:
                 shared_tokens=unplaced.shared_tokens,
                 lost=unplaced.lost,
                 local_only=unplaced.local_only,
-                history=history,
+                holder=holder,
                 moving=self.moves.moving(unplaced) if may_move else None,
             )
         )
@@ -262,7 +262,7 @@ class Placer:
     async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
         held_tokens = await unplaced.hist_tokens(decode)
-        before = unplaced.moving.history
+        before = unplaced.moving.holder
         if before is None or before == decode.worker_id or before in unplaced.lost:
             return held_tokens, None
         holder = self._view.worker(before)

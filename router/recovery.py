@@ -27,7 +27,7 @@ class Recovery:
     Attributes:
         lost: workers that failed this round.
         kv_source: the prefill worker that has the KV of the whole context; None: the decode worker prefills.
-        history: the owner before, if the session moved with this round; it still has the KV of the history.
+        holder: the owner before, if the session moved with this round; it still has the KV of the history.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Recovery:
         self._failure: str | None = None
         self.lost: set[str] = set()
         self.kv_source: str | None = None
-        self.history: str | None = None
+        self.holder: str | None = None
 
     @property
     def local_only(self) -> str | None:

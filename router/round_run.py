@@ -110,7 +110,7 @@ class RoundRun:
             placement.plan.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens
         )
         self._record.move_reason = self._record.move_reason or placement.plan.move_reason
-        self._recovery.history = placement.plan.history.worker_id if placement.plan.history else self._recovery.history
+        self._recovery.holder = placement.plan.holder.worker_id if placement.plan.holder else self._recovery.holder
         self._record.shared_tokens = placement.plan.shared_tokens
         log_placed(self._services.options.round_log, self._record)
         if not self._request.is_announcement:
@@ -137,7 +137,7 @@ class RoundRun:
             moving=MovingSession(
                 may_move=self._placement is None and not (request.is_announcement or request.continued_tokens),
                 moved_s=sessions.moved_s(request.session_id),
-                history=self._recovery.history,
+                holder=self._recovery.holder,
             ),
         )
 
@@ -321,7 +321,7 @@ class RoundRun:
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
         if request.ends_session:
             used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._recovery.kv_source}
-            used |= {self._recovery.history, *self._recovery.lost}
+            used |= {self._recovery.holder, *self._recovery.lost}
             services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
         else:
             self._leave_history(placement)
@@ -334,7 +334,7 @@ class RoundRun:
 
     def _leave_history(self, placement: Placement) -> None:
         """After the first round at a new owner the old one may drop its KV."""
-        before, plan = self._recovery.history, placement.plan
+        before, plan = self._recovery.holder, placement.plan
         if not before or not self._stream.is_complete:
             return
         if drops_history(before, plan.decode.worker_id, plan.decision.worker_id):

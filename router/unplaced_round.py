@@ -16,12 +16,12 @@ class MovingSession:
     Attributes:
         may_move: the session may move with this round.
         moved_s: when it moved last, as far as this replica knows; minus infinity: never.
-        history: the owner before, if the session moved with this round and the round has to be placed again.
+        holder: the owner before, if the session moved with this round and the round has to be placed again.
     """
 
     may_move: bool = False
     moved_s: float = float("-inf")
-    history: str | None = None
+    holder: str | None = None
 
 
 STAYS = MovingSession()

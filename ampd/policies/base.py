@@ -64,7 +64,7 @@ class RoutingSituation(Situation):
         decode: the worker that its session is bound to.
         prefill: the prefill workers that are alive; may be empty.
         rng: the only source of chance.
-        history: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
+        holder: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
         shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions. The
             task's history includes such tokens of the session's own worker.
     """
@@ -73,7 +73,7 @@ class RoutingSituation(Situation):
     decode: WorkerView
     prefill: Sequence[WorkerView]
     rng: random.Random
-    history: WorkerView | None = None
+    holder: WorkerView | None = None
     shared_tokens: Mapping[str, int] = field(default_factory=dict)
 
 

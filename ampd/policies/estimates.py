@@ -77,7 +77,7 @@ def history_at(situation: RoutingSituation, worker: WorkerView) -> int:
 
 def history_read_s(situation: RoutingSituation, worker: WorkerView) -> float:
     """Time in which a worker reads what it lacks of the history."""
-    holder, task = situation.history or situation.decode, situation.task
+    holder, task = situation.holder or situation.decode, situation.task
     if worker.worker_id == holder.worker_id:
         return 0.0
     missing_tokens = max(task.hist_tokens - held_at(worker, task, situation.shared_tokens), 0)

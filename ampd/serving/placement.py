@@ -61,7 +61,7 @@ class PlanSituation:
         shared_tokens: returns what workers hold of the prompt for other sessions (`ampd.serving.shared_prefixes`).
         lost: workers that failed this round before.
         local_only: why the prefill must be local, if it must.
-        history: the worker that holds the history, if the session has just moved away from it.
+        holder: the worker that holds the history, if the session has just moved away from it.
         moving: None: the session stays.
     """
 
@@ -72,7 +72,7 @@ class PlanSituation:
     shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]]
     lost: Collection[str] = ()
     local_only: str | None = None
-    history: WorkerView | None = None
+    holder: WorkerView | None = None
     moving: Moving | None = None
 
 
@@ -83,7 +83,7 @@ class Plan:
     Attributes:
         decode: the owner of the session, or the new owner.
         task: its history is what the worker that prefills need not compute, as far as is known.
-        history: the worker that holds the history, if the session moves away from it; None: `decode` does.
+        holder: the worker that holds the history, if the session moves away from it; None: `decode` does.
         move_reason: why the session moves; "": it does not.
         shared_tokens: of the prompt that the worker that prefills holds for other sessions.
     """
@@ -91,14 +91,14 @@ class Plan:
     decode: WorkerView
     decision: RouteDecision
     task: PrefillTask
-    history: WorkerView | None = None
+    holder: WorkerView | None = None
     move_reason: str = ""
     shared_tokens: int = 0
 
     @property
     def source(self) -> WorkerView | None:
         """The worker that the prefill reads its history from; None: it is there already, or there is none."""
-        holder = self.history or self.decode
+        holder = self.holder or self.decode
         if holder.worker_id == self.decision.worker_id or not reads_history(self.task, self.shared_tokens):
             return None
         return holder
@@ -163,7 +163,7 @@ class PlacementPolicies:
         *,
         lost: Collection[str] = (),
         local_only: str | None = None,
-        history: WorkerView | None = None,
+        holder: WorkerView | None = None,
         shared_tokens: Mapping[str, int] = _NONE,
     ) -> RouteDecision:
         """The route of a round. It is local if the prompt does not fit at the worker that the policy chose.
@@ -173,7 +173,7 @@ class PlacementPolicies:
             prefill: the live workers that take prefills.
             lost: workers that failed this round before. They are left out.
             local_only: why the prefill must be local, if it must.
-            history: the worker that holds the history, if the session has just moved away from it.
+            holder: the worker that holds the history, if the session has just moved away from it.
             shared_tokens: what workers hold of the prompt for other sessions.
 
         Raises:
@@ -195,7 +195,7 @@ class PlacementPolicies:
                     decode=decode,
                     prefill=views,
                     rng=self._rng,
-                    history=history,
+                    holder=holder,
                     shared_tokens=shared_tokens,
                 )
             )
@@ -224,12 +224,12 @@ class PlacementPolicies:
             situation.now_s,
             lost=situation.lost,
             local_only=situation.local_only,
-            history=situation.history,
+            holder=situation.holder,
             shared_tokens=shared,
         )
         move = self._move(situation, task, decision) if situation.moving else None
         if move is None:
-            return Plan(decode, decision, task, situation.history).with_shared(shared)
+            return Plan(decode, decision, task, situation.holder).with_shared(shared)
         shared = situation.shared_tokens([move.owner, *prefill])
         return Plan(move.owner, move.decision, task, decode, move.reason).with_shared(shared)
 
@@ -246,7 +246,7 @@ class PlacementPolicies:
                 prefill,
                 situation.now_s,
                 local_only=situation.local_only,
-                history=decode,
+                holder=decode,
                 shared_tokens=shared_tokens,
             )
 

@@ -230,7 +230,7 @@ class Coordinators:
         if round_.moves:
             round_.session.moved_s = self._loop.now_s
             round_.decode.resident.own(record.session_id)
-            round_.history.resident.copy(record.session_id)
+            round_.holder.resident.copy(record.session_id)
         round_.session.decode, round_.session.begun = round_.decode, None
         round_.session.users |= {round_.decode, worker}
         if worker is not round_.decode:

@@ -57,7 +57,7 @@ class Prefills:
 
     def _fetch_history(self, round_: ActiveRound, entry: QueueEntry) -> None:
         """Read what the prefill worker lacks of the history, as far as its holder still has it."""
-        session_id, source, target = round_.record.session_id, round_.history, round_.prefill
+        session_id, source, target = round_.record.session_id, round_.holder, round_.prefill
         tokens = round_.record.kv_history_tokens = round_.begin_read(source, target, entry.task.hist_tokens)
         round_.fetched = True
         # The history that is here already goes with the part that is read: neither may be evicted before both are used.

@@ -42,7 +42,7 @@ class ActiveRound:
 
     Attributes:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
-        history: the worker that its history is read from: `decode`, or the owner before if the session moves.
+        holder: the worker that its history is read from: `decode`, or the owner before if the session moves.
         is_exact: the history of its task is what its prefill worker really holds.
         uncounted_tokens: history whose origin at the prefill worker is not counted yet; None: it is counted.
         recent: its entry in the recent load; None: the load is not recorded.
@@ -54,7 +54,7 @@ class ActiveRound:
         "decode",
         "entry",
         "fetched",
-        "history",
+        "holder",
         "is_exact",
         "is_started",
         "prefill",
@@ -70,7 +70,7 @@ class ActiveRound:
         self.session = session
         self.record = record
         self.decode = decode
-        self.prefill = self.history = decode
+        self.prefill = self.holder = decode
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
         self.behind_tokens = 0
         self.read_tokens = 0
@@ -84,7 +84,7 @@ class ActiveRound:
     @property
     def moves(self) -> bool:
         """Whether its session gets another owner with this round."""
-        return self.history is not self.decode
+        return self.holder is not self.decode
 
     @property
     def task(self) -> PrefillTask:

@@ -75,7 +75,7 @@ class SessionRunner:
 
     def _leave_history(self, round_: ActiveRound) -> None:
         """After the first round at a new owner the old one may drop its KV. Here every round that began completes."""
-        before = round_.history
+        before = round_.holder
         if drops_history(before.worker_id, round_.decode.worker_id, round_.prefill.worker_id):
             before.memory.release(round_.session.session_id)
 

@@ -171,17 +171,17 @@ def test_a_session_that_moves_reads_its_history_from_the_owner_before() -> None:
     turned, owners = WorkerView("p2", Role.PREFILL), [WorkerView("d2", Role.DECODE)]
     plan = placement.plan(situation(turned, prefill=[PREFILL[0]], moving=Moving(owners, 101)))
     assert (plan.decode.worker_id, plan.decision.worker_id, plan.move_reason) == ("d2", "p1", "role")
-    assert plan.history is plan.source is turned
+    assert plan.holder is plan.source is turned
     # The owner before prefills for the session that has left it: the history is there.
     plan = placement.plan(situation(turned, prefill=[*PREFILL[:1], turned], moving=Moving(owners, 101)))
-    assert (plan.decision.worker_id, plan.history, plan.source) == ("p2", turned, None)
+    assert (plan.decision.worker_id, plan.holder, plan.source) == ("p2", turned, None)
     assert last.seen == [["p1"], ["p1"], ["p1"], ["p1", "p2"]]
 
 
 def test_a_session_stays_without_a_way_to_move() -> None:
     _, placement = policies()
     plan = placement.plan(situation(WorkerView("p2", Role.PREFILL)))
-    assert (plan.decode.worker_id, plan.history, plan.move_reason) == ("p2", None, "")
+    assert (plan.decode.worker_id, plan.holder, plan.move_reason) == ("p2", None, "")
 
 
 def test_a_worker_of_an_unknown_parallelism_is_left_out_only_if_that_is_wanted() -> None:
