@@ -17,6 +17,7 @@ from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
+from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
@@ -135,6 +136,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.report, settings.timeline)
     scene, combinations = _scene(settings), _combinations(settings)
     _require_prefill(scene.cluster, combinations)
+    _warn(combinations)
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
@@ -159,6 +161,13 @@ def run(argv: Sequence[str]) -> int:
         _print_error(runs[0])
         return 1
     return 0
+
+
+def _warn(combinations: Sequence[Combination]) -> None:
+    """Name the routings that predict their ordering wrongly, each pair once."""
+    pairs = dict.fromkeys((combination.routing, combination.ordering) for combination in combinations)
+    for warning in filter(None, (disagreement(*pair) for pair in pairs)):
+        print(f"{PROG}: {warning}", file=sys.stderr)
 
 
 def run_combination(scene: Scene, combination: Combination) -> SimulationRun:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ampd.policies.moore_hodgson import Job
 from ampd.policies.queue_work import Waiting
-from ampd.policies.registry import Policy
+from ampd.policies.registry import ORDERING, ROUTING, Policy
 from ampd.types import PrefillTask
 
 _new = tuple.__new__
@@ -61,3 +61,25 @@ class Expectations(Policy):
             for _, ttft_s, arrival_s, plain_s, session_missed in prefills
             if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
         ]
+
+
+def disagreement(routing: str, ordering: str) -> str | None:
+    """A line about a routing that predicts an ordering with other values than it has; None: there is nothing to say.
+
+    Args:
+        routing, ordering: as written on the command line.
+
+    Raises:
+        UserError: one of them is unknown, or its parameters are wrong.
+    """
+    predicts, orders = ROUTING.create_named(routing), ORDERING.create_named(ordering)
+    if not isinstance(predicts, Expectations) or not isinstance(orders, Expectations):
+        return None
+    names = [name for name in Expectations.model_fields if getattr(predicts, name) != getattr(orders, name)]
+    if not names:
+        return None
+    values = ", ".join(f"{name} {getattr(predicts, name):g} and {getattr(orders, name):g}" for name in names)
+    return (
+        f"warning: --routing {routing} predicts what --ordering {ordering} does, but they have {values}; "
+        f"give both the same {' and '.join(names)}"
+    )

@@ -96,7 +96,7 @@ class Graph:
         end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s:
             assert self.is_complete()
-            assert (await self.place()).decision.worker_id == "b1"
+            assert (await self.place()).plan.decision.worker_id == "b1"
             await asyncio.sleep(0.05)
 
     async def is_normal(self) -> bool:

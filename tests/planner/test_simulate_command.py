@@ -246,3 +246,11 @@ def test_rates_and_names_are_split_where_people_mean_it() -> None:
     assert split_names("ampd(alpha=0.8,beta=1), fcfs") == ["ampd(alpha=0.8,beta=1)", "fcfs"]
     assert parse_named(" ampd( alpha = 0.8 , name=x ) ") == ("ampd", {"alpha": 0.8, "name": "x"})
     assert set(Mode) == {"disaggregated", "always-remote", "colocated", "continuum"}
+
+
+def test_a_routing_that_predicts_its_ordering_wrongly_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--routing", "predictive,predictive(headroom=0.9)", "--mode", "disaggregated,colocated"]
+    assert main([*BASE, *flags, "--rate", "1,2", "--limit", "2", "--json"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("ampd simulate: warning: --routing predictive(headroom=0.9)")

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import socket
+import sys
 from pathlib import Path
 
 from ampd.call_signatures import read_secrets
@@ -14,6 +15,7 @@ from ampd.cli.serve.settings import EngineName, ServeSettings
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
+from ampd.policies.expectations import disagreement
 from ampd.types import Parallelism
 from router.settings import PARSER_NAMES, check_parser
 from workers.engines.planned_output import OutputPlanner
@@ -26,9 +28,11 @@ WATCHES_PER_PROCESS = 7
 
 
 def check_policies(settings: ServeSettings) -> None:
-    """Refuse unknown names of policies; the error lists the known ones."""
+    """Refuse unknown names of policies; the error lists the known ones. Warn of policies that do not fit together."""
     for kind in ("binding", "routing", "ordering", "slicing", "pools"):
         registry.create_named(kind, getattr(settings, kind))
+    if warning := disagreement(settings.routing, settings.ordering):
+        print(f"ampd serve: {warning}", file=sys.stderr)
 
 
 def check_workers(settings: ServeSettings) -> None:

@@ -45,7 +45,7 @@ class ServeSettings(GraphSettings):
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
         defaults.ROUTING,
-        description="Policy that chooses where a round is prefilled; predictive(headroom=0.9) sets a parameter. "
+        description="Policy that chooses where a round is prefilled; threshold(tokens=4096) sets a parameter. "
         "docs/policies.md lists the policies of all kinds.",
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
