@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered, TriedRoles
 from ampd.policies.estimates import index_of_least, queued_s
@@ -30,34 +28,31 @@ class LookAheadPools(Policy):
 
     Rule:
 
-    1. It is asked every 5 s, but not within `cooldown_s` of a change. Other roles are tried when the last 30 s attained
-       `content` or less: the mean of the share of the rounds that met their targets, and of the share of the sessions
-       whose rounds all did. If fewer than 20 rounds ended in 30 s, the last five minutes count instead. Other roles are
-       also tried when `predictive` would change a role.
-    2. Each set of roles is simulated twice, with arrivals and pauses `stress` times as short. *Soon*: the rounds of the
-       last 15 s (10 per worker at least) come again. They come behind the rounds that are in progress now, which begin
-       on their present workers. The output of a round in progress is estimated from the rounds since the oldest one in
-       progress began. The tokens that it has decoded count in its ITL. *Later*: `rounds_per_worker` rounds of each
-       worker come again, in an empty cluster. Roles that are worse in *soon* by `gain` are not simulated in *later*.
-       Each simulation has at most 5000 rounds.
+    1. It is asked every 5 s, but not within 15 s of a change. Other roles are tried when the last 30 s attained 97 % or
+       less: the mean of the share of the rounds that met their targets, and of the share of the sessions whose rounds
+       all did. If fewer than 20 rounds ended in 30 s, those of the last five minutes count. Other roles are also tried
+       when `predictive` would change a role.
+    2. Each set of roles is simulated twice. *Soon*: the rounds of the last 15 s (10 per worker at least) come again,
+       behind the rounds that are in progress now, where these are. A round in progress gets the output that can be
+       expected of it, by the rounds since the oldest one in progress began. What it has decoded counts in its ITL.
+       *Later*: 100 rounds of each worker come again, in an empty cluster. Roles that are worse soon by 2 points of the
+       attainment are not simulated again. At most 5000 rounds each.
     3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all workers
-       decoding, which is co-located serving. If the present roles attain more than `1 - gain`, no others are tried,
-       because none could gain enough. Roles with fewer owners of sessions are not tried if the sessions' KV would take
-       more than 40 % of the memory of the remaining owners, because sessions grow.
-    4. The burden of proof is on a change. Other roles are better if they attain `gain` more than the present ones in
-       one of the two simulations, and not `gain` less in the other one. A loss counts even if it may be chance; a gain
-       counts only if it is not chance. So a gain must be two standard deviations of the number of rounds that only one
-       of the two sets of roles met. It must be three if only *soon* shows it, because its rounds are few. It may be one
-       less if `predictive` would make the change too. In *later*, other roles also have to beat what the present ones
-       really attained in that time. The attainment is the mean of two shares: of the rounds, and of the sessions. The
-       best roles are taken. If no roles are better, but some gain `gain`, perhaps by chance, the two that gain most are
-       compared again, with up to four times as many rounds.
-    5. If no roles were taken, memory may still call for a change, also while all targets are met. If the sessions' KV
-       takes more than 80 % of the decode workers' memory, a prefill worker becomes a decode worker (`kv-short`). If it
-       takes more than `full`, the same happens when 150 s more of the same growth would lead to 80 %. The change comes
-       that early because a new owner takes new sessions only, while the sessions of the old owners go on growing.
-       Growth is measured in the later half of the record, over 60 s at least. The worker keeps its role if the present
-       roles attain `gain` more in one of the two simulations, even if by chance.
+       decoding, which is co-located serving. If the present roles attain so much that none could gain, no others are
+       tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
+       memory of those that remain, because sessions grow.
+    4. The burden of proof is on a change. Roles are better if they attain 2 points more than the present ones, soon or
+       later, and do not attain 2 points less in the other replay, even by chance. The gain must not be chance (two
+       standard deviations of the rounds that only one of the two met; three for a gain of the latest rounds alone,
+       which are few; one less for a change that `predictive` would make too). Later they also have to beat what the
+       present roles really attained in that time. The attainment is the mean of that of the rounds and that of the
+       sessions. The best are taken. If no roles are better, but the gain of some may be chance, the two that gain most
+       serve up to four times as many rounds, and decide with these.
+    5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
+       memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
+       does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
+       only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
+       The worker stays if the present roles attain 2 points more, soon or later, even by chance.
 
     Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up. Of the rounds
     in progress it sees only those of the leading coordinator. A change helps the sessions to come, because sessions
@@ -71,17 +66,21 @@ class LookAheadPools(Policy):
     load_s: ClassVar[float] = 300.0
     is_slow: ClassVar[bool] = True
 
-    content: float = Field(0.97, gt=0, le=1, description="Share of met rounds above which no other roles are tried.")
-    gain: float = Field(0.02, ge=0, description="Least gain of attainment for which roles change.")
-    cooldown_s: float = Field(15.0, ge=0, description="Least time between two changes, in seconds.")
-    rounds_per_worker: int = Field(100, ge=1, description="Rounds of the longer record, per worker.")
-    full: float = Field(
-        0.5, gt=0, description="Share of the KV memory above which one worker more owns sessions if the sessions grow."
-    )
-    stress: float = Field(1.0, gt=0, description="How many times as short arrivals and pauses are made.")
+    CONTENT: ClassVar[float] = 0.97
+    """Attainment above which no other roles are tried."""
+    GAIN: ClassVar[float] = 0.02
+    """Least gain of attainment for which roles change."""
+    COOLDOWN_S: ClassVar[float] = 15.0
+    """Least time between two changes."""
+    ROUNDS_PER_WORKER: ClassVar[int] = 100
+    """Rounds of the longer record, per worker."""
+    FULL: ClassVar[float] = 0.5
+    """Share of the KV memory above which one worker more owns sessions if the sessions grow."""
+    STRESS: ClassVar[float] = 1.0
+    """How many times as short arrivals and pauses are made."""
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        if situation.changed_within(self.cooldown_s):
+        if situation.changed_within(self.COOLDOWN_S):
             return ()
         for_memory, by_rule = self._for_memory(situation), _RULE.change(situation)
         # Roles under which targets are met could only become worse, whatever a replay says alone.
@@ -95,9 +94,9 @@ class LookAheadPools(Policy):
         prefill = [view for view in situation.workers if view.role is Role.PREFILL]
         owners = [view for view in situation.workers if view.role.owns_sessions]
         share = sessions_share(owners, owners)
-        if not prefill or share <= self.full:
+        if not prefill or share <= self.FULL:
             return ()
-        if share <= _RULE.full and not will_be_short(situation, owners, _RULE.full):
+        if share <= _RULE.FULL and not will_be_short(situation, owners, _RULE.FULL):
             return ()
         chosen = prefill[index_of_least([queued_s(view, situation.model) for view in prefill], situation.rng)]
         return (RoleChange(chosen.worker_id, Role.DECODE, KV_SHORT),)
@@ -109,7 +108,7 @@ class LookAheadPools(Policy):
         for last_s in (_RECENT_S, self.load_s):
             share = attained(situation, situation.now_s - last_s, _LEAST_ROUNDS)
             if share is not None:
-                return share <= self.content
+                return share <= self.CONTENT
         return False
 
     def _look(
@@ -131,15 +130,15 @@ class LookAheadPools(Policy):
             return ()
         latest, longer = self._records(situation)
         lengths = rounds_since(situation.load, _oldest_s(situation))
-        soon = recorded_load(latest, self.stress, present_state(situation), lengths)
-        later = recorded_load(longer, self.stress, outputs=lengths)
+        soon = recorded_load(latest, self.STRESS, present_state(situation), lengths)
+        later = recorded_load(longer, self.STRESS, outputs=lengths)
         if not later.rounds:
             return for_memory
 
         proven = _proven(situation, longer)
-        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.gain, proven)
+        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.GAIN, proven)
         present, rounds = comparison.present, later.rounds
-        if present.worst <= 1 - self.gain:
+        if present.worst <= 1 - self.GAIN:
             comparison.try_all(others)
         if comparison.is_doubtful and (more := self._more_rounds(situation, rounds)):
             rounds = more.rounds
@@ -151,7 +150,7 @@ class LookAheadPools(Policy):
             roles = _changed(now, for_memory)
             with_more = comparison.outlook(roles)
             tried.append(TriedRoles(in_words(roles), with_more.share))
-            if not present.gains(with_more, self.gain):
+            if not present.gains(with_more, self.GAIN):
                 changes, is_chance = for_memory, False
         return Considered(changes, tried, rounds, is_chance=is_chance)
 
@@ -159,13 +158,13 @@ class LookAheadPools(Policy):
         """A record that is longer than `rounds`; None: no record would tell much more."""
         from planner.look_ahead.recorded import recorded_load
 
-        more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)), self.stress)
+        more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)), self.STRESS)
         return more if more.rounds >= _LEAST_MORE * rounds else None
 
     def _records(self, situation: PoolsSituation) -> tuple[Load, Load]:
         """The latest rounds, and a longer record that has them too."""
         latest = rounds_since(situation.load, situation.now_s - _LATEST_S)
-        most, count = self.rounds_per_worker * len(situation.workers), sum(map(len, latest.values()))
+        most, count = self.ROUNDS_PER_WORKER * len(situation.workers), sum(map(len, latest.values()))
         least = min(_LEAST_ROUNDS_PER_WORKER * len(situation.workers), most)
         return (
             latest_rounds(situation.load, min(max(least, count), _MOST_ROUNDS)),
@@ -205,12 +204,12 @@ def _has_memory(situation: PoolsSituation, roles: Roles) -> bool:
 
     owners = [view for view in situation.workers if view.role.owns_sessions]
     after = [view for view in situation.workers if roles[view.worker_id].owns_sessions]
-    return len(after) >= len(owners) or sessions_share(owners, after) <= 0.5 * _RULE.full
+    return len(after) >= len(owners) or sessions_share(owners, after) <= 0.5 * _RULE.FULL
 
 
 _RULE = PredictivePools.model_validate({})
 _RECENT_S = 30.0
-"""Rounds that ended within this time count for `content`."""
+"""Rounds that ended within this time count for `CONTENT`."""
 _LEAST_ROUNDS = 20
 """With fewer rounds nothing is known. Long sessions at a low rate need minutes to have this many."""
 _LATEST_S = 15.0

@@ -69,7 +69,7 @@ def test_other_pools_are_asked_with_the_targets_of_the_contest(tmp_path: Path) -
     switch(file, _policies(pools="predictive"), prefill=1, slo=Slo(1.0, 0.003))
     workers = [PREFILL, WorkerView("d", Role.DECODE, decode_batch=4, decode_context_tokens=4000)]
     # Under the graph's own loose targets nothing would be short.
-    policy = PredictivePools(high=0.6, low=0.35, cooldown_s=5.0)
+    policy = PredictivePools()
     assert not situations.change(policy, workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0))
     got = situations.change(SwitchedPools(file=file), workers, Slo(60.0, 60.0), MODEL, 99.0, 0.0, random.Random(0))
     assert [(change.worker_id, change.role, change.reason) for change in got] == [("p", Role.DECODE, "itl-short")]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-
-from pydantic import Field
+from typing import ClassVar
 
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.capacity import dispensable, session_memory
@@ -26,56 +25,56 @@ class PredictivePools(Policy):
     performance model; the targets. No windows of measured ITL: the slicing `slack` spends on prefills what the target
     leaves over, so a measured ITL near its target does not show the load.
 
-    Rule: at most one worker changes, and none within `cooldown_s` of the last change.
+    Rule: at most one worker changes, and none within 5 s of the last change.
 
-    1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above `high` of the ITL
+    1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above 60 % of the ITL
        target. The prefill worker with the least queued work becomes a decode worker, even the last one. A decode worker
        prefills its own sessions in slices, so only the separation is lost. The same change is made if there is no
        decode worker.
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
-       queued, and one decode worker fewer would still hold the decode batches, with steps below `low` of the target.
+       queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the target.
        The decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the
        decode workers with the most KV memory remains, for a session that fits on no other.
-    3. Memory: with more than `full` of the decode workers' KV memory in use, a prefill worker becomes a decode worker
+    3. Memory: with more than 80 % of the decode workers' KV memory in use, a prefill worker becomes a decode worker
        (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
-       prefill worker if the KV that is held would take more than half of `full` of the memory that remains, because
-       sessions grow.
+       prefill worker if the KV that is held would take more than 40 % of the memory that remains, because sessions
+       grow.
 
     A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
     a prefill worker. No worker becomes mixed.
 
     Limits: a change helps the sessions to come, because sessions stay where they are bound unless they may move
-    (`--moves`). One change in `cooldown_s` is too slow for a burst of seconds; the routing answers such bursts.
+    (`--moves`). One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """
 
-    high: float = Field(0.6, gt=0, description="Step time, as a share of the ITL target, above which decode is short.")
-    low: float = Field(
-        0.35, gt=0, description="Step time, as a share of the ITL target, that leaves a worker to spare."
-    )
-    full: float = Field(
-        0.8, gt=0, description="Share of the KV memory in use above which decode workers are short of it."
-    )
-    cooldown_s: float = Field(5.0, ge=0, description="Least time between two changes, in seconds.")
+    HIGH: ClassVar[float] = 0.6
+    """Step time, as a share of the ITL target, above which decode is short."""
+    LOW: ClassVar[float] = 0.35
+    """Step time, as a share of the ITL target, that leaves a worker to spare."""
+    FULL: ClassVar[float] = 0.8
+    """Share of the KV memory in use above which decode workers are short of it."""
+    COOLDOWN_S: ClassVar[float] = 5.0
+    """Least time between two changes."""
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        if situation.changed_within(self.cooldown_s):
+        if situation.changed_within(self.COOLDOWN_S):
             return ()
         model, workers, ttft_s = situation.model, situation.workers, situation.slo.ttft_s
         prefill = [worker for worker in workers if worker.role is Role.PREFILL]
         decode = [worker for worker in workers if worker.role.owns_sessions]
         helping = [worker for worker in workers if worker.role.takes_prefills]
-        reason = "itl-short" if _step_share(situation, decode, 0) > self.high else KV_SHORT
-        if prefill and (reason == "itl-short" or kv_share(decode, decode) > self.full):
+        reason = "itl-short" if _step_share(situation, decode, 0) > self.HIGH else KV_SHORT
+        if prefill and (reason == "itl-short" or kv_share(decode, decode) > self.FULL):
             chosen = prefill[index_of_least([queued_s(worker, model) for worker in prefill], situation.rng)]
             return (RoleChange(chosen.worker_id, Role.DECODE, reason),)
         is_late = all(queued_s(worker, model) > 0.5 * ttft_s for worker in helping or decode)
         leaving = dispensable(decode)
-        if is_late and leaving and len(decode) > 1 and _step_share(situation, decode, 1) < self.low:
+        if is_late and leaving and len(decode) > 1 and _step_share(situation, decode, 1) < self.LOW:
             chosen = leaving[index_of_least([float(worker.decode_batch) for worker in leaving], situation.rng)]
             remaining = [worker for worker in decode if worker is not chosen]
-            if kv_share(decode, remaining) <= 0.5 * self.full:
+            if kv_share(decode, remaining) <= 0.5 * self.FULL:
                 return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
         return ()
 

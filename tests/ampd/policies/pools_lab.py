@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
+from ampd.policies.registry import Policy
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -15,6 +17,14 @@ NEVER = -math.inf
 EMPTY = Window()
 LATE = Window(0.05, 100)
 """Token intervals above the target."""
+
+
+PoolsT = TypeVar("PoolsT", bound=Policy)
+
+
+def with_constants(policy: type[PoolsT], **values: float) -> PoolsT:
+    """The policy, with other values of its constants."""
+    return type(f"Changed{policy.__name__}", (policy,), {"__module__": __name__, **values})()
 
 
 def waiting(*incr_tokens: int, hist_tokens: int = 0) -> tuple[PrefillTask, ...]:

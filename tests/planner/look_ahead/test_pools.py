@@ -13,6 +13,7 @@ from planner.look_ahead.pools import LookAheadPools
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
+from tests.ampd.policies.pools_lab import with_constants
 from workloads.trace import Round, Session
 
 from .lab import MODEL, SLO, question, workers_of
@@ -35,7 +36,7 @@ def test_it_takes_the_roles_that_attain_more_and_tells_what_it_tried() -> None:
     assert present.is_now
     assert present.roles == "1 prefill, 3 decode"
     best = max(others, key=lambda tried: tried.attained)
-    assert best.attained >= present.attained + POLICY.gain
+    assert best.attained >= present.attained + POLICY.GAIN
     assert [(change.role, change.reason) for change in found] == [(Role.PREFILL, "look-ahead")] * len(found)
     assert in_words_after(found) == best.roles
 
@@ -72,7 +73,7 @@ def test_it_looks_while_targets_are_met_if_a_rule_of_thumb_would_change_a_role()
 
 def test_it_looks_at_nothing_soon_after_a_change_and_without_rounds() -> None:
     asked = situation(LONG_PREFILLS)
-    asked.changed_s = asked.now_s - POLICY.cooldown_s / 2
+    asked.changed_s = asked.now_s - POLICY.COOLDOWN_S / 2
     assert POLICY.change(asked) == ()
     assert POLICY.change(situation({})) == ()
     few = {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:19]}
@@ -92,7 +93,7 @@ def test_slow_rounds_count_for_minutes() -> None:
 
 
 def test_a_high_load_is_served_again_for_as_long_as_it_takes_to_show_a_shortage() -> None:
-    policy = LookAheadPools(rounds_per_worker=1)
+    policy = with_constants(LookAheadPools, ROUNDS_PER_WORKER=1)
     found = policy.change(situation(LONG_PREFILLS))
     assert isinstance(found, Considered)
     assert found.rounds == 80
@@ -114,7 +115,7 @@ def test_later_others_have_to_beat_what_the_present_roles_really_attained() -> N
     on_time = {
         name: [replace(item, is_met=number % 20 > 0)] for number, (name, (item,)) in enumerate(late.load.items())
     }
-    policy = LookAheadPools(gain=0.1)
+    policy = with_constants(LookAheadPools, GAIN=0.1)
     assert list(policy.change(late))
     found = policy.change(replace(late, load=on_time))
     assert isinstance(found, Considered)
@@ -123,7 +124,7 @@ def test_later_others_have_to_beat_what_the_present_roles_really_attained() -> N
 
 
 def test_it_stays_where_nothing_else_is_better() -> None:
-    found = LookAheadPools(stress=2.5).change(situation(LONG_PREFILLS, prefill=0, decode=4))
+    found = with_constants(LookAheadPools, STRESS=2.5).change(situation(LONG_PREFILLS, prefill=0, decode=4))
     assert isinstance(found, Considered)
     assert list(found) == []
     assert len(found.tried) > 1
@@ -133,10 +134,10 @@ def test_it_stays_where_nothing_else_is_better() -> None:
 def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     """Only the last of eight long prompts is late, and the 72 short ones behind it are not."""
     short = {name: [replace(item, prompt_tokens=200) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
-    policy = LookAheadPools(gain=0.01, stress=1.15)
+    policy = with_constants(LookAheadPools, GAIN=0.01, STRESS=1.15)
     found = policy.change(situation(short | {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:8]}))
     assert isinstance(found, Considered)
-    assert max(tried.attained for tried in found.tried) >= found.tried[0].attained + policy.gain
+    assert max(tried.attained for tried in found.tried) >= found.tried[0].attained + policy.GAIN
     assert list(found) == []
     assert found.is_chance
 
@@ -151,7 +152,7 @@ def arriving(rate: float, seed: int) -> PoolsSituation:
 
 
 def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
-    policy, asked = LookAheadPools(rounds_per_worker=10, stress=1.15), arriving(2.5, 4)
+    policy, asked = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15), arriving(2.5, 4)
     few = policy.change(replace(asked, load=latest_rounds(asked.load, 43)))
     assert isinstance(few, Considered)
     assert (few.rounds, few.is_chance, list(few)) == (43, True, [])
@@ -162,7 +163,7 @@ def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
 
 
 def test_more_rounds_may_show_that_a_gain_was_chance() -> None:
-    found = LookAheadPools(rounds_per_worker=10, stress=1.15).change(arriving(2.3, 3))
+    found = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15).change(arriving(2.3, 3))
     assert isinstance(found, Considered)
     assert found.rounds == 4 * 40
     assert list(found) == []
@@ -198,7 +199,7 @@ def test_a_rule_changes_nothing_if_the_present_roles_serve_the_load_better() -> 
     assert isinstance(found, Considered)
     present, changed = found.tried
     assert (present.roles, changed.roles) == ("2 prefill, 2 decode", "1 prefill, 3 decode")
-    assert present.attained > changed.attained + POLICY.gain
+    assert present.attained > changed.attained + POLICY.GAIN
     assert list(found) == []
 
 

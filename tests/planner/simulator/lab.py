@@ -22,6 +22,7 @@ from ampd.policies.base import (
     Run,
     Wait,
 )
+from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -30,6 +31,7 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate
+from tests.ampd.policies.pools_lab import with_constants
 from workloads.trace import Round, Session, SharedPrefix
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
@@ -125,7 +127,7 @@ OURS = Policies(
     create("slicing", "slack"),
 )
 OURS_RESTLESS = replace(OURS, pools=RandomPools())
-OURS_POOLS = replace(OURS, pools=create("pools", "predictive", cooldown_s=0.0))
+OURS_POOLS = replace(OURS, pools=with_constants(PredictivePools, COOLDOWN_S=0.0))
 OURS_LOCAL = replace(OURS, routing=LOCAL.routing)
 SLICED_DICE = replace(RESTLESS, slicing=OURS.slicing)
 

@@ -16,7 +16,7 @@ from ampd.policies.pools.predictive import PredictivePools
 from ampd.types import Role, Slo, WorkerView
 from tests.ampd.policies import routing_lab, situations
 from tests.ampd.policies.pools_lab import MODEL as REAL
-from tests.ampd.policies.pools_lab import NEVER, TP4, loads
+from tests.ampd.policies.pools_lab import NEVER, TP4, loads, with_constants
 
 PLAIN = routing_lab.PLAIN
 SLO = Slo(1.0, 0.04)
@@ -111,7 +111,7 @@ def test_nothing_within_the_cooldown() -> None:
     workers = prefill("p"), decode("d", 50)
     assert changes(*workers, changed_s=95.1) == []
     assert changes(*workers, changed_s=95.0) != []
-    assert changes(*workers, changed_s=95.0, policy=PredictivePools(cooldown_s=6.0)) == []
+    assert changes(*workers, changed_s=95.0, policy=with_constants(PredictivePools, COOLDOWN_S=6.0)) == []
 
 
 def test_equal_workers_are_chosen_by_dice() -> None:
