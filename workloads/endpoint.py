@@ -240,7 +240,7 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[Chunk]:
 def _chunk(data: str, now_s: float) -> Chunk:
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestError(f"the stream holds no JSON: {data[:80]}") from None
     if not isinstance(event, dict) or event.get("error"):
         raise RequestError(_error_message(data.encode()))
@@ -268,7 +268,7 @@ def _error_message(raw: bytes) -> str:
     text = raw.decode(errors="replace").strip()
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:200] or "no message"
     if isinstance(content, dict):
         inner = content.get("error", content)

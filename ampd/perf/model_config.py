@@ -47,7 +47,7 @@ def read_model_shape(path: Path) -> ModelShape:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{file}: cannot read the model's configuration ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{file}: not a JSON document") from None
     if not isinstance(config, dict):
         raise UserError(f"{file}: not a model's configuration: no object")

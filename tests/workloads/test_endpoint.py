@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ampd.cli.main import main
 from tests.workloads.conftest import Replay
+from workloads.endpoint import RequestError, _events
 from workloads.trace import Round, write_trace
 
 from .lab import GROWING, session
@@ -48,6 +50,19 @@ def test_server_errors_are_counted_and_shown(replay: Replay, broken: dict[str, i
     assert message in result["stdout"]
     # The rounds that were never sent count as missed.
     assert result["attainment"] == {"rounds": 0.0, "sessions": 0.0}
+
+
+@pytest.mark.parametrize(("event", "words"), [("", "the stream holds no JSON: "), ("event: error", "")])
+@pytest.mark.parametrize("data", ["{", pytest.param("[" * 100_000, id="nested")])
+async def test_events_that_are_not_json_are_errors_of_their_request(event: str, words: str, data: str) -> None:
+    async def lines() -> AsyncIterator[str]:
+        yield event
+        yield f"data: {data}"
+
+    with pytest.raises(RequestError) as failure:
+        await anext(_events(lines()))
+    assert str(failure.value).startswith(words + data[:80])
+    assert len(str(failure.value)) <= 200
 
 
 def test_a_url_that_does_not_answer_is_one_line(

@@ -68,7 +68,7 @@ class ChatTemplate:
 def _config(folder: Path) -> Mapping[str, Any]:
     try:
         config = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"model folder {folder}: tokenizer_config.json is not usable ({error})") from None
     if not isinstance(config, Mapping):
         raise UserError(f"model folder {folder}: tokenizer_config.json is not usable (it is not an object)")

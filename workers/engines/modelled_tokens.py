@@ -154,7 +154,7 @@ def _read_json(folder: Path, name: str) -> Any:
         return json.loads(path.read_bytes())
     except OSError:
         raise UserError(f"model folder {folder} has no readable {name}; give a folder in Hugging Face layout") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
 
 

@@ -164,6 +164,6 @@ def _as_asked(minimal: Any, calls: Sequence[ToolCall]) -> str:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

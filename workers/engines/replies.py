@@ -123,7 +123,7 @@ def _call(call: Any, where: str) -> ToolCall:
         function = call.get("function") or call
         name, arguments = function["name"], function.get("arguments") or {}
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: a tool call must have a name and arguments ({error!r})") from None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise UserError(f"{where}: the name of a tool must be text, and its arguments an object")

@@ -82,7 +82,7 @@ class SglangSettings(Settings):
     def _is_object(cls, text: str) -> str:
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ValueError("must be a JSON object")

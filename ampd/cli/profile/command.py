@@ -200,7 +200,7 @@ def _read_points(path: Path) -> tuple[Points, EngineFacts]:
         return Points.model_validate(row["points"]), EngineFacts.model_validate(row["engine"])
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(f"{path}: not a file of measured points; `{PROG} --points FILE` writes one") from None
 
 

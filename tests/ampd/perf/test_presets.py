@@ -96,6 +96,21 @@ def test_configs_that_cannot_be_used_are_refused(tmp_path: Path, change: dict[st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not a JSON document"),
+        pytest.param("[" * 100_000, "not a JSON document", id="nested"),
+        ("[]", "no object"),
+    ],
+)
+def test_configs_that_are_no_json_object_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"config\.json: .*{words}") as caught:
+        model_shape(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 def test_experts_beside_the_chosen_ones_count_for_every_token(tmp_path: Path) -> None:
     change = {"n_shared_experts": 2, "moe_intermediate_size": 1000}
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL | change))

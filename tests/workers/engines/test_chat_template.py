@@ -71,10 +71,19 @@ def test_a_folder_without_configuration_is_one_line(tmp_path: Path) -> None:
         ChatTemplate(tmp_path)
 
 
-def test_a_configuration_that_is_no_object_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(UserError, match="is not an object"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", r"is not usable \(it is not an object"),
+        ("{", "is not usable"),
+        pytest.param("[" * 100_000, "is not usable", id="nested"),
+    ],
+)
+def test_a_configuration_that_is_no_object_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json {words}") as refusal:
         ChatTemplate(tmp_path)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_template_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:

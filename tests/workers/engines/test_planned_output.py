@@ -130,6 +130,7 @@ async def test_a_grammar_has_the_smallest_answer(
         ({"tool_calls": CALLS}, OBJECT, '{"q": "rain"}'),
         ({"content": '{"q": "snow"}'}, OBJECT, '{"q": "snow"}'),
         ({"content": "not JSON"}, OBJECT, '{"q": ""}'),
+        pytest.param({"content": "[" * 100_000}, OBJECT, '{"q": ""}', id="nested"),
     ],
 )
 async def test_a_scripted_reply_within_a_grammar(

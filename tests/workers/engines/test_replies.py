@@ -60,6 +60,10 @@ def test_both_forms_of_a_tool_call_are_read(tmp_path: Path) -> None:
         ({"tool_calls": ["f"]}, "a name and arguments"),
         ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "a name and arguments"),
         ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "an object"),
+        pytest.param("[" * 100_000, "replies.jsonl:2: not JSON", id="a nested line"),
+        pytest.param(
+            {"tool_calls": [{"name": "f", "arguments": "[" * 100_000}]}, "a name and arguments", id="nested arguments"
+        ),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: Any, words: str) -> None:

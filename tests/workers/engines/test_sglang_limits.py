@@ -61,7 +61,7 @@ def test_a_degree_that_does_not_fit_is_refused_with_those_that_do(tmp_path: Path
     assert str(refusal.value) == words
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "7"])
+@pytest.mark.parametrize("text", ["{", "[1]", "7", pytest.param("[" * 100_000, id="nested")])
 def test_a_broken_model_configuration_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="not a JSON object"):

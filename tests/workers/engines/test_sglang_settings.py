@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ampd.errors import UserError
+from ampd.settings import parse_settings
 from workers.engines.base import EngineError
 from workers.engines.sglang_settings import SglangSettings, create_store, report_page_size
 
@@ -29,3 +31,13 @@ def test_another_page_size_than_asked_for_is_one_line(
     report_page_size(SglangSettings(model=Path("m"), page_size=32, engine_args=engine_args), in_effect)
     assert len(caplog.records) == lines
     assert all(f"--kv-block-size {in_effect}" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "words"),
+    [("{", "not JSON"), ("[]", "must be a JSON object"), pytest.param("[" * 100_000, "not JSON", id="nested")],
+)
+def test_engine_arguments_that_are_no_object_are_one_line(engine_args: str, words: str) -> None:
+    with pytest.raises(UserError, match=rf"^worker: --engine-args: .*{words}") as refusal:
+        parse_settings(SglangSettings, ["--model", "m", "--engine-args", engine_args], "worker")
+    assert len(str(refusal.value).splitlines()) == 1

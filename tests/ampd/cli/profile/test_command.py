@@ -232,6 +232,7 @@ def test_wrong_values_are_refused_in_one_line(
     [
         '{"points": 3}',
         '{"points": {"prefill": [[0, 16, 0.0]], "decode": [], "transfer": [], "discarded": 0}, "engine": {}}',
+        pytest.param("[" * 100_000, id="nested"),
     ],
 )
 def test_a_file_of_other_points_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
