@@ -215,6 +215,7 @@ class WorkerView:
         shared_prefixes: key -> tokens of the prefixes that this worker holds and two or more sessions have used here
             (`ampd.serving.shared_prefixes`).
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
+        tokenizer: digest of what its token ids mean (`ampd.tokenizer_digest`); "": not known.
     """
 
     worker_id: str
@@ -236,6 +237,7 @@ class WorkerView:
     queue_rest: QueueRest = QueueRest()
     kv_window: KvWindow = KvWindow()
     shared_prefixes: Mapping[str, int] = field(default_factory=dict)
+    tokenizer: str = ""
 
     @property
     def queued_prefills(self) -> int:

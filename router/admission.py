@@ -51,7 +51,6 @@ class AdmissionGate:
         is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
         refusal = self._admission.refusal(
             AdmissionSituation(
-                slo=unplaced.slo,
                 prompt_tokens=unplaced.prompt_tokens,
                 is_running=is_running,
                 decode=decode,

@@ -28,6 +28,7 @@ from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.outputs import error_chunk, merged_usage
+from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -65,6 +66,7 @@ class Coordinator:
     Args:
         observers: called with each round at its end.
         vocabulary_size: of the model; None: it is not known, and token ids are left to the workers.
+        tokenizer: digest of the frontends' tokenizer. Workers with another one get no rounds. "": it is not known.
 
     Attributes:
         view: the workers as this replica knows them.
@@ -82,6 +84,7 @@ class Coordinator:
         policies: CoordinatorPolicies,
         observers: tuple[Observer, ...] = (),
         vocabulary_size: int | None = None,
+        tokenizer: str = "",
     ) -> None:
         rng, clock = random.Random(), time.monotonic
         self._targets = TargetLimits(settings.slo, settings.target_floor, settings.target_cap)
@@ -93,7 +96,12 @@ class Coordinator:
         self.unnamed = UnnamedRounds()
         deaths = WorkerDeaths(clock, self._announce_death)
         self.view = ClusterView(
-            store, lease_s=settings.lease_s, clock=clock, model=policies.model, on_death=deaths.announced
+            store,
+            lease_s=settings.lease_s,
+            clock=clock,
+            model=policies.model,
+            serves=OwnTokenizer(tokenizer).serves,
+            on_death=deaths.announced,
         )
         guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
         ended = EndedSessions(

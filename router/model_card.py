@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.tokenizer_digest import tokenizer_digest
 from ampd.types import WorkerView
 from router.other_cards import OtherCards
 from router.settings import (
@@ -40,6 +41,7 @@ class ModelCard:
         self.name = settings.served_name
         self.context_length = context_length(folder, settings.context_length)
         self.vocabulary_size = vocabulary_size(folder)
+        self.tokenizer = tokenizer_digest(folder)
         self.tool_call_parser = check_parser(
             f"{PROG}: --dyn-tool-call-parser", settings.dyn_tool_call_parser, tool_call_parsers()
         )

@@ -169,8 +169,9 @@ class Placer:
         except StateUnavailableError as error:
             self._lost_store(error)
             return None
-        if found is None:
+        if found is None or not self._view.serves(found):
             self._expect_no_more(known.worker_id)
+            return None
         return found
 
     def _expect_no_more(self, worker_id: str) -> None:

@@ -76,7 +76,13 @@ class CoordinatorProcess:
         self._endpoint = _endpoint(runtime, settings)
         recorder, window = RoundRecorder(), RoundWindow()
         coordinator = Coordinator(
-            settings, calls, store, policies, observers=(recorder, window), vocabulary_size=card.vocabulary_size
+            settings,
+            calls,
+            store,
+            policies,
+            observers=(recorder, window),
+            vocabulary_size=card.vocabulary_size,
+            tokenizer=card.tokenizer,
         )
         coordinator.session_counts.subscribe(window.add_sessions)
         coordinator.gate.subscribe(window.add_refused)

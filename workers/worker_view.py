@@ -71,5 +71,6 @@ class WorkerViewReader:
             max_context_tokens=info.max_context_tokens,
             lane=self._role.lane,
             fingerprint=info.fingerprint,
+            tokenizer=info.tokenizer,
             shared_prefixes=self._engine.kv.shared_prefixes,
         )

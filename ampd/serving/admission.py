@@ -63,14 +63,12 @@ class AdmissionSituation:
     """A round is about to be entered in the queue of a worker.
 
     Attributes:
-        slo: the round's targets.
         is_running: its session is in progress, so that a refusal would lose work.
         decode: the worker that owns its session, or would own it.
         prefill: the worker that the routing policy chose; the same one if the route is local.
         rounds: rounds in progress at this coordinator, without this one.
     """
 
-    slo: Slo
     prompt_tokens: int
     is_running: bool
     decode: WorkerView
@@ -101,8 +99,8 @@ class Admission:
     work to do before. A first round is refused at a quarter of that, or if the decode batch with it would step slower
     than its ITL target. The policies have chosen the workers, so that other workers would not serve it sooner.
 
-    The targets are the round's own or the graph's, whichever are longer, so that a tight target does not turn a round
-    away that would otherwise be served late.
+    The targets are the graph's. A round's own ones do not count: a tight one would turn a round away that would
+    otherwise be served late, and loose ones would let new sessions in before rounds of running ones.
 
     Args:
         max_wait: in TTFT targets; 0: nothing is refused because of a wait or a decode batch.
@@ -137,10 +135,10 @@ class Admission:
         if not self._max_rounds or situation.rounds < limit:
             return None
         message = f"{situation.rounds} rounds are in progress at this coordinator, which takes {limit} {_of(situation)}"
-        return self._refused(RefusalReason.ROUNDS, message, self._ttft_s(situation))
+        return self._refused(RefusalReason.ROUNDS, message, self._slo.ttft_s)
 
     def _over_wait(self, situation: AdmissionSituation) -> Refusal | None:
-        limit_s = self._max_wait * self._ttft_s(situation)
+        limit_s = self._max_wait * self._slo.ttft_s
         if not situation.is_running:
             limit_s *= NEW_WAIT_SHARE
         wait_s = self._wait_s(situation)
@@ -154,13 +152,7 @@ class Admission:
         if excess <= 1.0:
             return None
         message = f"the decode batch is full: with this round, a step takes {excess:.1f} times the ITL target"
-        return self._refused(RefusalReason.DECODE_BATCH, message, self._ttft_s(situation))
-
-    def _ttft_s(self, situation: AdmissionSituation) -> float:
-        return max(situation.slo.ttft_s, self._slo.ttft_s)
-
-    def _itl_s(self, situation: AdmissionSituation) -> float:
-        return max(situation.slo.itl_s, self._slo.itl_s)
+        return self._refused(RefusalReason.DECODE_BATCH, message, self._slo.ttft_s)
 
     def _wait_s(self, situation: AdmissionSituation) -> float:
         """The work in the queue. It takes longer where a decode batch needs its share of the time."""
@@ -169,7 +161,7 @@ class Admission:
         if not queued_s or not worker.decode_batch:
             return queued_s
         step_s = step_with_s(model, worker, 0, 0)
-        return queued_s / max(prefill_share(step_s, self._itl_s(situation)), _LEAST_TIME_SHARE)
+        return queued_s / max(prefill_share(step_s, self._slo.itl_s), _LEAST_TIME_SHARE)
 
     def _step_excess(self, situation: AdmissionSituation) -> float:
         """The step of the decode batch with the round in it, as a multiple of the longest one that is taken."""
@@ -177,7 +169,7 @@ class Admission:
         if not worker.decode_batch:
             return 0.0
         alone_s = model.decode_step_s(1, prompt_tokens, worker.parallelism)
-        return step_with_s(model, worker, prompt_tokens) / max(self._itl_s(situation), _SLOW_STEPS * alone_s)
+        return step_with_s(model, worker, prompt_tokens) / max(self._slo.itl_s, _SLOW_STEPS * alone_s)
 
     def _refused(self, reason: RefusalReason, message: str, retry_after_s: float) -> Refusal:
         spread_s = retry_after_s * (1.0 + _JITTER * self._rng.random())

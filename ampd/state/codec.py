@@ -36,6 +36,7 @@ T = TypeVar("T")
 _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 _NO_KV = KvWindow()
+_OFTEN_EMPTY = ("shared_prefixes", "tokenizer")
 
 _POLICIES = ("routing", "binding", "pools")
 
@@ -172,8 +173,9 @@ def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:
         fields["kv_window"] = list(wire.fields_of(view.kv_window).values())
     if rest.tasks:
         fields["queue_rest"] = [rest.tasks, rest.hist_tokens, rest.incr_tokens]
-    if not view.shared_prefixes:
-        del fields["shared_prefixes"]
+    for name in _OFTEN_EMPTY:
+        if not fields[name]:
+            del fields[name]
     if view.role is Role.MIXED:
         # A version without mixed workers then reads a decode worker. It binds sessions to it, and sends no prefills.
         fields["role"], fields["takes_prefills"] = Role.DECODE, True

@@ -69,6 +69,7 @@ class ClusterView:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
         model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
+        serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
         on_death: gets the deaths under requests that coordinators announce, and which of these requests were served.
     """
 
@@ -79,6 +80,7 @@ class ClusterView:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         model: PerformanceModel | None = None,
+        serves: Callable[[WorkerView], bool] = lambda _: True,
         on_death: Callable[[DeathNews], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
@@ -86,6 +88,7 @@ class ClusterView:
         self._lease_s = lease_s
         self._clock = clock
         self._model = model
+        self._serves = serves
         self._on_death = on_death
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
@@ -139,12 +142,16 @@ class ClusterView:
         return self._current()[role]
 
     def worker(self, worker_id: str) -> WorkerView | None:
-        """A live worker, or None if it is unknown, expired or suspect."""
+        """A live worker, or None if it is unknown, expired or suspect, or cannot serve the reader's rounds."""
         self._current()
         worker = self._workers.get(worker_id)
-        if worker is None or worker.suspect_until_s > self._clock():
+        if worker is None or worker.suspect_until_s > self._clock() or not self._serves(worker.published):
             return None
         return worker.view()
+
+    def serves(self, worker: WorkerView) -> bool:
+        """Whether a worker of the shared state can serve the reader's rounds."""
+        return self._serves(worker)
 
     def knows(self, worker_id: str) -> bool:
         """Whether a worker is in the shared state, even if it is suspect.
@@ -273,6 +280,8 @@ class ClusterView:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
+                continue
+            if not self._serves(worker.published):
                 continue
             lists[worker.published.role].append(worker.view())
         return {role: tuple(views) for role, views in lists.items()}

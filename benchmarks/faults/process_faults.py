@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from benchmarks.faults.cluster import KINDS, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
 from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
-from benchmarks.faults.weights import mixed_rounds, other_weights
+from benchmarks.faults.weights import mixed_rounds, other_tokenizer, other_weights, rounds_of
 
 _GROUP = "Processes"
 STOPPED_S = 2.5 * LEASE_S
@@ -82,6 +82,22 @@ async def _check_weights(scene: Scene) -> None:
     scene.complaints += mixed_rounds(scene.client.results, scene.kept["weights"])
 
 
+async def _add_with_other_tokenizer(scene: Scene) -> None:
+    """A worker of each role joins whose token ids mean another text."""
+    graph = scene.graph
+    other = other_tokenizer(graph.model, graph.folder)
+    scene.kept["foreign"] = [await graph.started(kind, other) for kind in ("prefill", "decode")]
+
+
+async def _check_unused(scene: Scene) -> None:
+    """No round used the workers with another tokenizer, and a coordinator has seen and named them."""
+    foreign = [member.id for member in scene.kept["foreign"]]
+    scene.complaints += [f"{each}: another tokenizer" for each in rounds_of(scene.client.results, foreign)]
+    lines = [str(line.get("message", "")) for each in scene.graph.of("coordinator") for line in each.read_log()]
+    if not any("has another tokenizer" in line for line in lines):
+        scene.complaints.append("no coordinator noticed the workers with another tokenizer")
+
+
 async def _until_restarted(scene: Scene) -> None:
     await asyncio.gather(*scene.running)
 
@@ -127,6 +143,15 @@ PROCESS_FAULTS = [
         heal=_remove_foreign,
         prepare=_add_foreign,
         check=_check_weights,
+        holds_s=5.0,
+    ),
+    Fault(
+        "other-tokenizer",
+        _GROUP,
+        "a prefill and a decode worker with another tokenizer join, and leave after 5 s",
+        heal=_remove_foreign,
+        prepare=_add_with_other_tokenizer,
+        check=_check_unused,
         holds_s=5.0,
     ),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
-from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, OUTPUT_TOKENS
+from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, OUTPUT_TOKENS, Moment
 from benchmarks.faults.worker import DEADLY_PROMPT
 from tests.harness.graph import HELLO, chat, completion, session
 
@@ -180,5 +180,11 @@ REQUEST_FAULTS = [
         _kill_by_request,
         aim_s=DEATH_AIM_S,
     ),
-    Fault("client-leaves", _GROUP, "the client of the round closes its connection", _leave),
+    Fault(
+        "client-leaves",
+        _GROUP,
+        "the client of the round closes its connection",
+        _leave,
+        never_at=(Moment.TOOL_GAP,),
+    ),
 ]

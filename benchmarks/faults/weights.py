@@ -1,9 +1,10 @@
-"""Workers with other weights: a folder of them, and the check that no round mixes two kinds of KV."""
+"""Workers with another model folder: copies with other weights or another tokenizer, and what rounds made of them."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.faults.load import RoundResult
@@ -22,6 +23,32 @@ def other_weights(model: Path, folder: Path) -> Path:
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         file.write_bytes(data[:start] + data[start:].translate(bytes(value ^ 1 for value in range(256))))
     return unfinished.rename(copy)
+
+
+def other_tokenizer(model: Path, folder: Path) -> Path:
+    """A copy of a model folder in which each plain token has the id of another one; made once per `folder`."""
+    copy = folder / "other-tokenizer"
+    if copy.exists():
+        return copy
+    unfinished = shutil.copytree(model, folder / "other-tokenizer.part")
+    file = unfinished / "tokenizer.json"
+    text = json.loads(file.read_bytes())
+    special = {each["content"] for each in text["added_tokens"]}
+    vocab = text["model"]["vocab"]
+    plain = [token for token in vocab if token not in special]
+    text["model"]["vocab"] = vocab | dict(zip(plain, [vocab[token] for token in reversed(plain)], strict=True))
+    file.write_text(json.dumps(text))
+    return unfinished.rename(copy)
+
+
+def rounds_of(results: Iterable[RoundResult], worker_ids: Collection[str]) -> list[str]:
+    """Rounds in which one of these workers took part."""
+    return [
+        f"{result.session_id}: prefilled by {record['prefill_worker']}, decoded by {record['decode_worker']}"
+        for result in results
+        for record in result.records
+        if {record["prefill_worker"], record["decode_worker"]} & set(worker_ids)
+    ]
 
 
 def mixed_rounds(results: Iterable[RoundResult], weights: Mapping[str, Path]) -> list[str]:

@@ -129,7 +129,6 @@ class Coordinators:
             return None
         return self._admission.refusal(
             AdmissionSituation(
-                slo=self._slo,
                 prompt_tokens=round_.prompt_tokens,
                 is_running=is_in_progress(round_.session.session_id, (), is_bound=round_.session.decode is not None),
                 decode=decode,

@@ -19,6 +19,7 @@ from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
+from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_run import RoundRun
@@ -151,11 +152,14 @@ class Replica:
         max_rounds: int = 0,
         *,
         moves: bool = False,
+        tokenizer: str = "",
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
         deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce_death(death)))
-        self.view = ClusterView(self.store, lease_s=60.0, on_death=deaths.announced)
+        self.view = ClusterView(
+            self.store, lease_s=60.0, serves=OwnTokenizer(tokenizer).serves, on_death=deaths.announced
+        )
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[None]] = []
         self.ended = EndedSessions(

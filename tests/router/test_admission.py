@@ -2,13 +2,18 @@
 
 import pytest
 
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.estimates import queued_in_passes_s
+from ampd.serving.admission import NEW_WAIT_SHARE
 from ampd.session_key import session_key
 from ampd.types import PrefillTask, Role, Slo
 from ampd.wire import retry_after_s
 from router.round_errors import RoundOverloadedError, RoundRefusedError, WorkerRefusedError
-from tests.router.replica_lab import Replica, cluster, queues, worker
+from tests.router.replica_lab import SLO, Replica, cluster, queues, worker
 
 LONG = tuple(PrefillTask(f"t{number}", f"other{number}", 0, 900, 0.0, Slo(2.0, 0.1)) for number in range(400))
+WAIT_OF_LONG = queued_in_passes_s(worker("p1", queue=LONG), load_performance_model("tiny-cpu")) / SLO.ttft_s
+"""In TTFT targets."""
 
 
 async def test_a_new_session_is_refused_before_anything_of_it_is_entered() -> None:
@@ -50,6 +55,15 @@ async def test_a_session_that_another_replica_serves_is_in_progress_too() -> Non
             await replica.round("new")
         with pytest.raises(RoundOverloadedError):
             await replica.round(None)
+
+
+@pytest.mark.parametrize("targets", [{}, {"ttft_target": 10_000, "itl_target": 1000}])
+async def test_loose_targets_of_its_own_let_no_new_session_in(targets: dict[str, int]) -> None:
+    """Rounds of running sessions with the usual targets would wait behind it, and be refused."""
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL, queue=LONG))
+    async with Replica(state, max_wait=WAIT_OF_LONG / NEW_WAIT_SHARE / 2) as replica:
+        with pytest.raises(RoundOverloadedError, match="of a new session"):
+            await replica.round(router=targets)
 
 
 async def test_the_workers_that_the_policies_chose_count_and_no_others() -> None:

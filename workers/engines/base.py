@@ -20,6 +20,7 @@ class EngineInfo:
         store_capacity_tokens: of the host memory that keeps sessions between their rounds; 0: the device keeps them.
         vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
         fingerprint: of all that its KV depends on; engines read KV from each other only if it is equal.
+        tokenizer: digest of what the token ids mean; "": not known.
     """
 
     parallelism: Parallelism
@@ -30,6 +31,7 @@ class EngineInfo:
     vocabulary_size: int | None = None
     store_capacity_tokens: int = 0
     fingerprint: str = ""
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class ModelledEngine:
             store_capacity_tokens=self._kv.capacity_tokens,
             vocabulary_size=facts.vocabulary_size,
             fingerprint=fingerprint,
+            tokenizer=facts.tokenizer,
         )
         self._model = model
         self._source = TokenSource(facts, eos_every)

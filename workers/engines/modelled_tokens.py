@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.tokenizer_digest import tokenizer_digest
 from ampd.vocabulary import vocabulary_tokens
 from workers.kv.model_digest import model_digest
 
@@ -27,6 +28,7 @@ class ModelFacts:
         printable: ids of tokens that decode to plain words, with their text.
         eos_token_ids: from the model's configuration.
         digest: of the folder's contents.
+        tokenizer: digest of what the token ids mean.
     """
 
     printable: tuple[tuple[int, str], ...]
@@ -35,6 +37,7 @@ class ModelFacts:
     kv_bytes_per_token: int
     vocabulary_size: int | None = None
     digest: str = ""
+    tokenizer: str = ""
 
 
 def read_model_folder(folder: Path) -> ModelFacts:
@@ -58,6 +61,7 @@ def read_model_folder(folder: Path) -> ModelFacts:
             kv_bytes_per_token=2 * int(config["num_hidden_layers"]) * heads * head_dim * value_bytes,
             vocabulary_size=vocabulary_tokens(config),
             digest=model_digest(folder),
+            tokenizer=tokenizer_digest(folder),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"model folder {folder}: config.json or tokenizer.json is not usable ({error!r})") from None

@@ -16,13 +16,13 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from ampd.errors import one_line_of
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays
+from ampd.tokenizer_digest import tokenizer_digest
 from ampd.types import Parallelism
 from workers.engines.base import (
     EngineError,
@@ -45,6 +45,7 @@ from workers.engines.sglang_settings import (
     engine_arguments,
     report_page_size,
 )
+from workers.engines.sglang_warm_up import warmed_up
 
 if TYPE_CHECKING:
     from workers.kv.worker_process.peer_reads import Transport
@@ -57,7 +58,6 @@ __all__ = ["SglangEngine", "SglangSettings"]
 _LINK_S = 30.0
 _STOP_S = 5.0
 _GONE_POLL_S = 0.02
-_WARM_UP_TOKENS = (300, 20)
 # SGLang's processes end with the thread that started them, so this one lives as long as the worker.
 _launcher = ThreadPoolExecutor(1, "sglang-launch")
 
@@ -163,7 +163,8 @@ class SglangEngine:
             await self._launched(kv)
             await kv.open(_LINK_S)
             self._info = self._read_info()
-            await self._warm_up()
+            assert self._lost is not None
+            await warmed_up(self, self._lost)
             self._take_signals_back()
         except BaseException as error:
             # A rank that refuses its KV ends, and SGLang only reports that it has ended.
@@ -288,14 +289,8 @@ class SglangEngine:
             kv_bytes_per_token=geometry.page_bytes // geometry.page_size,
             vocabulary_size=int(self._manager.model_config.vocab_size),
             fingerprint=geometry.fingerprint,
+            tokenizer=tokenizer_digest(self._settings.model),
         )
-
-    async def _warm_up(self) -> None:
-        """Run two requests: the first one of some length takes seconds (compilation, allocation)."""
-        for length in _WARM_UP_TOKENS:
-            tokens = [1 + position % 50 for position in range(min(length, self.info.max_context_tokens - 8))]
-            async for _ in self.generate(EngineRequest(uuid4().hex, "", tokens, 4)):
-                pass
 
     # -- requests
 

@@ -31,6 +31,9 @@ MOST_RESTARTS = 3
 
 RESTART_WINDOW_S = 600.0
 
+LONGEST_RESTART_S = 1800.0
+"""An engine that takes longer to start again hangs. A large model takes minutes to load."""
+
 STALL_FLOOR_S = 60.0
 """An engine never counts as hung before it has stood still for this time. Compilation and grammars take seconds."""
 
@@ -146,7 +149,7 @@ class SupervisedEngine:
                 return line
             log.error("%s; the engine starts again, its KV in host memory stays", line)
             try:
-                async with absence():
+                async with absence(), asyncio.timeout(LONGEST_RESTART_S):
                     await self._engine.restart()
                     self._starts += 1
                     self._progress_s = self._clock()
@@ -154,6 +157,8 @@ class SupervisedEngine:
                     self._lost = None
             except EngineError as error:
                 return f"{line}; it did not start again: {error}"
+            except TimeoutError:
+                return f"{line}; it did not start again within {LONGEST_RESTART_S:g} s"
             log.warning("the engine serves again")
 
     async def _loss(self) -> str:

@@ -38,7 +38,6 @@ def decode(name: str = "d", queued_s: float = 1000.0, batch: int = 0) -> WorkerV
 def refusal(*, max_wait: float = 8.0, max_rounds: int = 100, seed: int = 1, **fields: Any) -> Refusal | None:
     admission = Admission(max_wait, max_rounds, Model(), SLO, random.Random(seed))
     situation: dict[str, Any] = {
-        "slo": SLO,
         "prompt_tokens": 1000,
         "is_running": True,
         "decode": decode(),
@@ -78,12 +77,6 @@ def test_a_client_comes_back_when_the_wait_is_short_enough_again() -> None:
     assert refused.retry_after_s == 60.0
 
 
-def test_a_tight_target_of_a_client_does_not_turn_its_round_away() -> None:
-    tight, loose = Slo(0.01, 0.1), Slo(100.0, 0.1)
-    assert reason(prefill=worker("p", 3.0), slo=tight, is_running=False) is None
-    assert reason(prefill=worker("p", 90.0), slo=loose, is_running=False) is None
-
-
 def test_the_decode_batch_takes_its_share_of_a_decode_worker() -> None:
     assert reason(prefill=decode(queued_s=0.8 * WAIT_S)) is None
     assert reason(prefill=decode(queued_s=0.8 * WAIT_S, batch=5)) is RefusalReason.WAIT
@@ -100,9 +93,7 @@ def test_an_itl_target_out_of_reach_does_not_close_the_graph() -> None:
     out_of_reach = Admission(8.0, 0, Model(), Slo(2.0, 0.001), random.Random(1))
     for batch, is_refused in ((0, False), (1, False), (2, True)):
         here = decode(queued_s=0.0, batch=batch)
-        situation = AdmissionSituation(
-            slo=Slo(2.0, 0.001), prompt_tokens=1, is_running=False, decode=here, prefill=here, rounds=0
-        )
+        situation = AdmissionSituation(prompt_tokens=1, is_running=False, decode=here, prefill=here, rounds=0)
         assert (out_of_reach.refusal(situation) is not None) == is_refused
 
 

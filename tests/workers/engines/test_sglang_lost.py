@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.wire import KvRequest
 from workers.engines import supervised
-from workers.engines.base import EngineLostError
+from workers.engines.base import EngineError, EngineLostError
 from workers.engines.supervised import SupervisedEngine
 
 pytest.importorskip("sglang", exc_type=ImportError)
@@ -27,6 +28,7 @@ pytest.importorskip("nixl")
 
 from tests.harness.sglang_pair import run, text
 from tests.waiting import PATIENCE_S
+from workers.engines import sglang_warm_up
 from workers.engines.sglang import SglangEngine, SglangSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -92,6 +94,28 @@ async def test_the_event_loop_goes_on_while_killed_processes_end(model: Path) ->
     engine: Any = SglangEngine(SglangSettings(model=model, device="cpu"))
     engine._processes = [LateProcess(), LateProcess()]
     await engine._end_processes(grace_s=0.0)
+    assert engine._processes == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_an_engine_that_is_gone_while_it_warms_up_does_not_start(
+    model: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000))
+    read_info = engine._read_info
+
+    def gone() -> Any:
+        os.kill(process_of(SimpleNamespace(_engine=engine)), number)
+        return read_info()
+
+    monkeypatch.setattr(engine, "_read_info", gone)
+    if number == signal.SIGSTOP:
+        monkeypatch.setattr(sglang_warm_up, "WARM_UP_S", 1.0)
+    says = "ended by itself" if number == signal.SIGKILL else "hangs"
+    with pytest.raises(EngineError, match=says):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.start()
     assert engine._processes == []
 
 

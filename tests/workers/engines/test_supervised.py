@@ -244,3 +244,17 @@ async def test_the_worker_is_absent_while_its_engine_starts_and_stays_so_if_it_d
             await asyncio.sleep(0.01)
         assert steps == ["left", "restart", "back", "left", "restart"]
         assert (await lost).endswith("it did not start again: no memory")
+
+
+async def test_an_engine_that_never_starts_again_stays_lost(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: ModelledEngine) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModelledEngine, "restart", never, raising=False)
+    monkeypatch.setattr(supervised, "LONGEST_RESTART_S", 0.05)
+    async with supervision(model_folder, Times()) as (engine, lost):
+        engine._lost = "it ended"
+        engine._loss_seen.set()
+        assert "did not start again within" in await lost
