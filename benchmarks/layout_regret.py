@@ -166,9 +166,13 @@ class Enumeration:
         )
 
     def _contenders(self) -> list[Layout]:
-        """The few layouts that carry the highest rates in short trials."""
+        """The few layouts that carry the highest rates in short trials.
+
+        Where sessions last for a minute, short trials end before they fill a cluster, and many layouts carry every
+        rate in them. Those that can compute most are taken then. `best` tries the others in long trials.
+        """
         standing, rate = self.layouts, _START * self._highest
-        while len(standing) > _FEW:
+        while len(standing) > _FEW and rate <= self._highest:
             carrying = [
                 layout for layout in standing if self._trial(layout, rate, _QUICK).carries(self._case.attainment)
             ]
@@ -176,7 +180,7 @@ class Enumeration:
                 ranked = sorted(standing, key=lambda layout: -self._trial(layout, rate, _QUICK).met)
                 return ranked[: min(_FEW, ceil(len(ranked) / 2))]
             standing, rate = carrying, rate * _STEP
-        return standing
+        return standing[:_FEW]
 
     def _may_carry(self, layout: Layout, rate: float) -> bool:
         """Whether no short trial at this rate or below fails clearly."""

@@ -189,6 +189,9 @@ class CellRunner:
                 raise struck.missed
             result = self._judge(fault, moment, client.results, struck.struck_s, struck.healed_s)
             result.lag_s = lag.stop()
+            result.violations += [
+                f"{session_id}: its last round was never served" for session_id in client.open_sessions()
+            ]
             result.violations += scene.complaints
             result.violations += check_owners(client.results, bindings)
             result.violations += await self.violations_of_rest()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
-from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, OUTPUT_TOKENS, Moment
+from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, LOCAL, OUTPUT_TOKENS, Moment
 from benchmarks.faults.worker import DEADLY_PROMPT
 from tests.harness.graph import HELLO, chat, completion, session
 
@@ -75,11 +75,11 @@ LONG_SESSION_ID = "x" * 600
 async def _send_twice(scene: Scene) -> None:
     """The round again, at the same time, and an old round of the session."""
     agent, victim = scene.stage.victim.agent, scene.stage.victim
-    for prompt, tokens in (
-        (agent.prompt, OUTPUT_TOKENS if victim.round else FIRST_OUTPUT_TOKENS),
-        (agent.context[:HISTORY_TOKENS], FIRST_OUTPUT_TOKENS),
-    ):
-        sending = scene.client.send(victim.session_id, prompt, tokens)
+    # An answer is right for the options of its round only.
+    first = agent.context[:HISTORY_TOKENS], FIRST_OUTPUT_TOKENS, LOCAL
+    present = (agent.prompt, OUTPUT_TOKENS, {}) if victim.round else first
+    for prompt, tokens, options in (present, first):
+        sending = scene.client.send(victim.session_id, prompt, tokens, options=options)
         scene.running.append(asyncio.create_task(_completed(sending)))
 
 

@@ -167,15 +167,20 @@ def _install_publications() -> None:
 def _install_engine() -> None:
     from workers.engines.modelled import ModelledEngine
     from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
+    from workers.engines.time_line import TimeLine
 
-    decode_step, submit = ModelledEngine._decode_step, ModelledEngine._submit
+    decode_step, submit, work = ModelledEngine._decode_step, ModelledEngine._submit, TimeLine.work
 
     async def step(engine: ModelledEngine) -> None:
         if ARMED.strikes(ENGINE_BREAKS):
             raise ZeroDivisionError("injected")
+        await decode_step(engine)
+
+    async def hang(time_line: TimeLine, *args: Any) -> None:
+        """Prefills and decode steps in progress hang, too."""
+        await work(time_line, *args)
         if ARMED.strikes(ENGINE_HANGS):
             await asyncio.get_running_loop().create_future()
-        await decode_step(engine)
 
     def admit(engine: ModelledEngine) -> Any:
         if ARMED.strikes(ENGINE_BREAKS):
@@ -195,6 +200,7 @@ def _install_engine() -> None:
     choose_before, TokenSource.choose = TokenSource.choose, choose  # type: ignore[method-assign]
     admit_before = ModelledEngine._admit
     ModelledEngine._decode_step = step  # type: ignore[method-assign]
+    TimeLine.work = hang  # type: ignore[method-assign]
     ModelledEngine._admit = admit  # type: ignore[method-assign]
     ModelledEngine._submit = die  # type: ignore[method-assign]
 
