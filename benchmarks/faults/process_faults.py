@@ -89,13 +89,22 @@ async def _add_with_other_tokenizer(scene: Scene) -> None:
     scene.kept["foreign"] = [await graph.started(kind, other) for kind in ("prefill", "decode")]
 
 
+async def _remove_unused(scene: Scene) -> None:
+    """They were in the shared state, and no coordinator counted on them."""
+    foreign = {member.id for member in scene.kept["foreign"]}
+    store = await scene.graph.store()
+    published = {view.worker_id for view in await store.snapshot()}
+    await store.close()
+    known = [set((await each.ask(op="debug"))["workers"]) & foreign for each in scene.graph.of("coordinator")]
+    if not foreign <= published or any(known):
+        scene.complaints.append(f"of the workers {foreign}, {published & foreign} are published, and {known} known")
+    await _remove_foreign(scene)
+
+
 async def _check_unused(scene: Scene) -> None:
-    """No round used the workers with another tokenizer, and a coordinator has seen and named them."""
+    """No round used the workers with another tokenizer."""
     foreign = [member.id for member in scene.kept["foreign"]]
     scene.complaints += [f"{each}: another tokenizer" for each in rounds_of(scene.client.results, foreign)]
-    lines = [str(line.get("message", "")) for each in scene.graph.of("coordinator") for line in each.read_log()]
-    if not any("has another tokenizer" in line for line in lines):
-        scene.complaints.append("no coordinator noticed the workers with another tokenizer")
 
 
 async def _until_restarted(scene: Scene) -> None:
@@ -149,7 +158,7 @@ PROCESS_FAULTS = [
         "other-tokenizer",
         _GROUP,
         "a prefill and a decode worker with another tokenizer join, and leave after 5 s",
-        heal=_remove_foreign,
+        heal=_remove_unused,
         prepare=_add_with_other_tokenizer,
         check=_check_unused,
         holds_s=5.0,
