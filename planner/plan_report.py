@@ -9,7 +9,7 @@ from typing import Any
 from ampd.reports.figures import format_ms, format_share
 from ampd.reports.page import Section, write_page
 from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, legend_above, svg
-from planner.layout.explain import BINDS
+from planner.layout.explain import BINDS, gpus_text
 from planner.layout.layout import layout_label
 from workloads.results import local_share
 
@@ -40,7 +40,7 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
     ]
     slo, model = result["slo"], result["performance_model"]
     lead = (
-        f"{result['trace']} at {result['rate']:g} sessions/s on {result['gpus']} GPUs; "
+        f"{result['trace']} at {result['rate']:g} sessions/s on {gpus_text(result['gpus'])}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
         "All figures are simulated with the performance model; `rounds attained` is the share of the rounds that meet "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampd.reports.figures import format_share
+from planner.layout.explain import gpus_text
 from planner.layout.layout import layout_label
 from workloads.results import local_share
 
@@ -23,7 +24,7 @@ def plan_table(result: dict[str, Any]) -> str:
     ]
     slo = result["slo"]
     title = (
-        f"{result['gpus']} GPUs, attained at {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"{gpus_text(result['gpus'])}, attained at {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []

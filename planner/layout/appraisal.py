@@ -185,6 +185,10 @@ class Appraiser:
         singles = [goodput(self._carried(layout, [seed])) for seed in self._seeds_of(layout)]
         return Figure.of(singles).moved(goodput(self._carried(layout, self._seeds_of(layout))))
 
+    def lowest_rate(self, layout: Layout) -> float:
+        """The lowest rate at which it was tried."""
+        return min(self._rates[layout])
+
     def gain(self, layout: Layout, other: Layout) -> Figure | None:
         """How much more the layout carries than the other one. The interval is over the differences by seed."""
         mine, others = self.goodput(layout), self.goodput(other)

@@ -15,6 +15,7 @@ BINDS = {
     "prefill": "the time to the first token (prefill capacity)",
     "decode": "the time between tokens (decode capacity)",
     "sessions": "the delay of sessions, which end too late although their rounds count as met",
+    "context": "the length of contexts, because the longest ones fit no replica or are too long for the model",
     "kv_memory": "the KV memory of the replicas that own sessions",
     "host_memory": "the host memory of their KV stores",
     "nothing": "nothing that was simulated: no rate was too high",
@@ -107,6 +108,11 @@ def shortfall(headroom: float | None, attainment: float) -> str:
     return f"attains {attainment:.1%} of the rounds"
 
 
+def gpus_text(count: int) -> str:
+    """A number of GPUs in words."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
 def _found(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0].layout
     if plan.scale > 1:
@@ -117,11 +123,17 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     if plan.carries and plan.has_fewest_gpus:
         return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
     if plan.carries:
-        return f"{best} carries the most that was found on {case.gpus} GPUs: {wanted}."
-    miss = shortfall(headroom_of(plan.layouts[0], plan.rate), plan.layouts[0].attainment.mean)
+        return f"{best} carries the most that was found on {gpus_text(case.gpus)}: {wanted}."
+    headroom = headroom_of(plan.layouts[0], plan.rate)
+    miss = shortfall(headroom, plan.layouts[0].attainment.mean)
     none = "No" if plan.is_decided else "Until the search ended, no"
+    rate = f"{plan.rate:g} sessions/s"
+    if not case.rate and not headroom:
+        # No rate was asked for, so the one of the figures is not what is missed.
+        rate = f"any rate that was tried, down to {plan.layouts[0].curve[0][0]:.3g} sessions/s,"
+        miss += " there" if plan.is_decided else f" at {plan.rate:g} sessions/s"
     return (
-        f"{none} layout of {case.gpus} GPUs was found to carry {plan.rate:g} sessions/s with {wanted}. "
+        f"{none} layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
         f"The closest one, {best}, {miss}."
     )
 
@@ -168,6 +180,8 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
     text = f"At {plan.rate:g} sessions/s it attains {_share(best.attainment)}"
     if best.goodput is None:
         return f"{text}."
+    if not best.goodput.mean:
+        return f"{text}, and it carries no rate that was tried."
     return f"{text}, and it carries up to {_rate(best.goodput)} sessions/s."
 
 
@@ -176,6 +190,8 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
     if (over := _first_failure(best, plan.attainment)) is not None:
         rate, trial = over
         line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
+        if trial.refused:
+            line += f", and {trial.refused:.0%} are refused or never come after a refusal"
     memory = f"{slack.kv_memory:.1f} times the KV memory"
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
@@ -190,6 +206,8 @@ def _binding(best: Appraised, attainment: float) -> str:
     trial = over[1]
     if trial.met >= attainment:
         return "sessions"
+    if trial.refused > max(trial.late, trial.slow):
+        return "context"
     return "prefill" if trial.late >= trial.slow else "decode"
 
 
@@ -206,7 +224,7 @@ def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:
 
 
 def _next(step: NextStep) -> str:
-    gpus = f"{step.more_gpus} GPU{'s' if step.more_gpus > 1 else ''}"
+    gpus = gpus_text(step.more_gpus)
     gain = step.gain
     if gain.mean <= 0:
         return (

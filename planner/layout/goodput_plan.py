@@ -265,7 +265,12 @@ class _Planner:
         for _ in range(_ROUNDINGS):
             if self._case.rate or (appraiser.rate and appraiser.carries(best)):
                 break
-            appraiser.rate = _rounded_down(self._carried(best))
+            if not (carried := self._carried(best)):
+                # No rate is carried. The figures are for the lowest one that was tried.
+                appraiser.rate = appraiser.lowest_rate(best)
+                appraiser.check([best])
+                break
+            appraiser.rate = _rounded_down(carried)
             appraiser.check([best])
             # The rate may fail, although a higher one was carried. Then the goodput is lower.
             appraiser.search_goodput([best], SEEDS, appraiser.rate)
@@ -295,7 +300,7 @@ class _Planner:
 
     def _plan(self) -> GoodputPlan:
         appraiser, search = self._appraiser, self._search
-        appraiser.rate = appraiser.rate or _rounded_down(search.carried_rate or search.rate)
+        appraiser.rate = appraiser.rate or _rounded_down(search.carried_rate or search.rate or 1.0)
         shown = self._shown or self._undecided()
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
@@ -358,8 +363,6 @@ def _by_gpus(layouts: Iterable[Layout]) -> list[list[Layout]]:
 
 
 def _rounded_down(rate: float) -> float:
-    """To two significant digits."""
-    if rate <= 0:
-        return 1.0
+    """A positive rate to two significant digits."""
     step = 10.0 ** (floor(log10(rate)) - 1)
     return round(floor(rate / step) * step, 12)

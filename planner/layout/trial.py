@@ -91,10 +91,12 @@ class Trial:
 
     Attributes:
         met: rounds within both targets.
-        late, slow: rounds that missed the TTFT target, and the ITL target.
+        late, slow: rounds that were served and missed the TTFT target, and the ITL target.
         in_time: sessions that ended in time (`planner.sustained`).
         is_whole: the simulation ran to its end. Otherwise it stopped because too many rounds had missed.
         result: the keys of a simulation's result, if asked for.
+        refused: rounds that no replica or the model can take, with those of the same sessions that never came after
+            them.
     """
 
     met: float
@@ -103,6 +105,7 @@ class Trial:
     in_time: float
     is_whole: bool = True
     result: dict[str, Any] | None = None
+    refused: float = 0.0
 
     def carries(self, attainment: float) -> bool:
         """Whether enough rounds met their targets, and enough sessions ended in time."""
@@ -188,7 +191,8 @@ class _Watch:
         self._end_s = end_s
         self._due = sum(len(session.rounds) for session in sessions)
         self._allowed = self._due if share is None else share * self._due
-        self._met = self._late = self._slow = self._missed = 0
+        self._met = self._late = self._slow = self._missed = self._refused = self._never_came = 0
+        self._rounds = {session.session_id: len(session.rounds) for session in sessions}
         self._allowed_overdue = len(sessions) * (1.0 if share is None else _OVERDUE)
         # Once per session: each of its rounds asks.
         self._in_time = {session.session_id: (session.arrival_s, longest_s(session, slo)) for session in sessions}
@@ -206,16 +210,23 @@ class _Watch:
             self._met += 1
             return
         self._missed += 1
-        self._late += not self._slo.ttft_met(record.ttft_s)
-        self._slow += not self._slo.itl_met(record.itl_s)
+        if record.error is not None:
+            # A refused round ends its session.
+            never_came = self._rounds[record.session_id] - record.index - 1
+            self._refused += 1 + never_came
+            self._never_came += never_came
+        else:
+            self._late += not self._slo.ttft_met(record.ttft_s)
+            self._slow += not self._slo.itl_met(record.itl_s)
         if self._missed > self._allowed:
             raise _TooManyMissedError
 
     def trial(self, in_time: float, *, is_whole: bool = True, result: dict[str, Any] | None = None) -> Trial:
-        """The counts as shares of the rounds that were due. If the simulation stopped, of the rounds that came."""
+        """The counts as shares of the rounds that were due. If it stopped, misses of those known."""
         due = self._due
-        seen = due if is_whole else self._met + self._missed
-        return Trial(self._met / due, self._late / seen, self._slow / seen, in_time, is_whole, result)
+        seen = due if is_whole else self._met + self._missed + self._never_came
+        shares = (self._late / seen, self._slow / seen)
+        return Trial(self._met / due, *shares, in_time, is_whole, result, self._refused / seen)
 
 
 @cache

@@ -71,6 +71,24 @@ def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
     assert "simulated once" not in text
 
 
+def test_without_a_rate_none_is_said_to_be_wanted() -> None:
+    free = replace(CASE, rate=0.0, gpus=1)
+    none = replace(BEST, carries_rate=False, goodput=Figure(0.0, 0.0, 0.0, 3), curve=[(0.002, LATE), (0.1, LATE)])
+    text = "\n".join(sentences(replace(PLAN, layouts=[none], rate=0.002), free, {}))
+    assert "No layout of 1 GPU was found to carry any rate that was tried, down to 0.002 sessions/s, with" in text
+    assert "it carries no rate that was tried." in text
+
+
+def test_refused_contexts_bind_where_they_are_most_of_the_misses() -> None:
+    refusing = replace(BEST, curve=[(2.0, Trial(0.68, 0.03, 0.0, 1.0, refused=0.29))])
+    assert slack_of(refusing, PLAN, CASE).binds == "context"
+    text = explained(replace(PLAN, layouts=[refusing]))
+    assert "What binds is the length of contexts" in text
+    assert "3% of the rounds miss TTFT and 0% miss ITL, and 29% are refused or never come after a refusal" in text
+    slower = replace(BEST, curve=[(2.0, Trial(0.6, 0.3, 0.0, 1.0, refused=0.1))])
+    assert slack_of(slower, PLAN, CASE).binds == "prefill"
+
+
 @pytest.mark.parametrize(
     ("trial", "binds"),
     [(LATE, "prefill"), (SLOW, "decode"), (Trial(0.95, 0.05, 0.0, 0.9), "sessions"), (FINE, "nothing")],

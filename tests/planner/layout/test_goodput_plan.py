@@ -81,6 +81,15 @@ def test_where_none_carries_the_rate_the_closest_layouts_are_shown() -> None:
 
 
 @pytest.mark.slow
+def test_without_a_rate_and_with_targets_that_none_meets_the_lowest_rate_that_was_tried_is_shown() -> None:
+    case = replace(CASE, slo=Slo(1e-4, 1e-5), rate=0.0)
+    plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert not plan.carries
+    assert plan.rate == plan.layouts[0].curve[0][0] < 1.0
+    assert "carry any rate that was tried" in " ".join(sentences(plan, case, {}))
+
+
+@pytest.mark.slow
 def test_a_large_cluster_is_planned_in_parts_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
     assert scale_of(CASE, uses_all=False) == 1  # One GPU is enough for the rate.

@@ -26,6 +26,14 @@ def test_a_trial_that_is_carried_runs_to_its_end() -> None:
     assert made.result["rounds"] == 2 * SHORT.sessions(CASE, 2.0) > 2 * SHORT.least_sessions
 
 
+def test_refused_rounds_are_no_misses_of_the_ttft_and_count_with_those_that_never_come() -> None:
+    rounds = (Round(incr_tokens=60, output_tokens=3), *[Round(incr_tokens=300_000, output_tokens=2)] * 3)
+    long = Session(session_id="long", arrival_s=0.0, rounds=rounds)
+    made = replace(TASK, margin=None).run(replace(CASE, sessions=(long,)))
+    assert made.is_whole
+    assert (made.met, made.late, made.slow, made.refused) == (0.25, 0.0, 0.0, 0.75)
+
+
 @pytest.mark.slow
 def test_a_rate_that_is_far_too_high_stops_early() -> None:
     much = replace(TASK, rate=400.0)
