@@ -56,11 +56,19 @@ def _row(layout: dict[str, Any]) -> list[str]:
         layout_label(layout),
         str(layout["gpus"]),
         *_figure(layout["attainment"], 100, "%"),
-        *(_figure(layout["goodput"]) if layout["goodput"] else ("-", "-")),
+        *_carries(layout),
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
         f"{format_ms(simulated['itl_s']['p95'])} ms",
         format_share(local_share(simulated), 0),
     ]
+
+
+def _carries(layout: dict[str, Any]) -> tuple[str, str]:
+    """The goodput of a layout, and its interval."""
+    if not layout["goodput"]:
+        return "-", "-"
+    mean, interval = _figure(layout["goodput"])
+    return f"at least {mean}" if layout["goodput_is_least"] else mean, interval
 
 
 def _price(result: dict[str, Any]) -> Section:

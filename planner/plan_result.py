@@ -77,6 +77,7 @@ def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str
         "meets_slo": appraised.carries_rate,
         "attainment": asdict(appraised.attainment),
         "goodput": None if appraised.goodput is None else asdict(appraised.goodput),
+        "goodput_is_least": appraised.goodput_is_least,
         "curve": [{"rate": rate, "attainment": trial.met} for rate, trial in appraised.curve if trial.is_whole],
         "slack": {name: value for name, value in asdict(slack).items() if value is not None},
         "simulated": appraised.simulated,

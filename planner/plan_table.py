@@ -33,11 +33,12 @@ def plan_table(result: dict[str, Any]) -> str:
 
 def _row(layout: dict[str, Any]) -> tuple[str, ...]:
     simulated, goodput = layout["simulated"], layout["goodput"]
+    least = "at least " if layout["goodput_is_least"] else ""
     price = [f"{layout['price_per_hour']:.2f}"] if "price_per_hour" in layout else []
     return (
         layout_label(layout),
         str(layout["gpus"]),
-        "-" if goodput is None else f"{goodput['mean']:.3g}/s",
+        "-" if goodput is None else f"{least}{goodput['mean']:.3g}/s",
         format_share(layout["attainment"]["mean"]),
         f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
         f"{(simulated['itl_s']['p95'] or 0) * 1e3:.1f} ms",

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.intervals import mean_interval
 from planner.layout.case import PlanCase
-from planner.layout.goodput import PRECISION, goodput, next_rate
+from planner.layout.goodput import PRECISION, goodput, is_least, next_rate
 from planner.layout.layout import Layout
 from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask, Variation
 from planner.layout.trials import Trials
@@ -66,6 +66,8 @@ class Appraised:
         carries_rate: whether it carries that rate, on average over the seeds.
         goodput: the highest rate that it carries, in sessions per second, judged as for `carries_rate`. Its interval is
             over the single seeds. None: the time did not suffice.
+        goodput_is_least: the search ended although no rate was too high, so it carries the goodput or more. Such a
+            goodput has no interval.
         curve: trials by rate, ascending.
         simulated: the result of one trial at the plan's rate.
     """
@@ -76,6 +78,7 @@ class Appraised:
     goodput: Figure | None
     curve: Sequence[tuple[float, Trial]]
     simulated: dict[str, Any]
+    goodput_is_least: bool = False
 
 
 class Appraiser:
@@ -159,6 +162,7 @@ class Appraiser:
             self.goodput(layout),
             curve or [(self.rate, known[0])],
             known[0].result,
+            self.goodput_is_least(layout),
         )
 
     def attainments(self, layout: Layout) -> list[float]:
@@ -182,17 +186,27 @@ class Appraiser:
         """The highest rate that it carries; None: the search has not ended."""
         if layout not in self._searched:
             return None
+        together = goodput(self._carried(layout, self._seeds_of(layout)))
+        if self.goodput_is_least(layout):
+            return Figure(together, None, None, len(self._seeds_of(layout)))
         singles = [goodput(self._carried(layout, [seed])) for seed in self._seeds_of(layout)]
-        return Figure.of(singles).moved(goodput(self._carried(layout, self._seeds_of(layout))))
+        return Figure.of(singles).moved(together)
+
+    def goodput_is_least(self, layout: Layout) -> bool:
+        """Whether the search of its goodput ended although no rate was too high."""
+        return layout in self._searched and is_least(self._carried(layout, self._seeds_of(layout)))
 
     def lowest_rate(self, layout: Layout) -> float:
         """The lowest rate at which it was tried."""
         return min(self._rates[layout])
 
     def gain(self, layout: Layout, other: Layout) -> Figure | None:
-        """How much more the layout carries than the other one. The interval is over the differences by seed."""
+        """How much more the layout carries than the other one. The interval is over the differences by seed.
+
+        None: it is not known what one of them carries, or only that it is the goodput or more.
+        """
         mine, others = self.goodput(layout), self.goodput(other)
-        if mine is None or others is None:
+        if mine is None or others is None or self.goodput_is_least(layout) or self.goodput_is_least(other):
             return None
         seeds = range(min(self._seeds[layout], self._seeds[other]))
         singles = [goodput(self._carried(layout, [seed])) - goodput(self._carried(other, [seed])) for seed in seeds]

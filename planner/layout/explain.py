@@ -182,6 +182,11 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
         return f"{text}."
     if not best.goodput.mean:
         return f"{text}, and it carries no rate that was tried."
+    if best.goodput_is_least:
+        return (
+            f"{text}, and it carries at least {_rate(best.goodput)} sessions/s. Higher rates were not tried, so what "
+            "more GPUs would buy is not known."
+        )
     return f"{text}, and it carries up to {_rate(best.goodput)} sessions/s."
 
 

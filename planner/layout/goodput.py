@@ -22,6 +22,11 @@ def goodput(carried: Mapping[float, bool]) -> float:
     return max((rate for rate, carries in carried.items() if carries and rate < failing), default=0.0)
 
 
+def is_least(carried: Mapping[float, bool]) -> bool:
+    """Whether the goodput is only the least that is carried, because no rate above it was tried that fails."""
+    return goodput(carried) > 0 and _lowest_failure(carried) == inf
+
+
 def next_rate(carried: Mapping[float, bool], start: float, precision: float = PRECISION) -> float | None:
     """The next rate to try; None: the goodput is known.
 

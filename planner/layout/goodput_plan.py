@@ -65,6 +65,7 @@ class GoodputPlan:
     Attributes:
         has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
         rate: sessions per second that the layouts were checked at.
+        next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
         variations: attainment of the best layout under other circumstances.
         stopped: why the simulations ended early; empty: they ended as planned.
         is_decided: the search had ended before the simulations were stopped, so only figures are missing.
@@ -155,7 +156,7 @@ def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, en
                 break
     except (TimeOverError, KeyboardInterrupt) as end:
         curve = [(rate * scale, trial) for rate, trial in best.curve]
-        unchecked = replace(best, layout=layout, goodput=None, curve=curve)
+        unchecked = replace(best, layout=layout, goodput=None, goodput_is_least=False, curve=curve)
         stopped = plan.stopped or (_INTERRUPTED if isinstance(end, KeyboardInterrupt) else _time_over(wishes.budget_s))
         return replace(whole, layouts=[unchecked], stopped=stopped, is_checked=False, enlarged=tried)
     assert trial.result is not None
@@ -284,7 +285,7 @@ class _Planner:
         """Find the best layout with one replica more: with the fewest further GPUs that suffice for a replica."""
         best, step = self._shown[0], min(self._case.degrees)
         carried = self._carried(best)
-        if not carried:
+        if not carried or self._appraiser.goodput_is_least(best):
             return
         gpus = step + (best.gpus if self._has_fewest else self._case.gpus)
         found = [*proposals(self._search.expected, gpus), *neighbours(best, self._case.degrees, gpus)]

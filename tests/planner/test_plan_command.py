@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
+from planner.plan_table import plan_table
 
 pytestmark = pytest.mark.usefixtures("short_trials")
 MUCH, FIRST = ["--budget-s", "1000000"], ["--budget-s", "0"]
@@ -41,18 +42,19 @@ def test_a_plan_has_the_fewest_gpus_and_says_why(capsys: pytest.CaptureFixture[s
     assert plan["seconds"] > 0
     assert any("has the fewest GPUs that were found to carry 12 sessions/s" in line for line in plan["explanation"])
     assert any("What binds is" in line for line in plan["explanation"])
-    assert plan["next_step"]["more_gpus"] == 1
     assert not plan["uses_all"]
 
 
 @pytest.mark.long
 def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, manifest = tmp_path / "plan.html", tmp_path / "plan.yaml"
-    argv = [*MOST, "--gpu-price", "2.5", "--report", str(report), "--output-manifest", str(manifest)]
+    # With few GPUs, because on more of them so short trials carry any rate. There is no gain then.
+    argv = ["1" if flag == "2" else flag for flag in MOST]
+    argv += ["--gpu-price", "2.5", "--report", str(report), "--output-manifest", str(manifest)]
     assert main([*argv, "--json"]) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     best = plan["layouts"][0]
-    assert best["gpus"] == 2
+    assert best["gpus"] == 1
     assert best["goodput"]["low"] <= best["goodput"]["mean"] <= best["goodput"]["high"]
     assert 0 < plan["rate"] <= best["goodput"]["mean"]
     assert 0 < best["attainment"]["mean"] <= 1
@@ -65,9 +67,9 @@ def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pyte
     page = report.read_text()
     for words in ("Layouts, best first", "What binds is", "Attainment over the session rate", "20 % more load"):
         assert words in page
-    assert best["price_per_hour"] == 5
-    assert best["gpu_hours_per_1000_sessions"] == pytest.approx(2 / plan["rate"] / 3.6)
-    assert plan["next_step"]["price_per_hour"] == 7.5
+    assert best["price_per_hour"] == 2.5
+    assert best["gpu_hours_per_1000_sessions"] == pytest.approx(1 / plan["rate"] / 3.6)
+    assert plan["next_step"]["price_per_hour"] == 5
     assert plan["command"].split()[:3] == ["ampd", "plan", "tau-bench-airline"]
     for words in ("GPU hours per 1000 sessions", "price per hour", "as planned", "How to reproduce", "--gpu-price 2.5"):
         assert words in page
@@ -102,6 +104,22 @@ def test_a_rate_that_no_layout_carries_gives_the_best_and_the_miss(capsys: pytes
     assert not plan["meets_slo"]
     assert plan["layouts"]
     assert any("No layout of 2 GPUs was found to carry 3 sessions/s" in line for line in plan["explanation"])
+
+
+@pytest.mark.slow
+def test_a_low_rate_gives_the_least_that_is_carried_in_table_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "plan.html"
+    flags = ["--gpus", "1", "--rate", "0.1", "--degrees", "1", "--jobs", "1", "--report", str(report)]
+    plan = planned(capsys, *flags)
+    best = plan["layouts"][0]
+    assert best["goodput_is_least"]
+    assert best["goodput"]["low"] is None
+    assert plan["next_step"] is None
+    least = f"at least {best['goodput']['mean']:.3g}"
+    assert least in report.read_text()
+    assert f"{least}/s" in plan_table(plan)
 
 
 @pytest.mark.slow

@@ -71,6 +71,13 @@ def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
     assert "simulated once" not in text
 
 
+def test_a_goodput_above_which_no_rate_failed_is_said_to_be_the_least() -> None:
+    low = replace(BEST, goodput=Figure(3.0, None, None, 3), goodput_is_least=True, curve=[(2.0, FINE), (3.0, FINE)])
+    text = explained(replace(PLAN, layouts=[low]))
+    assert "it carries at least 3 sessions/s. Higher rates were not tried" in text
+    assert "up to" not in text
+
+
 def test_without_a_rate_none_is_said_to_be_wanted() -> None:
     free = replace(CASE, rate=0.0, gpus=1)
     none = replace(BEST, carries_rate=False, goodput=Figure(0.0, 0.0, 0.0, 3), curve=[(0.002, LATE), (0.1, LATE)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.layout.goodput import MOST_HEADROOM, PRECISION, goodput, next_rate
+from planner.layout.goodput import MOST_HEADROOM, PRECISION, goodput, is_least, next_rate
 
 
 def searched(limit: float, start: float, known: tuple[float, ...] = ()) -> dict[float, bool]:
@@ -31,6 +31,13 @@ def test_a_good_start_needs_three_rates() -> None:
 def test_a_search_has_an_end_where_all_or_no_rates_are_carried() -> None:
     assert goodput(searched(1e9, 1.0)) >= MOST_HEADROOM
     assert goodput(searched(0.0, 1.0)) == 0.0
+
+
+def test_a_goodput_above_which_no_rate_failed_is_the_least() -> None:
+    assert is_least(searched(1e9, 1.0))
+    assert not is_least(searched(1.02, 1.0))
+    assert not is_least(searched(0.0, 1.0))
+    assert not is_least({})
 
 
 def test_the_lowest_failure_counts() -> None:

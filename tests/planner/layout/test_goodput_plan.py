@@ -28,18 +28,19 @@ MUCH = 1e6
 
 @pytest.mark.slow
 def test_all_gpus_carry_the_most_without_a_rate() -> None:
-    plan = make_goodput_plan(replace(CASE, rate=0.0), Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    case = replace(CASE, rate=0.0, gpus=1)
+    plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
     best = plan.layouts[0]
     assert best.goodput is not None
     assert 0 < plan.rate <= best.goodput.mean < 1000
     assert [each.goodput.mean if each.goodput else 0.0 for each in plan.layouts[1:]] <= [best.goodput.mean] * 2
-    assert best.layout.gpus == CASE.gpus
+    assert best.layout.gpus == case.gpus
     assert best.goodput.seeds == best.attainment.seeds == 3
     assert best.goodput.low is not None
     assert best.goodput.low <= best.goodput.mean
     assert [variation.name for variation, _ in plan.variations][:2] == ["20 % less load", "20 % more load"]
     assert plan.next_step is not None
-    assert plan.next_step.best.layout.gpus == CASE.gpus + 1
+    assert plan.next_step.best.layout.gpus == case.gpus + 1
     assert not plan.stopped
 
 
@@ -78,6 +79,17 @@ def test_where_none_carries_the_rate_the_closest_layouts_are_shown() -> None:
     assert best.attainment.mean < CASE.attainment
     assert best.goodput is not None
     assert best.goodput.mean == 0.0
+
+
+@pytest.mark.slow
+def test_a_rate_far_below_what_is_carried_gives_the_least_and_no_gain() -> None:
+    plan = make_goodput_plan(replace(CASE, rate=1.0), Wishes(jobs=1, budget_s=MUCH))
+    best = plan.layouts[0]
+    assert best.goodput_is_least
+    assert best.goodput is not None
+    assert best.goodput.mean > plan.rate
+    assert best.goodput.low is None
+    assert plan.next_step is None
 
 
 @pytest.mark.slow
