@@ -118,7 +118,7 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     if plan.scale > 1:
         return _found_in_part(plan, case)
     if plan.is_estimated:
-        return _estimated(plan)
+        return _estimated(plan, case)
     wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if plan.carries and plan.has_fewest_gpus:
         return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
@@ -126,7 +126,11 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
         return f"{best} carries the most that was found on {gpus_text(case.gpus)}: {wanted}."
     headroom = headroom_of(plan.layouts[0], plan.rate)
     miss = shortfall(headroom, plan.layouts[0].attainment.mean)
-    none = "No" if plan.is_decided else "Until the search ended, no"
+    if plan.carried_rate and headroom is None:
+        miss = f"carries {plan.carried_rate:.3g} sessions/s in a short simulation"
+        over = _first_failure(plan.layouts[0], plan.attainment)
+        miss += ", but not in a longer one" if over is not None and over[0] <= plan.carried_rate else ""
+    none = "No" if plan.is_decided or plan.none_carries else "Until the search ended, no"
     rate = f"{plan.rate:g} sessions/s"
     if not case.rate and not headroom:
         # No rate was asked for, so the one of the figures is not what is missed.
@@ -138,12 +142,15 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     )
 
 
-def _estimated(plan: GoodputPlan) -> str:
+def _estimated(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0]
+    more = "fewer GPUs" if best.carries_rate else "a layout that carries it"
+    if not best.carries_rate and best.layout.gpus == case.gpus:
+        more += f", but this one has all {gpus_text(case.gpus)} already"
     check = "carries" if best.carries_rate else "does not carry"
     return (
         f"The search ended before it found a layout for {plan.rate:g} sessions/s. {best.layout} is a guess with a "
-        f"reserve, and {check} the rate in a short simulation. More time may find fewer GPUs."
+        f"reserve, and {check} the rate in a short simulation. More time may find {more}."
     )
 
 

@@ -75,6 +75,10 @@ class GoodputPlan:
         is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
         is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
             reserve.
+        none_carries: the search of a layout that carries the rate had ended without one before the simulations were
+            stopped.
+        carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
+            not known.
         enlarged: how often the whole layout was enlarged, because it did not carry the rate as its part did.
     """
 
@@ -91,6 +95,8 @@ class GoodputPlan:
     scale: int = 1
     is_checked: bool = True
     is_estimated: bool = False
+    none_carries: bool = False
+    carried_rate: float = 0.0
     enlarged: int = 0
 
     @property
@@ -305,8 +311,9 @@ class _Planner:
         shown = self._shown or self._undecided()
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
-        layouts = sorted((appraiser.appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
-        is_small = bool(self._stopped) and not self._wishes.uses_all and not self._is_estimated
+        layouts = sorted((self._appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
+        is_unsure = self._wishes.uses_all or self._is_estimated or search.none_carries
+        is_small = bool(self._stopped) and not is_unsure
         self._has_fewest |= is_small and layouts[0].carries_rate
         case = replace(self._case, rate=appraiser.rate)
         next_step = None
@@ -326,7 +333,20 @@ class _Planner:
             self._has_fewest,
             self._is_decided,
             is_estimated=self._is_estimated,
+            none_carries=search.none_carries,
+            carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
+
+    def _appraised(self, layout: Layout) -> Appraised:
+        found = self._appraiser.appraised(layout)
+        # One short trial at the rate may pass by chance, although the search has shown that the layout fails.
+        is_refuted = self._search.none_carries and len(self._appraiser.attainments(layout)) < SEEDS
+        return replace(found, carries_rate=found.carries_rate and not is_refuted)
+
+    def _closest(self) -> list[Layout]:
+        """The layouts of the search for the most goodput, those first whose goodput is known, the highest first."""
+        first = [] if self._search.carried_by is None else [self._search.carried_by]
+        return sorted(dict.fromkeys([*first, *self._search.best]), key=lambda layout: -self._carried(layout))
 
     def _undecided(self) -> list[Layout]:
         """The best layouts of a search that was stopped.
@@ -337,6 +357,8 @@ class _Planner:
         search, case = self._search, self._case
         if self._wishes.uses_all:
             return search.best[: self._wishes.top]
+        if self._search.none_carries:
+            return self._closest()[: self._wishes.top]
         carrying = [layout for layout in search.carrying if not self._appraiser.fails(layout)]
         if carrying:
             return carrying[: self._wishes.top]

@@ -55,7 +55,9 @@ class Search:
     Attributes:
         rate: sessions per second at which the layouts were compared last.
         carried_rate: the last rate that a layout carried in a short trial while the most goodput was searched; 0: none.
+        carried_by: the layout that did.
         best: the layouts so far, best first.
+        none_carries: `more` found no further layout that carries the case's rate.
         carrying: layouts that carry the case's rate in a long trial, those with the fewest GPUs first.
     """
 
@@ -65,7 +67,9 @@ class Search:
         self.expected: Costs = self.costs.with_queues()
         self.rate = case.rate
         self.carried_rate = 0.0
+        self.carried_by: Layout | None = None
         self.best: list[Layout] = []
+        self.none_carries = False
         self.carrying: list[Layout] = []
         self._trials = trials
         self._failed: list[Layout] = []
@@ -134,7 +138,8 @@ class Search:
         known = len(self.carrying)
         while gpus < self.case.gpus and len(self.carrying) == known:
             gpus = self._enough(self._grown(gpus))
-        return len(self.carrying) > known
+        self.none_carries = len(self.carrying) == known
+        return not self.none_carries
 
     def beside(self, layouts: Sequence[Layout]) -> None:
         """Try other layouts of as many GPUs, because these carry the rate only with the seed of the search."""
@@ -233,7 +238,7 @@ class Search:
             self._rank(layouts)
             self._show()
             if carrying:
-                self.carried_rate = self.rate
+                self.carried_rate, self.carried_by = self.rate, self.best[0]
                 return carrying
             # Only the better half is worth the trials.
             layouts = self.best[: max(ceil(len(self.best) / 2), _CENTRES)]
@@ -248,9 +253,9 @@ class Search:
             standing = carrying
             self.rate *= factor
             carrying = [layout for layout, trial in self._tried(standing) if trial.carries(self.case.attainment)]
-            if carrying:
-                self.carried_rate = self.rate
             self._rank(standing)
+            if carrying:
+                self.carried_rate, self.carried_by = self.rate, self.best[0]
             self._show()
         return self.best
 

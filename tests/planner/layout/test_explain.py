@@ -78,6 +78,26 @@ def test_a_goodput_above_which_no_rate_failed_is_said_to_be_the_least() -> None:
     assert "up to" not in text
 
 
+def test_a_stopped_search_that_knows_that_none_carries_the_rate_says_what_is_carried() -> None:
+    poor = replace(BEST, carries_rate=False, goodput=None, curve=[(6.0, LATE)])
+    stopped = replace(PLAN, layouts=[poor], rate=6.0, stopped="the time was over", is_decided=False)
+    known = explained(replace(stopped, none_carries=True, carried_rate=2.62))
+    assert "No layout of 4 GPUs was found to carry 6 sessions/s" in known
+    assert "The closest one, prefill 1xTP1, decode 1xTP2, carries 2.62 sessions/s in a short simulation." in known
+    longer = replace(stopped, layouts=[replace(poor, curve=[(2.62, LATE)])], none_carries=True, carried_rate=2.62)
+    assert "carries 2.62 sessions/s in a short simulation, but not in a longer one." in explained(longer)
+
+
+def test_a_guess_that_fails_promises_no_fewer_gpus() -> None:
+    guess = replace(PLAN, stopped="the time was over", is_decided=False, is_estimated=True)
+    assert "More time may find fewer GPUs." in explained(guess)
+    poor = replace(BEST, carries_rate=False)
+    assert "More time may find a layout that carries it." in explained(replace(guess, layouts=[poor]))
+    full = replace(poor, layout=Layout((), ((2, 2),)))
+    text = explained(replace(guess, layouts=[full]))
+    assert "More time may find a layout that carries it, but this one has all 4 GPUs already." in text
+
+
 def test_without_a_rate_none_is_said_to_be_wanted() -> None:
     free = replace(CASE, rate=0.0, gpus=1)
     none = replace(BEST, carries_rate=False, goodput=Figure(0.0, 0.0, 0.0, 3), curve=[(0.002, LATE), (0.1, LATE)])

@@ -183,6 +183,23 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+def test_a_search_that_is_stopped_after_it_found_none_shows_what_carries_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(*_: object) -> None:
+        raise TimeOverError
+
+    monkeypatch.setattr(goodput_plan._Planner, "_compare", out_of_time)
+    case = replace(CASE, rate=5000.0)
+    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+    assert plan.stopped
+    assert not plan.carries
+    assert not plan.is_estimated
+    assert 0 < plan.carried_rate < case.rate
+    text = " ".join(sentences(plan, case, {}))
+    assert "No layout of 2 GPUs was found to carry 5000 sessions/s" in text
+    assert f"carries {plan.carried_rate:.3g} sessions/s in a short simulation" in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [30.0, 100.0])
 def test_without_time_the_plan_still_carries_the_rate_and_says_that_it_is_a_guess(rate: float) -> None:
     case = replace(CASE, rate=rate, gpus=8)
