@@ -166,5 +166,5 @@ def _longest_context(config: dict[str, Any]) -> int | None:
 def _from_config(folder: Path, read: Callable[[dict[str, Any]], int | None]) -> int | None:
     try:
         return read(json.loads((folder / "config.json").read_bytes()))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{PROG}: --model: {folder / 'config.json'} is not usable ({error})") from None

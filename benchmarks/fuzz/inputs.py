@@ -13,15 +13,19 @@ from typing import Any
 
 from ampd.cli.serve.settings import ServeSettings
 from ampd.errors import UserError
+from ampd.perf.model_config import read_model_shape
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
 from ampd.state.connect import check_url
 from ampd.types import Parallelism
-from benchmarks.fuzz.mutations import ODD, changed_bytes, changed_json, changed_text
+from benchmarks.fuzz.mutations import ODD, changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
 from planner.simulate_command import SimulateSettings
-from router.settings import CoordinatorSettings
+from router.settings import CoordinatorSettings, context_length, vocabulary_size
+from workers.engines.minimal_json import UnservedSchemaError, minimal_json
+from workers.engines.planned_output import _WRONG_SCHEMA
+from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 from workloads.formats import LoadOptions, load_sessions
 from workloads.replay_command import ReplaySettings
@@ -98,6 +102,25 @@ _URLS = (
     "redis://ampd:pass%2Fword@10.0.0.1:6379/0", "rediss://h:1/2?ssl_ca_certs=/ca", "unix:///run/redis.sock?db=1",
     "redis+sentinel://u:p@a:26379,b:26379/service/1", "redis://[::1]:6379/0",
 )  # fmt: skip
+_REPLIES = [
+    {"session": "a", "content": "look", "tool_calls": [{"name": "get", "arguments": {"city": "Rome"}}]},
+    {"session": "a", "content": "done", "reasoning_content": "first this"},
+    {"text": "plain"},
+    {"tool_calls": [{"function": {"name": "get", "arguments": '{"deep": [[[1]]]}'}}]},
+]
+_SCHEMA = {
+    "type": "object", "required": ["name", "parts", "kind"], "additionalProperties": False,
+    "$defs": {"part": {"type": "object", "properties": {"next": {"$ref": "#/$defs/part"}}}},
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "maxLength": 9}, "kind": {"enum": ["a", 1, None]},
+        "parts": {"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/part"}, {"type": "integer"}]}},
+    },
+}  # fmt: skip
+_CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500, "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
 _PROFILE = Path(__file__).parents[2] / "ampd" / "perf" / "profiles" / "tiny-cpu.json"
 
 
@@ -112,6 +135,10 @@ def targets(folder: Path) -> Iterator[Target]:
     yield Target("settings", _arguments, _parse_settings, (UserError,))
     yield Target("policy", _policy, lambda given: create_named(*given), (UserError,))
     yield Target("state-url", lambda rng: changed_text(rng, rng.choice(_URLS)), check_url, (UserError,))
+    yield Target("replies", lambda rng: _lines(rng, _REPLIES), lambda data: _read_replies(folder, data), (UserError,))
+    yield Target("schema", lambda rng: changed(rng, _SCHEMA, 4), _answer_schema, (UnservedSchemaError, *_WRONG_SCHEMA))
+    config = lambda rng: _encoded(rng, changed_json(rng, _CONFIG))  # noqa: E731
+    yield Target("model config", config, lambda data: _read_config(folder, data), (UserError,))
     profile = _PROFILE.read_text("utf-8")
     yield Target("profile", lambda rng: _profile(rng, profile), lambda data: _load(folder, data), (UserError,))
 
@@ -179,6 +206,25 @@ def _parse_settings(given: tuple[type[Settings], list[str]]) -> None:
 def _policy(rng: random.Random) -> tuple[str, str]:
     kind, text = rng.choice(_POLICIES)
     return kind, changed_text(rng, text)
+
+
+def _read_replies(folder: Path, data: bytes) -> None:
+    path = folder / "replies.jsonl"
+    path.write_bytes(data)
+    for reply in Replies.read(path).all:
+        assert reply.text is None or not reply.calls
+
+
+def _answer_schema(schema: Any) -> None:
+    json.dumps(minimal_json(schema))
+
+
+def _read_config(folder: Path, data: bytes) -> None:
+    (folder / "config.json").write_bytes(data)
+    shape = read_model_shape(folder / "config.json")
+    assert shape.layers > 0
+    vocabulary_size(folder)
+    context_length(folder, None)
 
 
 def _profile(rng: random.Random, text: str) -> bytes:

@@ -6,8 +6,10 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, cast
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
 from ampd.cli.top.snapshot import snapshot_of
@@ -21,7 +23,21 @@ from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
 from ampd.state.checks import checked
 from ampd.state.redis_store import SnapshotReader
-from ampd.state.store import Heard, LoadedRound, Overview, RoleAssigned, TaskQueued, WorkerUpdated
+from ampd.state.store import (
+    Heard,
+    LoadedRound,
+    Overview,
+    RequestServed,
+    RoleAssigned,
+    SessionEnded,
+    StateStore,
+    TaskDone,
+    TaskQueued,
+    WorkerDied,
+    WorkerRemoved,
+    WorkerUpdated,
+)
+from ampd.state.view import ClusterView
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
 from ampd.wire import parse_error
@@ -35,6 +51,7 @@ from router.request import parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
+from router.worker_deaths import WorkerDeaths
 from router.worker_reports import parse_report
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.worker_process.descriptor import decode_descriptor
@@ -75,6 +92,14 @@ _VIEW = WorkerView(
 )  # fmt: skip
 _PREFILL = WorkerView("p1", Role.PREFILL, Parallelism(1), kv_capacity_tokens=100_000, max_context_tokens=32_000)
 _ROLE = RoleAssigned("d1", Role.PREFILL, "short", "ttft-short")
+_REQUEST_NAMES = ("id request", f"prompt {blake2b(b'prompt', digest_size=16).hexdigest()}")
+_EVENTS = (
+    WorkerUpdated(_VIEW, 5.0), WorkerUpdated(_PREFILL, None), WorkerRemoved("d1"), WorkerRemoved("p1", is_expired=True),
+    TaskQueued("d1", _TASK), TaskDone("d1", "t1"), SessionEnded("0" * 32), _ROLE, WorkerDied("d1", _REQUEST_NAMES),
+    WorkerDied("d1", _REQUEST_NAMES, 2), RequestServed(_REQUEST_NAMES),
+)  # fmt: skip
+_MOST_DEATHS = 4096
+_MOST_WORKERS = 20
 _REPORT: dict[str, Any] = {
     **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes", "slices"), 160),
     **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s", "reload_s"), 0.5),
@@ -98,8 +123,8 @@ def targets() -> Iterator[Target]:
     yield _record("view", codec.encode_view(_VIEW, 0.0), lambda text: _decide(codec.decode_view(text, 0.0)))
     yield _record("task", codec.encode_task(_TASK, 0.0), lambda text: _order(codec.decode_task(text, 0.0)))
     yield _record("role", codec.encode_role(_ROLE), codec.decode_role)
-    events = [codec.encode_event(event, 0.0) for event in (WorkerUpdated(_VIEW, 5.0), TaskQueued("d1", _TASK), _ROLE)]
-    yield Target("event", lambda rng: _text(rng, rng.choice(events)), _apply_event, (codec.CodecError,))
+    events = [codec.encode_event(event, 0.0) for event in _EVENTS]
+    yield Target("event", lambda rng: _text(rng, rng.choice(events)), Listener().take, (codec.CodecError,))
     coordinator = codec.encode_coordinator(CoordinatorView("c1", _SLO, rounds_in_progress=3))
     yield _record("coordinator", coordinator, lambda text: _show(codec.decode_coordinator(text)))
     yield _record("recent load", codec.encode_load(_LOAD, 0.0), lambda text: _look(codec.decode_load(text, 0.0)))
@@ -186,11 +211,38 @@ def _order(task: PrefillTask) -> None:
     assert task.hist_tokens >= 0
 
 
-def _apply_event(text: bytes) -> None:
-    event = codec.decode_event(text, 0.0)
-    if isinstance(event, WorkerUpdated):
-        assert event.lease_s is None or 0 <= event.lease_s < float("inf")
-        _decide(event.view)
+class Listener:
+    """A coordinator's view of the workers and its memory of deaths, which hear all events one after the other."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._deaths = WorkerDeaths(lambda: self._now_s)
+        # It is not connected, so that it asks nothing of a store.
+        self._view = ClusterView(
+            cast(StateStore, None),
+            lease_s=5.0,
+            clock=lambda: self._now_s,
+            model=_MODEL,
+            on_death=self._deaths.announced,
+        )
+
+    def take(self, text: bytes) -> None:
+        """Apply an event, if it is one, and ask what a round asks."""
+        event = codec.decode_event(text, self._now_s)
+        self._now_s += 0.01
+        self._view.apply(event)
+        if isinstance(event, WorkerUpdated):
+            assert event.lease_s is None or 0 <= event.lease_s < float("inf")
+            _decide(event.view)
+            assert self._view.knows(event.view.worker_id)
+        workers = self._view.workers()
+        assert len({worker.worker_id for worker in workers}) == len(workers)
+        assert all(worker.queued_prefills >= 0 for worker in workers)
+        with suppress(RoundRefusedError):
+            self._deaths.of_request("request", b"prompt").check()
+        assert len(self._deaths) <= _MOST_DEATHS
+        for worker in workers[_MOST_WORKERS:]:
+            self._view.apply(WorkerRemoved(worker.worker_id))
 
 
 def _show(view: CoordinatorView) -> None:

@@ -13,6 +13,7 @@ from router.settings import context_length, vocabulary_size
 
 Reading = Callable[[Path], int | None]
 
+_ENDLESS = '{"max_position_embeddings": Infinity, "vocab_size": Infinity}'
 READINGS: list[Reading] = [lambda folder: context_length(folder, None), vocabulary_size]
 
 
@@ -23,7 +24,7 @@ def test_the_chosen_context_wins_over_the_model_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["context", "vocabulary"])
-@pytest.mark.parametrize("text", [None, "{", "[]", pytest.param("[" * 100_000, id="nested")])
+@pytest.mark.parametrize("text", [None, "{", "[]", _ENDLESS, pytest.param("[" * 100_000, id="nested")])
 def test_a_broken_configuration_is_one_line(tmp_path: Path, text: str | None, reading: Reading) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

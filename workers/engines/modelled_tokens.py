@@ -63,7 +63,7 @@ def read_model_folder(folder: Path) -> ModelFacts:
             digest=model_digest(folder),
             tokenizer=tokenizer_digest(folder),
         )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"model folder {folder}: config.json or tokenizer.json is not usable ({error!r})") from None
     if not printable:
         raise UserError(f"model folder {folder}: tokenizer.json has no vocabulary of words")

@@ -103,7 +103,10 @@ def _parsed(line: str, where: str) -> tuple[str, Reply]:
         raise UserError(f"{where}: give either text, or content and tool_calls")
     if text is not None:
         return session, Reply(text, {})
-    calls = tuple(_call(call, where) for call in fields.get("tool_calls") or ())
+    asked = fields.get("tool_calls") or []
+    if not isinstance(asked, list):
+        raise UserError(f"{where}: tool_calls must be a list")
+    calls = tuple(_call(call, where) for call in asked)
     message: dict[str, Any] = {"content": fields.get("content") or ""}
     if thoughts := fields.get("reasoning_content"):
         message["reasoning_content"] = thoughts

@@ -104,6 +104,6 @@ def _heads(model: Path, prog: str) -> dict[str, int]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         config = {**config, **(config.get("text_config") or {})}  # a multimodal model's language part
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{prog}: --model: {path} is not a JSON object; copy the model's files again") from None
     return {name: int(config[name]) for name in (*_DIVIDED, *_REPLICATED) if config.get(name)}

@@ -58,6 +58,7 @@ def test_both_forms_of_a_tool_call_are_read(tmp_path: Path) -> None:
         ({"session": 1, "text": "x"}, "must be text"),
         ({"tool_calls": [{"arguments": {}}]}, "a name and arguments"),
         ({"tool_calls": ["f"]}, "a name and arguments"),
+        ({"tool_calls": 1.5}, "must be a list"),
         ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "a name and arguments"),
         ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "an object"),
         pytest.param("[" * 100_000, "replies.jsonl:2: not JSON", id="a nested line"),
