@@ -165,7 +165,7 @@ class SlicingPolicy(Protocol):
     """Chooses how a prefill shares its worker with the batch that decodes there.
 
     Attributes:
-        is_whole: the policy computes every prefill in one slice, so nobody has to ask it.
+        is_whole: the policy computes every prefill in one slice. Callers then do not ask it.
     """
 
     @property
@@ -230,7 +230,7 @@ class PoolsPolicy(Protocol):
     """Chooses the roles of the workers. A worker finishes what it has after a change.
 
     Attributes:
-        is_idle: the policy never changes a role, so nobody has to ask it.
+        is_idle: the policy never changes a role. Callers then do not ask it.
         interval_s: least time between two questions to it; 0: as often as its keeper likes.
         load_s: length of the recent load that it reads; 0: it reads no load.
         is_slow: a question takes so long that it must not be asked on the event loop.

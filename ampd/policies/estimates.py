@@ -114,7 +114,7 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
 
 
 def least_queued(situation: RoutingSituation, workers: Sequence[WorkerView], reason: str) -> RouteDecision:
-    """The decision for the prefill worker with the least queued work, a random one of equals. It records all."""
+    """The decision for the prefill worker with the least queued work, with the estimates of all. Ties are random."""
     estimates = tuple([estimate_remote(situation, worker) for worker in workers])
     best = estimates[index_of_least([estimate.queue_s for estimate in estimates], situation.rng)]
     return RouteDecision(best.route, best.worker_id, reason, estimates)

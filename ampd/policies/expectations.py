@@ -50,7 +50,7 @@ class Expectations(Policy):
     def on_time(
         self, prefills: Iterable[Waiting], stretch: float, now_s: float
     ) -> list[tuple[float, float, float, int]]:
-        """The fields of `job`, without positions, for the prefills of a queue that can still be on time.
+        """The queued prefills that can still be on time, as the fields of `job` without positions.
 
         Args:
             stretch: how many times longer than alone each prefill takes.

@@ -80,8 +80,8 @@ def is_in_progress(session_id: str, owners: Iterable[WorkerView], *, is_bound: b
     """Whether a session is in progress, so that its next round comes before those of new sessions.
 
     Args:
-        owners: workers that own sessions, for a coordinator that does not know all bindings: one of them holds some of
-            a session that another coordinator serves.
+        owners: the workers that own sessions, if the coordinator does not know all bindings. A session that another
+            coordinator serves is in progress if one of them holds KV of it.
         is_bound: the coordinator knows its owner.
     """
     return is_bound or any(session_id in worker.held_tokens for worker in owners)
