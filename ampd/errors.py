@@ -43,6 +43,11 @@ def guarded(body: Callable[[], int]) -> int:
         return 130
 
 
+def without_credentials(text: str) -> str:
+    """The text without user and password of the URLs in it."""
+    return _CREDENTIALS.sub("://...@", text)
+
+
 def one_line_of(error: BaseException) -> str:
     """The message of an error as one line, or its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
@@ -56,5 +61,5 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _with_program(error: Exception) -> str:
-    text = _CREDENTIALS.sub("://...@", one_line_of(error))
+    text = without_credentials(one_line_of(error))
     return text if text.startswith("ampd") else f"ampd: {text}"

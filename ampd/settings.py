@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
+    CLI_SUPPRESS,
     BaseSettings,
     CliApp,
     CliSettingsSource,
@@ -32,6 +34,9 @@ DYNAMO_PREFIX = "DYN_"
 _DEFAULT = " (default: "
 _NO_VALUES = ("None)", ")")
 """Defaults that help does not show. Where one means something, the field's description says what."""
+
+_PASSWORD = re.compile(r"://[^\s/@]*:\S*@|[?&]\w*password=")
+"""A part of a URL that has a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class Settings(BaseSettings):
 
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
     alias uses the alias as its flag and, after `AMPD_`, as its variable. `old_flags` lists the flags of the previous
-    version, by name as in `--name`. `known_names` gives the names that a field's value may have, where they are found
+    version, by name as in `--name`. A field `CliSuppress[...]` is a secret: it is a variable, and its flag is not
+    documented and causes a warning, because every user of a machine can read command lines. `known_names` gives the names that a field's value may have, where they are found
     at run time: `--help` lists them.
     """
 
@@ -110,8 +116,11 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
     parser = _Parser(prog=prog, description=model.__doc__, formatter_class=_Formatter, allow_abbrev=False)
     parser.known_names = _of_all_bases(model, "known_names")
     source = _Flags(model, root_parser=parser)
+    arguments = _without_old_flags(model, argv, prog)
+    for warning in _secrets_shown(model, arguments):
+        print(f"{prog}: {warning}", file=sys.stderr)
     try:
-        return CliApp.run(model, cli_args=_without_old_flags(model, argv, prog), cli_settings_source=source)
+        return CliApp.run(model, cli_args=arguments, cli_settings_source=source)
     except ValidationError as error:
         raise UserError(f"{prog}: {first_problem(error, as_flag=True)}") from None
     except SettingsError as error:
@@ -145,6 +154,28 @@ def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) ->
             value = arguments.pop(0)
         replace(name, name, value)
     return kept
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether a field is to be set by its variable only."""
+    return CLI_SUPPRESS in field.metadata
+
+
+def _secrets_shown(model: type[Settings], arguments: Sequence[str]) -> Iterator[str]:
+    """A warning for each flag by which a secret is on the command line. The next version refuses these flags."""
+    secrets = {f"--{name.replace('_', '-')}" for name, field in model.model_fields.items() if is_secret(field)}
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag = argument.partition("=")[0]
+        if flag in secrets and argument.startswith(flag):
+            what = "shows a secret"
+        elif flag and _PASSWORD.search(argument):
+            what = "shows a password"
+        else:
+            continue
+        variable = PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+        yield f"{flag} {what} to every user of this machine: set {variable} instead; the next version refuses it"
 
 
 def _of_all_bases(model: type[Settings], attribute: str) -> dict[str, Any]:

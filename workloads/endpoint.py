@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -11,11 +12,12 @@ from typing import Any, Self
 
 import httpx
 
-from ampd.errors import RunError, UserError
+from ampd.errors import RunError, UserError, without_credentials
 
 CONNECT_TIMEOUT_S = 4.0
 """A URL that does not answer must be reported within 5 s."""
 
+_HEADER_WORD = re.compile(r"[!-~]+")
 _DYNAMO_OWNER = "nvidia"
 _TOKEN_IDS_FIELD = "completion_token_ids"
 _DECISION_FIELD = "engine_data"
@@ -96,16 +98,19 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
-        self.base = url.rstrip("/").removesuffix("/v1")
-        if not self.base.startswith(("http://", "https://")):
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
             raise UserError(f"--url {url}: must begin with http:// or https://")
         try:
-            httpx.URL(self.base)
+            httpx.URL(base)
         except httpx.InvalidURL as error:
             raise UserError(f"--url {url}: {error}") from None
+        if api_key and not _HEADER_WORD.fullmatch(api_key):
+            raise UserError("AMPD_API_KEY: has a space, a line break or a letter that a header cannot have")
+        self.base = without_credentials(base)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(
-            base_url=f"{self.base}/v1/",
+            base_url=f"{base}/v1/",
             trust_env=False,  # a proxy would count as the server's latency
             headers=headers,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),

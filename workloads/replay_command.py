@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import uvloop
 from pydantic import Field, model_validator
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import CliPositionalArg, CliSuppress
 from tqdm import tqdm
 
 from ampd.documents import check_writable
-from ampd.errors import UserError
+from ampd.errors import UserError, without_credentials
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
 from workloads.endpoint import Endpoint
@@ -53,7 +53,7 @@ class ReplaySettings(Settings):
     url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")
     model: str | None = Field(None, description="Model to ask for; default: the first served one.")
     api: Api = Field(Api.AUTO, description="Completions with token ids keep counts exact; auto prefers them.")
-    api_key: str | None = Field(None, description="Sent as a bearer token.")
+    api_key: CliSuppress[str | None] = Field(None, description="Sent as a bearer token.")
     ttft: float | None = Field(None, gt=0, description="TTFT target of a round in seconds.")
     itl: float | None = Field(None, gt=0, description="ITL target of a round in seconds.")
     rate: float | None = Field(
@@ -179,7 +179,7 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
     result["client_lag_max_s"] = max((record.lag_s for record in done.records), default=0.0)
     result["settings"] = {
         "trace": settings.trace,
-        "url": settings.url,
+        "url": without_credentials(settings.url),
         "model": plan.model,
         "api": str(plan.dialect),
         "rate": settings.rate,

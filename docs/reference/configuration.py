@@ -15,7 +15,7 @@ from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_settings import CliPositionalArg
 
-from ampd.settings import DYNAMO_PREFIX, PREFIX, Settings
+from ampd.settings import DYNAMO_PREFIX, PREFIX, Settings, is_secret
 from docs.reference.environment_variables import ENVIRONMENT
 
 _HEAD = """\
@@ -25,8 +25,9 @@ _HEAD = """\
 
 Every setting is a flag and an environment variable. A flag wins over the variable, and the variable over the default.
 An unknown flag or a wrong value ends the command with one line and exit code 2. Switches (`on`, `off`) are `--name` and
-`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Two names of a
-setting mean the same.
+`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Secrets have no
+flag. A URL with a password belongs into its variable too: as a flag it causes a warning. Two names of a setting mean
+the same.
 
 Parameters of policies follow their name: `--routing 'ampd(alpha=0.8)'`. [policies.md](policies.md) lists them.
 Variables that are not flags are [at the end](#other-environment-variables).
@@ -135,7 +136,7 @@ class Setting:
     @property
     def is_positional(self) -> bool:
         """Whether it is an argument without a name."""
-        return not self.flags[0].startswith("-")
+        return bool(self.flags) and not self.flags[0].startswith("-")
 
 
 def settings_of(model: type[Settings]) -> dict[str, Setting]:
@@ -212,7 +213,7 @@ def _setting(name: str, info: FieldInfo, schema: Mapping[str, Any]) -> Setting:
         variables: tuple[str, ...] = ()
     else:
         names = list(_aliases(name, info))
-        flags = tuple(_flags(names, is_switch=schema.get("type") == "boolean"))
+        flags = () if is_secret(info) else tuple(_flags(names, is_switch=schema.get("type") == "boolean"))
         variables = tuple(alias.upper() if _is_dynamos(alias) else PREFIX + alias.upper() for alias in names)
     return Setting(
         field=name,

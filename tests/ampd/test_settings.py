@@ -3,6 +3,7 @@ from typing import ClassVar
 
 import pytest
 from pydantic import Field
+from pydantic_settings import CliSuppress
 
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
@@ -77,6 +78,50 @@ def test_old_variables_are_treated_like_old_flags(
     assert parse_settings(_Combined, ["--needed", "1", "--rate", "5"], "x").rate == 5
     warnings = {"x: AMPD_PACE is now --rate: it is a rate", "x: AMPD_DEPTH has no effect any more: leave it out"}
     assert set(capsys.readouterr().err.splitlines()) == warnings
+
+
+class _Secretive(Settings):
+    """A secret, and a URL that may have one."""
+
+    api_key: CliSuppress[str | None] = Field(None, description="Secret.")
+    place: str = Field("", description="A URL.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["--api-key", "k-123"], "--api-key shows a secret to every user of this machine: set AMPD_API_KEY instead"),
+        (["--api-key=k-123"], "--api-key shows a secret to every user of this machine: set AMPD_API_KEY instead"),
+        (["--place", "redis://a:k-123@b"], "--place shows a password to every user of this machine: set AMPD_PLACE"),
+        (["--place=redis://:k-123@b"], "--place shows a password to every user of this machine: set AMPD_PLACE"),
+        (["--place=s://a/b?sentinel_password=k-123"], "--place shows a password to every user of this machine"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_warned_about_once_and_not_repeated(
+    argv: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = parse_settings(_Secretive, argv, "x")
+    assert "k-123" in f"{settings.api_key} {settings.place}", "it counts in this version"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"x: {shown}")
+    assert "k-123" not in line
+
+
+@pytest.mark.parametrize("argv", [[], ["--place", "redis://b/1"], ["--place=redis://user@b"]])
+def test_a_secret_in_the_environment_causes_no_warning(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AMPD_API_KEY", "k-123")
+    assert parse_settings(_Secretive, argv, "x").api_key == "k-123"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_flag_of_a_secret_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(_Secretive, ["--help"], "x")
+    text = capsys.readouterr().out
+    assert "--place" in text
+    assert "api-key" not in text
 
 
 def test_unknown_fields_are_refused() -> None:

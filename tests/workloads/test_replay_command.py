@@ -65,3 +65,33 @@ def test_a_malformed_line_stops_before_anything_is_sent(tmp_path: Path, capsys: 
     trace.write_text("{}\n")
     assert main(["replay", str(trace), "--url", "http://127.0.0.1:1"]) == 2
     assert f"{trace}:1: session_id is missing" in capsys.readouterr().err
+
+
+def test_a_key_that_no_header_can_have_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    write_trace([GROWING], trace)
+    monkeypatch.setenv("AMPD_API_KEY", "k-123\n")
+    assert main(["replay", str(trace), "--url", "http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("ampd: AMPD_API_KEY: has a space, a line break")
+
+
+def test_the_key_is_sent_and_a_password_of_the_url_is_nowhere_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "t.jsonl", tmp_path / "r.json"
+    write_trace([session("a", Round(incr_tokens=2, output_tokens=1))], trace)
+    monkeypatch.setenv("AMPD_API_KEY", "k-123")
+    behaviour = Behaviour()
+    with serve(behaviour) as url:
+        assert main(["replay", str(trace), "--url", url]) == 0
+        monkeypatch.setenv("AMPD_URL", url.replace("://", "://somebody:hunter2@"))
+        assert main(["replay", str(trace), "--json", str(out)]) == 0
+        assert main(["replay", str(trace), "--model", "other"]) == 2
+    assert behaviour.headers[0]["authorization"] == "Bearer k-123"
+    assert behaviour.headers[-1]["authorization"].startswith("Basic "), "a URL with a user wins"
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err, out.read_text()):
+        assert "hunter2" not in text
+        assert "k-123" not in text

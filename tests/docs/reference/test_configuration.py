@@ -155,7 +155,7 @@ def _required(section: Section) -> list[str]:
 
 def _others(section: Section, setting: Setting) -> list[str]:
     together = _TOGETHER.get(section.model, {}).get(setting.field)
-    others = [flag for flag in _required(section) if not flag.startswith(setting.flags[0] + "=")]
+    others = [flag for flag in _required(section) if not flag.startswith(tuple(f"{own}=" for own in setting.flags))]
     return [*others, together] if together else others
 
 
