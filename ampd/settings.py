@@ -58,10 +58,10 @@ class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
-    alias uses the alias as its flag and, after `AMPD_`, as its variable. `old_flags` lists the flags of the previous
-    version, by name as in `--name`. A field `CliSuppress[...]` is a secret: it is a variable, and its flag is not
-    documented and causes a warning, because every user of a machine can read command lines. `known_names` gives the names that a field's value may have, where they are found
-    at run time: `--help` lists them.
+    alias uses the alias as its flag and, after `AMPD_`, as its variable. A field `CliSuppress[...]` is a secret: its
+    flag is not documented and causes a warning, because every user of a machine can read command lines. `old_flags`
+    lists the flags of the previous version, by name as in `--name`. `known_names` gives the names that a field's value
+    may have, where they are found at run time: `--help` lists them.
     """
 
     old_flags: ClassVar[Mapping[str, OldFlag]] = {}
