@@ -157,6 +157,7 @@ class CoordinatorProcess:
         await self._coordinator.start()
         self._publisher.start()
         system.log_address(self._runtime)
+        system.answer_liveness(self._runtime)
         system.set_ready(self._runtime, True)
         await self._register()
         log.info(

@@ -118,6 +118,7 @@ class Worker:
         )
         watching = SupervisedTask("engine-watch", self._watch_engine)
         watching.start()
+        system.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
         system.set_ready(self._runtime, True)
         try:

@@ -89,8 +89,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_SYSTEM_PORT", "DYN_SYSTEM_HOST"),
         "Dynamo",
-        "Where coordinators and workers answer `/live`, `/health` and `/metrics`: port 9090 in the manifests, at most "
-        "32767; `-1`, the default, opens none.",
+        "Where coordinators and workers answer `/live`, `/engine/live`, `/health` and `/metrics`: port 9090 in the "
+        "manifests, at most 32767; `-1`, the default, opens none.",
         _DYNAMO,
     ),
     Variable(

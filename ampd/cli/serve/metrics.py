@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ampd.cli.serve.processes import ProcessSpec
 from ampd.errors import RunError
-from ampd.telemetry.metrics.system import HIGHEST_PORT, HOST_VARIABLE, OFF, PORT_VARIABLE
+from ampd.telemetry.metrics.system import HIGHEST_PORT, HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 
 _LOWEST_PORT = 20000
 _TRIES = 1000
@@ -55,14 +55,17 @@ def system_url(host: str, port: int) -> str:
 def live_urls(host: str, specs: Iterable[ProcessSpec], elsewhere: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Name -> address at which a process says that it lives. Processes without a port are left out.
 
+    Coordinators and workers answer there by their event loop, frontends by Dynamo's threads, which do all their work.
+
     Args:
         host, elsewhere: see `write_targets`.
     """
     urls = {}
     for spec in specs:
-        where, port = elsewhere.get(spec.name) or (host, int(spec.env.get(PORT_VARIABLE, OFF)))
-        if port != OFF:
-            urls[spec.name] = f"{system_url(where, port)}/live"
+        if spec.name in elsewhere:
+            urls[spec.name] = f"{system_url(*elsewhere[spec.name])}/live"
+        elif (port := int(spec.env.get(PORT_VARIABLE, OFF))) != OFF:
+            urls[spec.name] = system_url(host, port) + LIVENESS_PATH
     return urls
 
 

@@ -3,13 +3,16 @@
 Dynamo gives the same answer at /health and /live. In our processes it means: this process has started and can work. The
 answer must not depend on other processes, because a failing liveness probe ends the process. For example, a coordinator
 without a decode worker is ready. It stays out of discovery until a decode worker appears (metric `ampd_live_workers`).
+
+Dynamo's own threads answer there, also when the event loop of our code is blocked for good. So liveness probes ask
+`LIVENESS_PATH`, which the event loop answers.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from ampd.errors import UserError
@@ -19,6 +22,10 @@ HOST_VARIABLE = "DYN_SYSTEM_HOST"
 OFF = -1
 HIGHEST_PORT = 32767
 """Dynamo reads the port as a signed 16-bit number."""
+
+_LIVENESS_ROUTE = "live"
+LIVENESS_PATH = f"/engine/{_LIVENESS_ROUTE}"
+"""The path of the system port that the event loop answers with 200, also before the process is ready."""
 
 _BY_ENDPOINTS_VARIABLE = "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"
 
@@ -51,6 +58,15 @@ def prepare(prog: str, environment: MutableMapping[str, str] | None = None) -> N
 def set_ready(runtime: Any, is_ready: bool) -> None:
     """Set the answer of /health and /live: this process can work, or it cannot (any more)."""
     runtime.set_health_status(is_ready)
+
+
+def answer_liveness(runtime: Any) -> None:
+    """Let the running event loop answer at `LIVENESS_PATH`."""
+    runtime.register_engine_route(_LIVENESS_ROUTE, _alive)
+
+
+async def _alive(_request: Mapping[str, Any]) -> dict[str, Any]:
+    return {"status": "alive"}
 
 
 def log_address(runtime: Any) -> None:

@@ -55,6 +55,6 @@ def test_each_process_with_a_port_says_there_whether_it_lives() -> None:
         ProcessSpec("frontend", (), {"DYN_SYSTEM_PORT": "-1"}),
     ]
     assert live_urls("0.0.0.0", specs, {"frontend": ("::1", 8000)}) == {
-        "decode-0": "http://127.0.0.1:20001/live",
+        "decode-0": "http://127.0.0.1:20001/engine/live",
         "frontend": "http://[::1]:8000/live",
     }
