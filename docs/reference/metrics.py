@@ -45,14 +45,14 @@ without the gauges, and the process logs it.
 - Neither becomes unhealthy when Redis is lost, because both serve without it. `ampd_state_available` shows the loss.
 
 Dynamo's own threads answer there. They do so too while the event loop of a coordinator or worker is blocked, in which
-case the process does nothing else. The event loop itself answers at `/engine/live` of the same port, with 200, or not at
-all.
+case the process does nothing else. The event loop itself answers at `/engine/live` of the same port, with 200, or not
+at all.
 
-On Kubernetes use `/live` for startup probes, `/health` for readiness, and for liveness `/engine/live` of coordinators and
-workers and `/live` of frontends, whose work Dynamo's threads do. Give a liveness probe 4 s and six failures, as the
-manifests do: a busy loop answers late, and a load that is verified stops a worker's loop for up to some seconds. The
-startup probe of a worker must allow for the loading of its model. `DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`, which Dynamo's operator may set, is
-ignored.
+On Kubernetes use `/live` for startup probes and `/health` for readiness. For liveness use `/engine/live` of
+coordinators and workers, and `/live` of frontends, whose work Dynamo's threads do. Give a liveness probe 4 s and six
+failures, as the manifests do: a busy loop answers late, and a load that is verified stops a worker's loop for up to
+some seconds. The startup probe of a worker must allow for the loading of its model.
+`DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`, which Dynamo's operator may set, is ignored.
 
 ## Attainment
 
