@@ -208,7 +208,7 @@ BREAKS = (
     ),
     Break(
         "sessions: a release waits for the running round",
-        "workers/session_keeper.py",
+        "workers/session_releaser.py",
         "if use and use.running:\n            use.release = True",
         "if use and False:\n            use.release = True",
         ("tests/workers/test_session_keeper.py",),

@@ -138,7 +138,7 @@ class Graph:
             "rounds at workers": sum(part.rounds.running for part in parts),
             "queue entries at workers": sum(len(part.queue) for part in parts),
             "engine requests": sum(len(part.engine._engine._alive) for part in parts),  # type: ignore[attr-defined]
-            "KV holds": sum(len(directory._holds) for directory in directories),
+            "requests with protected KV": sum(len(directory._requests) for directory in directories),
             "KV leases": sum(len(directory._leases) for directory in directories),
             "KV writes": sum(len(directory._writers) for directory in directories),
             "queue entries in Redis": sum(len(view.queue) for view in await self.stores[0].snapshot()),

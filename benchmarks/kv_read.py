@@ -180,9 +180,9 @@ async def measure(arguments: argparse.Namespace, worker: Worker, peer: Peer, deg
         fetch_s, raw_s = [], []
         for repeat in range(arguments.repeats + 1):
             rid = uuid4().hex
-            fetched = await exchange.fetch(rid, keys, exchange.hold(rid, keys), "source", TIMEOUT_S)
+            fetched = await exchange.fetch(rid, keys, exchange.protect(rid, keys), "source", TIMEOUT_S)
             assert (fetched.error, fetched.bytes, fetched.tokens) == (None, size, arguments.pages * PAGE), fetched
-            await exchange.discard(rid)
+            await exchange.unprotect(rid)
             await exchange.release_session(rid)
             forget_all(exchange.store.directory)
             raw = await asyncio.to_thread(worker.transports[0].raw, remote, size)

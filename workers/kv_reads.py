@@ -35,7 +35,7 @@ class KvReads:
         kv, info = self._engine.kv, self._engine.info
         prompt_tokens, page = progress.prompt_tokens, info.page_size_tokens
         keys = progress.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
-        held_tokens = kv.hold(progress.rid, keys)
+        held_tokens = kv.protect(progress.rid, keys)
         peer = info.parallelism if source_tp is None else Parallelism(source_tp)
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
             return None

@@ -23,7 +23,7 @@ from workers.round_events import RoundEvents
 from workers.round_log import StepLog
 from workers.round_service import RoundService
 from workers.running_rounds import RunningRounds
-from workers.session_keeper import SessionKeeper
+from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
 from workers.slices import Slicer
 from workers.worker_recorder import WorkerRecorder
@@ -63,7 +63,7 @@ class WorkerParts:
             clock=clock,
             patience_s=lambda task: patience_s(task.slo, settings.slo, settings.max_wait),
         )
-        self.sessions = SessionKeeper(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
+        self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
         ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
         windows = WorkerWindows(ttft, itl, KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(

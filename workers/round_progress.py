@@ -92,7 +92,7 @@ class RoundProgress:
         """The report for the coordinator, in the round's last chunk."""
         report = RoundReport(
             held_tokens=held_tokens,
-            cached_tokens=self.tiers.kept_tokens if self.tiers else 0,
+            cached_tokens=self.tiers.reused_tokens if self.tiers else 0,
             hit_tokens=hit_tokens,
             queued_s=self.queued_s,
             prefill_s=self.prefill_s,

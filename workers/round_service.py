@@ -24,7 +24,7 @@ from workers.kv_reads import KvReads
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
 from workers.round_progress import RoundProgress
-from workers.session_keeper import SessionKeeper
+from workers.session_releaser import SessionReleaser
 from workers.slices import Slicer
 from workers.stream_chunks import chunk_of, usage_of
 
@@ -46,7 +46,7 @@ class RoundService:
         worker_id: str,
         engine: Engine,
         queue: AsyncPrefillQueue,
-        sessions: SessionKeeper,
+        sessions: SessionReleaser,
         events: RoundEvents,
         slicer: Slicer,
         reads: KvReads,
@@ -204,7 +204,7 @@ class RoundService:
         """Leave nothing behind, however the round ended."""
         self._in_progress.end()
         self._events.ended(progress, was_queued=was_queued)
-        await self._engine.kv.discard(progress.rid)
+        await self._engine.kv.unprotect(progress.rid)
 
     def _place(self, progress: RoundProgress, source: str | None) -> AbstractContextManager[QueuePlace]:
         self._events.queued(progress.task, source, len(self._queue))

@@ -45,7 +45,7 @@ class Tiers:
     computed_tokens: int
 
     @property
-    def kept_tokens(self) -> int:
+    def reused_tokens(self) -> int:
         """Tokens that need no computation."""
         return self.device_tokens + self.store_tokens + self.peer_tokens
 
@@ -61,7 +61,7 @@ class Tiers:
         computed again.
         """
         pages_tokens = max(history_tokens, 0) // page_tokens * page_tokens
-        recomputed = max(pages_tokens - self.kept_tokens, 0)
+        recomputed = max(pages_tokens - self.reused_tokens, 0)
         parts = (self.device_tokens, self.store_tokens, self.peer_tokens, recomputed)
         return dict(zip(TIERS, parts, strict=True))
 
@@ -72,7 +72,7 @@ class Tiers:
         longer of the two counts.
         """
         read_s = model.kv_transfer_s(self.peer_tokens, peer, parallelism)
-        computed_s = model.prefill_s(self.kept_tokens, self.computed_tokens, parallelism)
+        computed_s = model.prefill_s(self.reused_tokens, self.computed_tokens, parallelism)
         return read_s + max(model.reload_s(self.reloaded_tokens, parallelism), computed_s)
 
 
@@ -95,14 +95,14 @@ def history_tokens(kept_tokens: int, held_tokens: int, page_tokens: int) -> int:
     return max(max(kept_tokens - 1, 0) // page_tokens * page_tokens, held_tokens)
 
 
-def tiers_of(prompt_tokens: int, found: Found, kept_tokens: int) -> Tiers:
-    """The parts of a prompt whose first `kept_tokens` are not computed, each from the nearest place that has it."""
-    kept_tokens = max(
-        min(kept_tokens, prompt_tokens - 1, max(found.device_tokens, found.store_tokens, found.peer_tokens)), 0
+def tiers_of(prompt_tokens: int, found: Found, reused_tokens: int) -> Tiers:
+    """The parts of a prompt whose first `reused_tokens` are not computed, each from the nearest place that has it."""
+    reused_tokens = max(
+        min(reused_tokens, prompt_tokens - 1, max(found.device_tokens, found.store_tokens, found.peer_tokens)), 0
     )
-    device = min(found.device_tokens, kept_tokens)
-    store = max(min(found.store_tokens, kept_tokens) - device, 0)
-    return Tiers(device, store, kept_tokens - device - store, prompt_tokens - kept_tokens)
+    device = min(found.device_tokens, reused_tokens)
+    store = max(min(found.store_tokens, reused_tokens) - device, 0)
+    return Tiers(device, store, reused_tokens - device - store, prompt_tokens - reused_tokens)
 
 
 def reloading_pays(prompt_tokens: int, store_tokens: int, model: PerformanceModel, parallelism: Parallelism) -> bool:

@@ -12,7 +12,7 @@ MUST_BE_ZERO = (
     "rounds",
     "queued",
     "engine requests",
-    "holds",
+    "protected requests",
     "page leases",
     "writers",
     "session tokens",

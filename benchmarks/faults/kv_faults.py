@@ -188,10 +188,10 @@ KV_FAULTS = [
 
 SABOTAGE = [
     armed(
-        "leaks-holds",
+        "leaks-protection",
         "Sabotage",
-        "workers keep a hold for ever",
-        inside.LEAKS_HOLDS,
+        "workers protect the KV of a request for ever",
+        inside.LEAKS_PROTECTION,
         holds_s=5.0,
     ),
     armed(

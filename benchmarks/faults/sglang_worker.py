@@ -125,7 +125,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "rounds": rounds.running,
         "queued": len(rounds._queue),
         "engine requests": len(engine._running),
-        "holds": len(directory._holds),
+        "protected requests": len(directory._requests),
         "page leases": len(directory._leases),
         "writers": len(directory._writers),
         "session tokens": directory.session_tokens,

@@ -23,7 +23,7 @@ from benchmarks.faults.inside import (
     KV_FAILS,
     KV_LIES,
     KV_STALLS,
-    LEAKS_HOLDS,
+    LEAKS_PROTECTION,
     NONSENSE,
     REPEATS_TOKENS,
     fail_on_demand,
@@ -86,7 +86,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "rounds": rounds.running,
         "queued": len(rounds._queue),
         "engine requests": len(engine._alive),
-        "holds": len(directory._holds),
+        "protected requests": len(directory._requests),
         "page leases": len(directory._leases),
         "writers": len(directory._writers),
         "session tokens": directory.session_tokens,
@@ -111,8 +111,8 @@ def _install_kv() -> None:
 
     async def serve_faulty(exchange: ModelledExchange, request: Any) -> Any:
         if request["op"] == "lease":
-            if ARMED.strikes(LEAKS_HOLDS):
-                exchange.directory.hold("leaked", request["keys"], time.monotonic())
+            if ARMED.strikes(LEAKS_PROTECTION):
+                exchange.directory.protect("leaked", request["keys"], time.monotonic())
             if ARMED.strikes(KV_FAILS):
                 return {"error": "injected"}
             if ARMED.strikes(KV_STALLS):

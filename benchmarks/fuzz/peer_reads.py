@@ -118,7 +118,7 @@ class FuzzedReader:
             fetched = await self._reader.read("rid", _PROMPT, "owner", 1.0)
         finally:
             self._owner.exchange.serve = serve  # type: ignore[method-assign]
-        await self._reader.exchange.discard("rid")
+        await self._reader.exchange.unprotect("rid")
         await asyncio.gather(*self._reader.exchange._reads._late._tasks)  # type: ignore[union-attr]
         assert 0 <= fetched.tokens <= len(_KEYS) * PAGE
         held = self._reader.stored(_KEYS)
@@ -132,7 +132,7 @@ class FuzzedReader:
         # A descriptor may have become that of another kind of KV. Its worker is refused for good then.
         self._reader.exchange._reads._foreign = ForeignPeers()  # type: ignore[union-attr]
         assert (await self._reader.read("rid", _PROMPT, "owner", 1.0)).tokens == len(_KEYS) * PAGE
-        await self._reader.exchange.discard("rid")
+        await self._reader.exchange.unprotect("rid")
 
 
 def _changed_lease(rng: random.Random, reply: Any) -> Any:

@@ -12,11 +12,11 @@ from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.store.store_lab import RECORD, forget_all, store_of
 from workers.kv.rank_messages import (
+    Allow,
     Done,
     Drop,
     Forgotten,
     Hello,
-    Hold,
     Loaded,
     Offer,
     Records,
@@ -30,7 +30,7 @@ from workers.kv.rank_messages import (
     decode_to_worker,
     encode,
 )
-from workers.kv.rank_process.held_records import HeldRecords
+from workers.kv.rank_process.loadable_records import LoadableRecords
 from workers.kv.rank_process.offer_queue import Offered, OfferQueue
 from workers.kv.worker_process.offers import Offers
 
@@ -44,7 +44,7 @@ _DAMAGED = 0.3
 _TO_RANK: tuple[ToRank, ...] = (
     Write(0, {"kv": ([0, 1], [0, RECORD])}),
     Write(0, None),
-    Hold(3, "rid", {"kv": Records(_KEYS, [0, RECORD])}),
+    Allow(3, "rid", {"kv": Records(_KEYS, [0, RECORD])}),
     Drop(4, "rid"),
     Settle(5),
 )
@@ -89,7 +89,7 @@ def _data(rng: random.Random, message: ToRank | ToWorker) -> bytes:
 def _receive_in_rank(data: bytes) -> None:
     message = decode_to_rank(data)
     assert decode_to_rank(encode(message)) == message
-    writer, held = _Slots(), HeldRecords()
+    writer, loadable = _Slots(), LoadableRecords()
     queue = OfferQueue(writer)
     queue.add(Offered("s", {"kv": [name.hex() for name in _NAMES]}, lambda: {"kv": _SLOTS}))
     match message:
@@ -99,11 +99,11 @@ def _receive_in_rank(data: bytes) -> None:
             assert [report.number for report in reports] == ([0] if number == 0 and records is not None else [])
             assert list(queue.completed) == ([records is not None] if number == 0 else [])
             assert set(writer.slots) <= set(_SLOTS)
-        case Hold(_, rid, held_records):
-            held.hold(rid, held_records)
-            assert held.of(rid).keys() == held_records.keys()
-            assert held.drop(rid, 1)
-            assert not held.of(rid)
+        case Allow(_, rid, records):
+            loadable.allow(rid, records)
+            assert loadable.of(rid).keys() == records.keys()
+            assert loadable.drop(rid, 1)
+            assert not loadable.of(rid)
 
 
 def _receive_in_worker(data: bytes) -> None:

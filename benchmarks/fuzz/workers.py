@@ -141,7 +141,7 @@ class FuzzedWorker:
         kv = self._parts.engine.kv
         keys = [bytes([number]) * 32 for number in range(8)]
         fetched = self._loop.run_until_complete(kv.fetch("rid", keys, 0, "p1", 1.0))
-        self._loop.run_until_complete(kv.discard("rid"))
+        self._loop.run_until_complete(kv.unprotect("rid"))
         assert 0 <= fetched.tokens <= 8 * 16
 
     async def _check_serves(self) -> None:

@@ -13,7 +13,7 @@ from planner.simulator.shared_prefixes import SessionPrefix
 class CachedKvMemory(KvMemory):
     """KV memory in front of a store. Nothing but running rounds is protected on the device.
 
-    A round's KV is written through to the store when the round ends here. `keep` protects the store's copy.
+    A round's KV is written through to the store when the round ends here. `protect` protects the store's copy.
     """
 
     __slots__ = ("store",)
@@ -41,26 +41,26 @@ class CachedKvMemory(KvMemory):
         device, store = self.prefixes.published(), self.store.prefixes.published()
         return {key: max(device.get(key, 0), store.get(key, 0)) for key in device | store}
 
-    def keep(self, session_id: str) -> None:
-        """Protect the KV of a session in the store until `unkeep`; calls nest."""
-        self.store.keep(session_id)
+    def protect(self, session_id: str) -> None:
+        """Protect the KV of a session in the store until `unprotect`; calls nest."""
+        self.store.protect(session_id)
 
-    def unkeep(self, session_id: str) -> None:
+    def unprotect(self, session_id: str) -> None:
         """End a protection."""
-        self.store.unkeep(session_id)
+        self.store.unprotect(session_id)
 
     def reserve(self, session_id: str, tokens: int) -> bool:
         """Make room on the device for a round of the session with `tokens` in total. False: it does not fit now."""
         has_room = super().reserve(session_id, tokens)
         if has_room:
-            self.store.keep(session_id)
+            self.store.protect(session_id)
         return has_room
 
     def settle(self, session_id: str, context_tokens: int) -> None:
         """End a reservation; the full pages of the session's context are in the store, and stay on the device."""
         super().settle(session_id, context_tokens)
         self.store.write(session_id, context_tokens)
-        self.store.unkeep(session_id)
+        self.store.unprotect(session_id)
 
     def release(self, session_id: str) -> None:
         """Drop the KV of a session that has ended."""

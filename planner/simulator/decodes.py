@@ -26,7 +26,7 @@ class Decodes:
     def hand_over(self, round_: ActiveRound) -> None:
         """The first token is out. The decode worker reads the increment before it admits the round."""
         first_token_s = self._loop.now_s
-        round_.prefill.memory.keep(round_.record.session_id)
+        round_.prefill.memory.protect(round_.record.session_id)
         if round_.record.output_tokens == 1:
             # The round is over for its client. Its KV still goes where the next round looks for it.
             self._loop.at(first_token_s + self._hand_over_s, self._fetch_increment, (round_, -1.0))
@@ -45,12 +45,12 @@ class Decodes:
     def _fetch_increment(self, handed: tuple[ActiveRound, float]) -> None:
         round_, first_token_s = handed
         source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
-        target.memory.keep(session_id)
+        target.memory.protect(session_id)
         context_tokens = source.resident.held_tokens(session_id)
         tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, context_tokens)
 
         def arrived() -> None:
-            source.memory.unkeep(session_id)
+            source.memory.unprotect(session_id)
             self._decode(round_, first_token_s)
 
         self._transfers.move("kv-increment", session_id, source, target, tokens, arrived)
@@ -61,7 +61,7 @@ class Decodes:
         if first_token_s < 0.0:
             # Before the protection ends: to make room, the memory must not evict the KV that it counts on.
             self._take_over(round_)
-            memory.unkeep(session_id)
+            memory.unprotect(session_id)
             return
         held_tokens = memory.held_tokens(session_id)
         request = SimulatedRequest(
@@ -76,7 +76,7 @@ class Decodes:
         )
         request.history_tokens = round_.prompt_tokens // memory.page_tokens * memory.page_tokens
         worker.engine.submit(request)
-        memory.unkeep(session_id)
+        memory.unprotect(session_id)
         worker.changed()
 
     def _take_over(self, round_: ActiveRound) -> None:

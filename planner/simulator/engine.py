@@ -76,7 +76,7 @@ class SimulatedEngine:
     def submit(self, *requests: SimulatedRequest) -> None:
         """Take requests in at once; they run as soon as the memory has room and a pass begins."""
         for request in requests:
-            self._memory.keep(request.session_id)
+            self._memory.protect(request.session_id)
         if self._is_ending_pass:
             self._late.extend(requests)
         else:
@@ -117,7 +117,7 @@ class SimulatedEngine:
             if not memory.reserve(session_id, request.total_tokens):
                 return
             waiting.popleft()
-            memory.unkeep(session_id)
+            memory.unprotect(session_id)
             held = memory.held_tokens(session_id)
             if held < request.cached_tokens:
                 # Evicted while it waited: the KV that was read to go behind it is of no use either.

@@ -11,8 +11,8 @@ from planner.simulator.shared_prefixes import SessionPrefix
 class KvMemory(SessionKv):
     """The KV on the device.
 
-    A session is *idle* between its rounds (its KV may be evicted, the least recently used first), *kept* while a round
-    of it waits or is read by a peer, or *running* (its whole round's context is reserved).
+    A session is *idle* between its rounds (its KV may be evicted, the least recently used first), *protected* while a
+    round of it waits or is read by a peer, or *running* (its whole round's context is reserved).
 
     Args:
         capacity_tokens: 0: unlimited.
@@ -74,7 +74,7 @@ class KvMemory(SessionKv):
             self._evict(first)
         self._evict_unused(session_id, room)
         if self.used_tokens > room and not self._reserved:
-            for other in [name for name in reversed(self._keepers) if name != session_id]:
+            for other in [name for name in reversed(self._protections) if name != session_id]:
                 self._evict(other)
                 if self.used_tokens <= room:
                     break
@@ -119,7 +119,7 @@ class KvMemory(SessionKv):
         self._leave_idle(session_id)
 
     def _rest(self, session_id: str) -> None:
-        if session_id in self.held and session_id not in self._keepers and session_id not in self._reserved:
+        if session_id in self.held and session_id not in self._protections and session_id not in self._reserved:
             self._join_idle(session_id)
             self.on_room()
 

@@ -14,7 +14,7 @@ class KvStore(SessionKv):
     """The KV in host memory.
 
     What goes first is decided by `Evictable`. What remains of a session is always the beginning of its context.
-    Sessions that are kept (they run, wait, or are read by a peer) lose nothing.
+    Protected sessions (they run, wait, or are read by a peer) lose nothing.
 
     Args:
         capacity_tokens: above 0.
@@ -45,7 +45,7 @@ class KvStore(SessionKv):
         self._spare: OrderedDict[str, None] = OrderedDict()  # idle sessions with more than their floor
 
     def write(self, session_id: str, context_tokens: int) -> None:
-        """Store the full pages of the first `context_tokens` of a kept session, as far as there is room for them."""
+        """Store the full pages of the first `context_tokens` of a protected session, as far as they fit."""
         before = self.held.get(session_id, 0)
         context_tokens = self._pages(context_tokens)
         added = max(context_tokens - before, 0)

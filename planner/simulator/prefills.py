@@ -61,11 +61,11 @@ class Prefills:
         tokens = round_.record.kv_history_tokens = round_.begin_read(source, target, entry.task.hist_tokens)
         round_.fetched = True
         # The history that is here already goes with the part that is read: neither may be evicted before both are used.
-        target.memory.keep(session_id)
-        source.memory.keep(session_id)
+        target.memory.protect(session_id)
+        source.memory.protect(session_id)
 
         def arrived() -> None:
-            source.memory.unkeep(session_id)
+            source.memory.unprotect(session_id)
             target.queue.fetched(entry)
 
         self._transfers.move("kv-history", session_id, source, target, tokens, arrived)
@@ -76,7 +76,7 @@ class Prefills:
             round_.is_started = True
             round_.record.queued_s = self._loop.now_s - entry.task.arrival_s
             # Between slices nothing else protects the part that is computed.
-            round_.prefill.memory.keep(round_.record.session_id)
+            round_.prefill.memory.protect(round_.record.session_id)
         picked = entry.picked
         assert picked is not None
         joined = self._joined.setdefault(picked, [])
@@ -145,9 +145,9 @@ class Prefills:
         worker.engine.submit(*[self._request(round_) for round_ in members])
         for round_ in members:
             round_.record.postponements = round_.task.postponements
-            worker.memory.unkeep(round_.record.session_id)
+            worker.memory.unprotect(round_.record.session_id)
             if round_.fetched:
-                worker.memory.unkeep(round_.record.session_id)
+                worker.memory.unprotect(round_.record.session_id)
 
     def _request(self, round_: ActiveRound) -> SimulatedRequest:
         record, worker = round_.record, round_.prefill

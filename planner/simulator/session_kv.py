@@ -28,7 +28,7 @@ class SessionKv(ABC):
         "_copied_tokens",
         "_idle",
         "_idle_copies",
-        "_keepers",
+        "_protections",
         "capacity_tokens",
         "copies",
         "evicted",
@@ -51,7 +51,7 @@ class SessionKv(ABC):
         self._copied_tokens = 0
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._idle_copies: OrderedDict[str, None] = OrderedDict()
-        self._keepers: dict[str, int] = {}
+        self._protections: dict[str, int] = {}
 
     @property
     def session_tokens(self) -> int:
@@ -80,18 +80,18 @@ class SessionKv(ABC):
                 del self._idle_copies[session_id]
                 self._idle[session_id] = None
 
-    def keep(self, session_id: str) -> None:
-        """Protect the KV of a session until `unkeep`; calls nest."""
-        self._keepers[session_id] = self._keepers.get(session_id, 0) + 1
+    def protect(self, session_id: str) -> None:
+        """Protect the KV of a session until `unprotect`; calls nest."""
+        self._protections[session_id] = self._protections.get(session_id, 0) + 1
         self._leave_idle(session_id)
 
-    def unkeep(self, session_id: str) -> None:
+    def unprotect(self, session_id: str) -> None:
         """End a protection; the session is then the most recently used."""
-        left = self._keepers[session_id] - 1
+        left = self._protections[session_id] - 1
         if left:
-            self._keepers[session_id] = left
+            self._protections[session_id] = left
             return
-        del self._keepers[session_id]
+        del self._protections[session_id]
         self._rest(session_id)
 
     def _pages(self, tokens: int) -> int:
@@ -124,4 +124,4 @@ class SessionKv(ABC):
 
     @abstractmethod
     def _rest(self, session_id: str) -> None:
-        """Nothing protects the session's KV any more, at least not by `keep`."""
+        """Nothing protects the session's KV any more, at least not by `protect`."""

@@ -119,7 +119,7 @@ class RelayedPair(Pair):
         """The relay reads the context, and the engine forgets everything."""
         request = rid()
         assert (await read(self.relay, request, context, "itself", TIMEOUT_S)).error is None
-        await self.relay.kv.discard(request)
+        await self.relay.kv.unprotect(request)
         await empty(self.prefill)
 
 
@@ -163,7 +163,7 @@ def zeroed(engine: SglangEngine, pool: str, context: list[int]) -> Iterator[None
     """All records of a pool that the store has of a context are zero meanwhile, and no checksum shows it."""
     store = engine.kv.store
     size = next(each.record_bytes for each in store.geometry.pools if each.name == pool)
-    held = store.hold("zeroed", page_keys(context, engine.info.page_size_tokens, tenant=""))
+    held = store.protect("zeroed", page_keys(context, engine.info.page_size_tokens, tenant=""))
     offsets = held.records[pool].offsets
     assert offsets
     intact = [store.memory.map[offset : offset + size] for offset in offsets]
@@ -174,7 +174,7 @@ def zeroed(engine: SglangEngine, pool: str, context: list[int]) -> Iterator[None
         yield
         for offset, record in zip(offsets, intact, strict=True):
             store.memory.map[offset : offset + size] = record
-    store.directory.let_go("zeroed")
+    store.directory.unprotect("zeroed")
 
 
 class LoneWorker:
@@ -240,7 +240,7 @@ async def read(
 ) -> KvFetch:
     """Read what an engine lacks of a prompt, as a worker does before it submits the request."""
     keys = page_keys(prompt[:-1], engine.info.page_size_tokens, tenant=tenant)
-    return await engine.kv.fetch(request_id, keys, engine.kv.hold(request_id, keys), source, timeout_s)
+    return await engine.kv.fetch(request_id, keys, engine.kv.protect(request_id, keys), source, timeout_s)
 
 
 GREEDY = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}

@@ -239,7 +239,7 @@ class ModelledEngine:
         is_prefill = missing > self._info.page_size_tokens or is_slice
         active.reload_s = self._reload_s(tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
-            computed_s = self._model.prefill_s(tiers.kept_tokens, missing, parallelism) if is_prefill else 0.0
+            computed_s = self._model.prefill_s(tiers.reused_tokens, missing, parallelism) if is_prefill else 0.0
             self._prefilling = active
             try:
                 # The reload and the computation overlap layer by layer.

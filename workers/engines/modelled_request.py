@@ -169,7 +169,7 @@ class ActiveRequest:
         choice.finished = output.finish_reason is not None
         output.prompt_tokens = self.prompt_tokens
         output.completion_tokens = len(choice.tokens)
-        output.cached_tokens = self.tiers.kept_tokens
+        output.cached_tokens = self.tiers.reused_tokens
         output.reloaded_tokens, output.reload_s = self.tiers.reloaded_tokens, self.reload_s
         self.outputs.put_nowait(output)
 

@@ -318,7 +318,7 @@ class SglangEngine:
             if has_output:
                 raise
         log.warning("the stored KV of a request did not reach the device: its context is computed again")
-        # Under another id, because SGLang may load what is held under the first one until that has ended.
+        # Under another id, because SGLang may load what is protected for the first one until that has ended.
         request = replace(request, rid=f"{request.rid}-again")
         async with aclosing(self._run(request, arguments, loads=False)) as outputs:
             async for output in outputs:
@@ -384,7 +384,7 @@ class SglangEngine:
         parameters = arguments["sampling_params"]
         prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
         prompt: EngineOutput | None = None
-        # Under the request's own id, because the records that may be loaded are held under it.
+        # Under the request's own id, because the records that may be loaded are protected for it.
         async for output in self._choice(request, request.rid, 0, prefill):
             prompt = output
         queue: asyncio.Queue[EngineOutput | Exception | None] = asyncio.Queue()

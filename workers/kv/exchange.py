@@ -45,8 +45,8 @@ class KvExchange(Protocol):
         """Answer a peer's (or a coordinator's) call: lease, unlease, match, release_session."""
         ...
 
-    def hold(self, rid: str, keys: Sequence[bytes]) -> int:
-        """Keep what is stored of a context for request `rid`, until `discard`; returns its tokens."""
+    def protect(self, rid: str, keys: Sequence[bytes]) -> int:
+        """Protect what is stored of a context for request `rid`, until `unprotect`; returns its tokens."""
         ...
 
     async def fetch(
@@ -58,18 +58,18 @@ class KvExchange(Protocol):
         timeout_s: float,
         expected_tokens: int | None = None,
     ) -> KvFetch:
-        """Read the pages that are missing here from a peer, and keep them for request `rid`.
+        """Read the pages that are missing here from a peer, and protect them for request `rid`.
 
         Args:
             keys: of the pages that the engine can use: all of the prompt but the page of its last token.
-            held_tokens: what `hold` returned for them.
+            held_tokens: what `protect` returned for them.
             expected_tokens: what the peer is expected to have of them; None: all. It waits for its engine only if it
                 has less.
         """
         ...
 
-    async def discard(self, rid: str) -> None:
-        """Keep nothing any more for a request that will not (or no longer) use it."""
+    async def unprotect(self, rid: str) -> None:
+        """End the protection for a request that will not (or no longer) use it."""
         ...
 
     async def held_tokens(self, session_id: str, *, waits: bool = True) -> int:

@@ -79,7 +79,7 @@ class Forgotten(Struct, tag=True, frozen=True):
     below: int
 
 
-class Hold(Struct, tag=True, frozen=True):
+class Allow(Struct, tag=True, frozen=True):
     """What a request may load, by pool. The rank answers with `Done`."""
 
     call: int
@@ -114,7 +114,7 @@ class Done(Struct, tag=True, frozen=True):
     offers: int = 0
 
 
-ToRank = Write | Hold | Drop | Settle
+ToRank = Write | Allow | Drop | Settle
 ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Done
 
 _encoder = Encoder()

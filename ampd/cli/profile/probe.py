@@ -90,9 +90,9 @@ class EngineProbe:
             await self._run(self._peer, session_id, context, 0)
             # The page of the last token is never read, because that token is always computed.
             keys = page_keys(context[:tokens], page, tenant="")
-            fetched = await self._engine.kv.fetch(rid, keys, self._engine.kv.hold(rid, keys), _THERE, _TIMEOUT_S)
+            fetched = await self._engine.kv.fetch(rid, keys, self._engine.kv.protect(rid, keys), _THERE, _TIMEOUT_S)
         finally:
-            await self._engine.kv.discard(rid)
+            await self._engine.kv.unprotect(rid)
             await self._peer.kv.release_session(session_id)
         return fetched.seconds if fetched.error is None and fetched.tokens == tokens // page * page else None
 

@@ -44,7 +44,7 @@ def test_every_token_has_one_origin_and_no_origin_gives_more_than_it_holds(promp
     if tiers.store_tokens:
         assert tiers.device_tokens + tiers.store_tokens <= found.store_tokens
     if tiers.peer_tokens:
-        assert tiers.kept_tokens <= found.peer_tokens
+        assert tiers.reused_tokens <= found.peer_tokens
         assert tiers.device_tokens + tiers.store_tokens == max(found.device_tokens, found.store_tokens)
 
 
@@ -90,8 +90,8 @@ def test_the_prompt_by_tier(prompt_tokens: int, found: Found, history_tokens: in
     tiers = tiers_of(prompt_tokens, found, prompt_tokens)
     hits = tiers.hit_tokens(history_tokens, 16)
     assert tuple(hits) == TIERS
-    assert sum(hits.values()) - hits["recomputed"] == tiers.kept_tokens
-    assert hits["recomputed"] == max(history_tokens // 16 * 16 - tiers.kept_tokens, 0)
+    assert sum(hits.values()) - hits["recomputed"] == tiers.reused_tokens
+    assert hits["recomputed"] == max(history_tokens // 16 * 16 - tiers.reused_tokens, 0)
 
 
 def test_the_nearest_place_gives_what_it_has() -> None:

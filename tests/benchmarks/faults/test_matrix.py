@@ -42,7 +42,7 @@ async def test_no_round_is_lost_and_no_token_is_wrong(
 async def test_broken_workers_are_reported(tmp_path: Path) -> None:
     results = await run(tmp_path, SABOTAGE, [Moment.WAITING], repeats=1)
     _, leaks, repeats = results
-    assert any(violation.endswith(" holds") for violation in leaks.violations)
+    assert any(violation.endswith(" protected requests") for violation in leaks.violations)
     assert (leaks.lost, leaks.wrong) == (0, 0)
     assert repeats.wrong > 0
     assert any("instead of" in violation for violation in repeats.violations)

@@ -51,6 +51,6 @@ async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path, monkeypat
     assert set(figures) == {*KINDS, REDIS}
     assert all(figures[kind] >= EVERYWHERE for kind in KINDS)
     assert all(figures[kind] >= INSIDE for kind in KINDS[:3])
-    assert {"page leases", "holds", "store tokens"} <= figures["decode"]
+    assert {"page leases", "protected requests", "store tokens"} <= figures["decode"]
     assert {"keys worker", "keys session", "used bytes", "connections"} <= figures[REDIS]
     assert "accepted" in report(result)

@@ -256,7 +256,7 @@ class WatchedMemory(KvMemory):
         if self.capacity_tokens:
             assert self.used_tokens <= self.capacity_tokens
         assert all(name in self.held for name in self._idle)
-        assert not any(name in self._reserved or name in self._keepers for name in self._idle)
+        assert not any(name in self._reserved or name in self._protections for name in self._idle)
 
     def counted_tokens(self) -> int:
         """What sessions have here, with each prefix counted once, by a plain count."""
@@ -270,12 +270,12 @@ class WatchedMemory(KvMemory):
             prefixes[key] = max(prefixes.get(key, 0), shared)
         return private + sum(prefixes.values())
 
-    def keep(self, session_id: str) -> None:
-        super().keep(session_id)
+    def protect(self, session_id: str) -> None:
+        super().protect(session_id)
         self.check()
 
-    def unkeep(self, session_id: str) -> None:
-        super().unkeep(session_id)
+    def unprotect(self, session_id: str) -> None:
+        super().unprotect(session_id)
         self.check()
 
     def reserve(self, session_id: str, tokens: int) -> bool:

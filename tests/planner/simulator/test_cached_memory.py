@@ -35,11 +35,11 @@ def test_the_device_has_what_the_store_has_lost() -> None:
 def test_keeping_protects_the_store_and_not_the_device() -> None:
     memory = memory_of(40, 40)
     play(memory, "a", 32)
-    memory.keep("a")
+    memory.protect("a")
     play(memory, "b", 32)
     assert memory.held == {"b": 32}
     assert memory.store.held == {"a": 32, "b": 8}, "the store has no room for all of b"
-    memory.unkeep("a")
+    memory.unprotect("a")
     play(memory, "b", 32)
     assert memory.store.held == {"a": 8, "b": 32}
 

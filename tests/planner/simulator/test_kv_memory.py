@@ -12,7 +12,7 @@ CAPACITY, PAGE = 64, 4
 NAMES = "abcd"
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["reserve", "reserve", "settle", "settle", "keep", "unkeep", "release", "cut"]),
+        st.sampled_from(["reserve", "reserve", "settle", "settle", "protect", "unprotect", "release", "cut"]),
         st.sampled_from(NAMES),
         st.integers(1, CAPACITY),
     ),
@@ -44,11 +44,11 @@ def test_the_books_are_right_after_every_operation(given_operations: list[tuple[
                 total = running.pop(name)
                 memory.settle(name, total)
                 assert memory.held.get(name, 0) == total // PAGE * PAGE
-            case "keep":
-                memory.keep(name)
+            case "protect":
+                memory.protect(name)
                 kept[name] += 1
-            case "unkeep" if kept[name]:
-                memory.unkeep(name)
+            case "unprotect" if kept[name]:
+                memory.unprotect(name)
                 kept[name] -= 1
             case "release" if name not in running:
                 memory.release(name)
@@ -81,7 +81,7 @@ def test_a_kept_session_stays_while_something_runs_and_goes_when_nothing_else_he
         assert memory.reserve(name, tokens)
         if name == "kept":
             memory.settle(name, tokens)
-            memory.keep(name)
+            memory.protect(name)
     assert not memory.reserve("large", 32)
     assert memory.held == {"kept": 40}
     memory.settle("runs", 8)

@@ -11,7 +11,7 @@ CAPACITY, PAGE = 64, 4
 NAMES = "abcd"
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["keep", "keep", "unkeep", "unkeep", "write", "write", "write", "release", "cut"]),
+        st.sampled_from(["protect", "protect", "unprotect", "unprotect", "write", "write", "write", "release", "cut"]),
         st.sampled_from(NAMES),
         st.integers(1, CAPACITY),
     ),
@@ -27,9 +27,9 @@ def store_of(surplus_tokens: int = 0) -> KvStore:
 
 def written(store: KvStore, *sessions: tuple[str, int]) -> None:
     for name, tokens in sessions:
-        store.keep(name)
+        store.protect(name)
         store.write(name, tokens)
-        store.unkeep(name)
+        store.unprotect(name)
 
 
 @settings(max_examples=100)
@@ -42,11 +42,11 @@ def test_the_books_are_right_after_every_operation(
     for operation, name, tokens in given_operations:
         held, evicted, lost = dict(store.held), sum(store.evicted_tokens.values()), store.evicted
         match operation:
-            case "keep":
-                store.keep(name)
+            case "protect":
+                store.protect(name)
                 kept[name] += 1
-            case "unkeep" if kept[name]:
-                store.unkeep(name)
+            case "unprotect" if kept[name]:
+                store.unprotect(name)
                 kept[name] -= 1
             case "write" if kept[name]:
                 store.write(name, tokens)
@@ -92,7 +92,7 @@ def test_ends_that_a_next_round_can_spare_go_first() -> None:
 def test_what_does_not_fit_is_cut_off_at_its_end() -> None:
     store = store_of()
     written(store, ("a", 20))
-    store.keep("a")
+    store.protect("a")
     written(store, ("b", 100))
     assert store.held == {"a": 20, "b": 44}
 

@@ -186,7 +186,7 @@ def test_the_rules_hold_where_sessions_share(data: st.DataObject) -> None:
         done = case.run()
     the_rules_of_every_cluster_hold(case, done)
     assert memories
-    assert all(not memory.held and not memory._keepers and not memory.session_tokens for memory in memories)
+    assert all(not memory.held and not memory._protections and not memory.session_tokens for memory in memories)
 
 
 def test_least_kv_prefers_the_worker_with_the_prefix() -> None:

@@ -227,7 +227,7 @@ def kv_is_gone_at_the_end(memories: list[WatchedMemory]) -> None:
     for memory in memories:
         assert memory.used_tokens == 0, "all sessions have ended"
         assert not memory.held
-        assert not memory._keepers
+        assert not memory._protections
 
 
 @pytest.mark.slow

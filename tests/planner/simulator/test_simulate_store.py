@@ -56,7 +56,9 @@ def test_the_rules_hold_in_every_run(sessions, cluster, tokens, chosen, how) -> 
         done = case.run()
     the_rules_of_every_cluster_hold(case, done)
     assert stores
-    assert all(not store.held and not store._keepers and not store.used_tokens for store in stores), "all have ended"
+    assert all(not store.held and not store._protections and not store.used_tokens for store in stores), (
+        "all have ended"
+    )
 
 
 def figures(done: SimulationRun) -> dict[str, float]:

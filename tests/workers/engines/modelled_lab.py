@@ -129,7 +129,7 @@ async def fetch(
     engine: ModelledEngine, rid: str, token_ids: list[int], source: str, timeout_s: float = 60.0
 ) -> KvFetch:
     keys = page_keys(token_ids, engine.info.page_size_tokens, tenant="")
-    return await engine.kv.fetch(rid, keys, engine.kv.hold(rid, keys), source, timeout_s)
+    return await engine.kv.fetch(rid, keys, engine.kv.protect(rid, keys), source, timeout_s)
 
 
 async def run(

@@ -128,8 +128,8 @@ async def test_a_page_that_was_damaged_in_the_store_is_computed_again(pair: Pair
     prompt, store = text(27, 300), pair.decode.kv.store
     first = await run(pair.decode, "s", prompt, 12)
     await until(lambda: idle(pair.decode))
-    offset = store.hold("look", page_keys(prompt, PAGE, tenant="")).records["kv"].offsets[9]
-    store.let_go("look")
+    offset = store.protect("look", page_keys(prompt, PAGE, tenant="")).records["kv"].offsets[9]
+    store.unprotect("look")
     size = store.geometry.pool("kv").record_bytes
     store.memory.map[offset : offset + size] = bytes(size)
     again = await run(pair.decode, "s", prompt, 12)
@@ -406,7 +406,7 @@ async def test_a_prefix_shared_by_sessions_outlives_the_first(pair: Pair) -> Non
     request_id = rid()
     fetched = await read(pair.prefill, request_id, prompt, "D", 60.0)
     assert fetched.tokens == 420 // PAGE * PAGE
-    await pair.prefill.kv.discard(request_id)
+    await pair.prefill.kv.unprotect(request_id)
     await empty(pair.prefill, pair.decode)
 
 
@@ -440,9 +440,9 @@ async def test_a_request_may_load_until_it_ends(pair: Pair) -> None:
     for _ in range(8):
         await anext(stream)
     assert list(store._known) == [request_id]
-    assert request_id in store.directory._holds
+    assert request_id in store.directory._requests
     await stream.aclose()
-    await until(lambda: not store._known and not store.directory._holds)
+    await until(lambda: not store._known and not store.directory._requests)
     await empty(pair.prefill, pair.decode)
 
 

@@ -95,8 +95,8 @@ class ModelledExchange:
             case op:
                 return {"error": f"unknown operation {op!r}"}
 
-    def hold(self, rid: str, keys: Sequence[bytes]) -> int:
-        return self.directory.hold(rid, keys, self._clock()).tokens
+    def protect(self, rid: str, keys: Sequence[bytes]) -> int:
+        return self.directory.protect(rid, keys, self._clock()).tokens
 
     async def fetch(
         self,
@@ -117,12 +117,12 @@ class ModelledExchange:
         except Exception as error:  # Whatever a peer answers, the round goes on and computes the KV itself.
             text = str(error) or f"timed out after {timeout_s:g} s"
             return KvFetch(seconds=self._clock() - start_s, error=text)
-        tokens = self.hold(rid, keys) - held_tokens
+        tokens = self.protect(rid, keys) - held_tokens
         self._report_changes()
         return KvFetch(tokens, pages * self._page_bytes, self._clock() - start_s)
 
-    async def discard(self, rid: str) -> None:
-        self.directory.let_go(rid)
+    async def unprotect(self, rid: str) -> None:
+        self.directory.unprotect(rid)
 
     async def held_tokens(self, session_id: str, *, waits: bool = True) -> int:  # noqa: ARG002 - nothing is late
         return self.directory.sessions.held_tokens(session_id)
@@ -160,7 +160,7 @@ class ModelledExchange:
         """A request starts: what is stored of its context stays until `end`."""
         if session_id:
             self.directory.sessions.begin_request(session_id, keys, is_copy=is_copy)
-        self.directory.hold(rid, keys, self._clock())
+        self.directory.protect(rid, keys, self._clock())
         self._report_changes()
 
     def write(self, session_id: str, keys: Sequence[bytes]) -> None:
@@ -175,7 +175,7 @@ class ModelledExchange:
         """The request is over and left `keys` as the session's context."""
         if session_id:
             self.directory.sessions.end_request(session_id, keys)
-        self.directory.let_go(rid)
+        self.directory.unprotect(rid)
         self._report_changes()
 
     # -- inside

@@ -46,7 +46,7 @@ class StreamWriter:
 
 
 class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
-    """Copies offered pages into the store and loads the pages that the worker holds for a request.
+    """Copies offered pages into the store and loads the pages that the worker protects for a request.
 
     Args:
         extra_config: `control` (address of the worker's socket, by rank) and `store` (process id, file descriptor and
@@ -93,14 +93,14 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # -- loads
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        held = self._link.held(rid)
-        pages, *trailing = ((held.get(transfer.name.value, {}), transfer.keys) for transfer in transfers)
+        loadable = self._link.loadable(rid)
+        pages, *trailing = ((loadable.get(transfer.name.value, {}), transfer.keys) for transfer in transfers)
         return restorable(*pages, trailing)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
-        held = self._link.held(rid)
+        loadable = self._link.loadable(rid)
         load = {
-            name: (self._slots(name, transfer.device_indices), [held[name][key] for key in transfer.keys])
+            name: (self._slots(name, transfer.device_indices), [loadable[name][key] for key in transfer.keys])
             for name, transfer in ((transfer.name.value, transfer) for transfer in transfers)
         }
         self._loader.queue(rid, load)
@@ -165,15 +165,15 @@ def _rank(params: Any) -> int:
 
 
 def restorable(
-    held: Mapping[str, int], keys: Sequence[str], trailing: Sequence[tuple[Mapping[str, int], Sequence[str]]]
+    loadable: Mapping[str, int], keys: Sequence[str], trailing: Sequence[tuple[Mapping[str, int], Sequence[str]]]
 ) -> list[int]:
     """Every length in pages of a prefix of `keys` that can be loaded.
 
     Args:
-        held: by key, what may be loaded of the pool that needs every page.
+        loadable: by key, what may be loaded of the pool that needs every page.
         trailing: of each other pool, what may be loaded, and the last keys of `keys`: as many as its window has.
     """
-    pages = next((at for at, key in enumerate(keys) if key not in held), len(keys))
+    pages = next((at for at, key in enumerate(keys) if key not in loadable), len(keys))
     windows = [(len(window), partial(_has, found, keys)) for found, window in trailing]
     return list(restorable_lengths(pages, windows))
 

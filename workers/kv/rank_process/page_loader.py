@@ -47,7 +47,7 @@ class PageLoader:
     SGLang has set the rank's device.
 
     Args:
-        link: keeps the records of a request while they are read.
+        link: protects the records of a request while they are read.
     """
 
     def __init__(self, reader: StoreReader, link: RankLink, counter: LoadCounter, *, on_gpu: bool) -> None:

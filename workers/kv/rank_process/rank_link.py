@@ -15,11 +15,11 @@ from contextlib import suppress
 from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, Poller
 
 from workers.kv.rank_messages import (
+    Allow,
     Done,
     Drop,
     Forgotten,
     Hello,
-    Hold,
     Loaded,
     Offer,
     Refused,
@@ -30,7 +30,7 @@ from workers.kv.rank_messages import (
     decode_to_rank,
     encode,
 )
-from workers.kv.rank_process.held_records import ByPool, HeldRecords
+from workers.kv.rank_process.loadable_records import ByPool, LoadableRecords
 from workers.kv.rank_process.offer_queue import Offered, OfferQueue, StoreWriter
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def refuse(address: str, rank: int, reason: str) -> None:
 
 
 class RankLink:
-    """Offers and held records of one rank.
+    """Offers of one rank, and what its requests may load.
 
     Args:
         address: of the worker's socket for this rank.
@@ -68,7 +68,7 @@ class RankLink:
     ) -> None:
         self._rank = rank
         self._offers = OfferQueue(writer)
-        self._held = HeldRecords()
+        self._loadable = LoadableRecords()
         self._outbox: deque[ToWorker] = deque([Hello(rank, geometry, list(warnings))])
         self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
@@ -95,13 +95,13 @@ class RankLink:
         """Forget all offers; returns when no page of the device is read any more."""
         self._send(Forgotten(self._offers.reset()))
 
-    def held(self, rid: str) -> ByPool:
+    def loadable(self, rid: str) -> ByPool:
         """What a request may load."""
-        return self._held.of(rid)
+        return self._loadable.of(rid)
 
     def begin_load(self, rid: str) -> None:
         """The request's records are read from the store until `end_load`."""
-        self._held.begin_load(rid)
+        self._loadable.begin_load(rid)
 
     def loaded(self, rids: Sequence[str], seconds: float) -> None:
         """The records of these requests have been copied in one go. Rank 0 reports it; the thread does not matter."""
@@ -110,7 +110,7 @@ class RankLink:
 
     def end_load(self, rid: str) -> None:
         """The request's load has ended, or was taken back."""
-        for call in self._held.end_load(rid):
+        for call in self._loadable.end_load(rid):
             self._send(Done(call))
 
     def close(self) -> None:
@@ -155,11 +155,11 @@ class RankLink:
         match message:
             case Write():
                 self._offers.decide(message)
-            case Hold(call, rid, records):
-                self._held.hold(rid, records)
+            case Allow(call, rid, records):
+                self._loadable.allow(rid, records)
                 self._outbox.append(Done(call))
             case Drop(call, rid):
-                if self._held.drop(rid, call):
+                if self._loadable.drop(rid, call):
                     self._outbox.append(Done(call))
             case Settle(call):
                 self._outbox.append(Done(call, self._offers.offered))

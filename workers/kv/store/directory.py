@@ -74,7 +74,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Loadable:
     """What a request may load.
 
     Attributes:
@@ -125,13 +125,13 @@ class _Writer(Claimant):
 
 
 class StoreDirectory:
-    """Records by key, the sessions that use them, and the writers and readers that protect them.
+    """Records by key, the sessions that claim them, and the writers and readers that protect them.
 
     A record lies in memory until memory is needed. Sessions share records by key. The first to go are records of no
     session, the least recently used first. Then go the ends of idle sessions that the next round can compute again and
-    still meet its target (`surplus`), then idle sessions from their ends, the least recently used first. Four kinds of
-    records never go: those that a writer writes, a request holds, a lease covers, or a session with a running request
-    uses.
+    still meet its target (`surplus`), then idle sessions from their ends, the least recently used first. Protected
+    records never go: those claimed by a writer, by a request that may load them, by a lease, or by a session with a
+    running request.
 
     No clock and no I/O: every method that needs the time takes `now_s` (any monotonic clock, the same for all calls).
     Not thread-safe.
@@ -159,7 +159,7 @@ class StoreDirectory:
         self._ids = count(1)
         self._writers: dict[int, _Writer] = {}
         self._being_written: dict[tuple[str, bytes], _Writer] = {}
-        self._holds: dict[str, Claimant] = {}
+        self._requests: dict[str, Claimant] = {}
         self._leases: dict[str, _Lease] = {}
 
     # -- figures
@@ -238,7 +238,7 @@ class StoreDirectory:
         Args:
             checksums: pool -> checksum of each record, in the order of the reservation's offsets.
             rid: a request that needs all pages that were named for the reservation, also behind a page that is
-                not stored yet. It holds them from now on, as after `hold`.
+                not stored yet. They are protected for it from now on, as after `protect`.
 
         Raises:
             KeyError: there is no such reservation, or it has ended.
@@ -260,7 +260,7 @@ class StoreDirectory:
                     run.checksums.setdefault(pool, {})[at] = checksums[pool][number]
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
         if rid:
-            self._claim(rid, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
+            self._claim_for(rid, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
         self._runs.release(writer)
         if writer.is_behind_hole:
             for run in writer.runs:
@@ -297,27 +297,27 @@ class StoreDirectory:
 
     # -- readers
 
-    def hold(self, rid: str, keys: Sequence[bytes], now_s: float) -> Held:
-        """Protect the longest restorable prefix of `keys` for a request's loads until `let_go`.
+    def protect(self, rid: str, keys: Sequence[bytes], now_s: float) -> Loadable:
+        """Protect the longest restorable prefix of `keys` for a request's loads until `unprotect`.
 
-        A request that holds already holds more; it loses nothing.
+        What is protected for the request already stays protected.
         """
         self.collect(now_s)
         records, pages = self._records(keys)
         if not pages:
-            return Held(0, {pool: Places((), ()) for pool in self._record_bytes})
+            return Loadable(0, {pool: Places((), ()) for pool in self._record_bytes})
         spans = first_pages(records.spans, pages)
-        self._claim(rid, spans)
+        self._claim_for(rid, spans)
         found = {self._main: Places(keys[:pages], _offsets(spans))}
         for pool in self._windows:
             there = list(records.trailing(pool, 0, pages))
             names = [keys[at - shift] for shift, _, positions in there for at in positions]
             found[pool] = Places(names, [run.trailing[pool][at] for _, run, positions in there for at in positions])
-        return Held(pages * self.page_size, found)
+        return Loadable(pages * self.page_size, found)
 
-    def let_go(self, rid: str) -> None:
-        """End the hold of a request. None of its loads may still run or start. An unknown request changes nothing."""
-        if (claimant := self._holds.pop(rid, None)) is not None:
+    def unprotect(self, rid: str) -> None:
+        """End the protection for a request. None of its loads may still run or start. An unknown one is no error."""
+        if (claimant := self._requests.pop(rid, None)) is not None:
             self._runs.release(claimant)
 
     def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float, reader: str = "") -> Lease:
@@ -424,8 +424,8 @@ class StoreDirectory:
         records = PrefixRecords(list(self._runs.spans(keys)), self._windows)
         return records, records.longest()
 
-    def _claim(self, rid: str, spans: Sequence[PageSpan]) -> None:
-        self._runs.claim_spans(self._holds.setdefault(rid, Claimant(protects=True)), spans)
+    def _claim_for(self, rid: str, spans: Sequence[PageSpan]) -> None:
+        self._runs.claim_spans(self._requests.setdefault(rid, Claimant(protects=True)), spans)
 
     def _claim_present(self, writer: _Writer, keys: Mapping[str, Sequence[bytes]]) -> None:
         path: dict[PageRun, int] = {}

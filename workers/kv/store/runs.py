@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from workers.kv.store.records import RecordAllocator
 
-_USERS_KEPT = 2
+_MOST_USERS = 2
 """Of two sessions, one is another than any third, and used at least as many pages as all that are forgotten."""
 
 
@@ -49,7 +49,7 @@ class PageRun:
     def note_user(self, session_id: str, pages: int) -> None:
         """A session uses the first `pages` pages."""
         self.users[session_id] = max(pages, self.users.get(session_id, 0))
-        if len(self.users) > _USERS_KEPT:
+        if len(self.users) > _MOST_USERS:
             del self.users[min(self.users, key=lambda name: self.users[name])]
 
     def needed_pages(self, besides: Claimant | None = None) -> int:
@@ -82,10 +82,10 @@ class PageRun:
 
 @dataclass(slots=True, eq=False)
 class Claimant:
-    """Something that needs pages: a session, a request's hold, a lease or a writer.
+    """What needs pages: a session, a request that may load them, a lease of a reader elsewhere, or a writer.
 
     Attributes:
-        protects: its pages are never evicted.
+        protects: its pages are never evicted. Only a session without a running request does not protect.
         is_session: it is a session.
         is_copy: it is a session of another worker, whose pages here do not count as those of a session.
         path: how many of the first pages of each run it needs, in the order of its context.

@@ -11,7 +11,7 @@ from workers.kv.store.prefix_records import PrefixRecords
 from workers.kv.store.runs import Claimant, PageRun, PageSpan, RunTable
 from workers.kv.store.shared_prefixes import SharedPrefixes
 
-_CLOSED_SESSIONS_KEPT = 4096
+_MOST_CLOSED_SESSIONS = 4096
 
 Surplus = Callable[[int, str], int]
 """(context tokens, session id) -> how many of the last tokens may be missing when the session's next round starts."""
@@ -147,7 +147,7 @@ class SessionTable:
         """
         self._closed[session_id] = None
         self._closed.move_to_end(session_id)
-        if len(self._closed) > _CLOSED_SESSIONS_KEPT:
+        if len(self._closed) > _MOST_CLOSED_SESSIONS:
             self._closed.popitem(last=False)
         self._forget(session_id)
 

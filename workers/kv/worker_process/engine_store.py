@@ -11,7 +11,7 @@ from ampd.background_tasks import BackgroundTasks
 from workers.kv.checksums import checksums_at
 from workers.kv.geometry import KvGeometry, mismatch
 from workers.kv.rank_messages import Loaded, Records, ToWorker, joined
-from workers.kv.store.directory import Held, Reservation, StoreDirectory
+from workers.kv.store.directory import Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 from workers.kv.store_memory import StoreMemory
 from workers.kv.worker_process.offers import Checksums, Offers
@@ -134,7 +134,7 @@ class EngineStore:
         self._early.clear()
 
     async def replace_engine(self) -> None:
-        """The engine's processes have ended: forget what they were about to write and to load; keep what is stored."""
+        """The engine's processes have ended: forget what they were about to write and to load. What is stored stays."""
         self._forget_engine()
         await self._links.close()
         # What came from its other ranks meanwhile is not of the next engine, whose ranks count from the start.
@@ -156,11 +156,11 @@ class EngineStore:
 
     # -- requests
 
-    def hold(self, rid: str, keys: Sequence[bytes]) -> Held:
-        """Protect the stored part of a context until `let_go`, because a request may load it."""
+    def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
+        """Protect the stored part of a context until `unprotect`, because a request may load it."""
         if self._has_checksums and self._checks_loads:
             self._drop_damaged(keys)
-        return self.directory.hold(rid, keys, self._clock())
+        return self.directory.protect(rid, keys, self._clock())
 
     async def begin_request(
         self,
@@ -186,15 +186,15 @@ class EngineStore:
         """
         if session_id:
             self.directory.sessions.begin_request(session_id, keys, is_copy=is_copy)
-        held = self.hold(rid, keys)
-        if held.tokens and not pays(held.tokens):
-            self.directory.let_go(rid)
-            held = Held(0, {})
-        if held.tokens:
+        loadable = self.protect(rid, keys)
+        if loadable.tokens and not pays(loadable.tokens):
+            self.directory.unprotect(rid)
+            loadable = Loadable(0, {})
+        if loadable.tokens:
             self._known[rid] = on_reload
-            await self._links.hold(rid, _records(held))
+            await self._links.allow(rid, _records(loadable))
         self._changed()
-        return held.tokens
+        return loadable.tokens
 
     def end_request(
         self,
@@ -214,7 +214,7 @@ class EngineStore:
         if rid in self._known:
             self._late.spawn(self._ended(rid, given_up))
         else:
-            self.let_go(rid)
+            self.unprotect(rid)
 
     async def _ended(self, rid: str, given_up: Callable[[], Awaitable[None]] | None) -> None:
         if given_up is not None:
@@ -225,16 +225,16 @@ class EngineStore:
         try:
             await self._links.drop(rid)
         except ConnectionError:
-            return  # they are let go with the engine
+            return  # they are unprotected with the engine
         finally:
             late.cancel()
         self._known.pop(rid, None)
-        self.let_go(rid)
+        self.unprotect(rid)
 
-    def let_go(self, rid: str) -> None:
-        """Protect nothing for a request any more. Without effect while the engine has it; see `end_request`."""
+    def unprotect(self, rid: str) -> None:
+        """End the protection for a request. Without effect while the engine has it; see `end_request`."""
         if rid not in self._known and self._directory is not None:
-            self._directory.let_go(rid)
+            self._directory.unprotect(rid)
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until all that the engine has computed so far is readable.
@@ -321,9 +321,9 @@ class EngineStore:
             self._offers.abandon()
             self._offers = None
         for rid in self._known:
-            self.directory.let_go(rid)
+            self.directory.unprotect(rid)
         self._known.clear()
 
 
-def _records(held: Held) -> dict[str, Records]:
-    return {pool: Records(joined(places.names), list(places.offsets)) for pool, places in held.records.items()}
+def _records(loadable: Loadable) -> dict[str, Records]:
+    return {pool: Records(joined(places.names), list(places.offsets)) for pool, places in loadable.records.items()}

@@ -65,7 +65,7 @@ class PeerReads:
         """Read what a worker has of `keys` and this one lacks; returns bytes.
 
         Args:
-            rid: of the request that needs them. It holds what was read.
+            rid: of the request that needs them. What was read is protected for it.
             expected: how many of the keys the worker is expected to have.
 
         Raises:

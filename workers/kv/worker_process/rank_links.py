@@ -16,10 +16,10 @@ from zmq.asyncio import Context
 
 from ampd.supervised_task import SupervisedTask
 from workers.kv.rank_messages import (
+    Allow,
     Done,
     Drop,
     Hello,
-    Hold,
     Records,
     Refused,
     Settle,
@@ -84,9 +84,9 @@ class RankLinks:
         for rank in range(len(self._sockets)):
             self._send(rank, data)
 
-    async def hold(self, rid: str, records: dict[str, Records]) -> None:
+    async def allow(self, rid: str, records: dict[str, Records]) -> None:
         """Let a request load records. Returns when all ranks know it; raises as `call`."""
-        await self._call_all(lambda call: Hold(call, rid, records), CALL_TIMEOUT_S)
+        await self._call_all(lambda call: Allow(call, rid, records), CALL_TIMEOUT_S)
 
     async def drop(self, rid: str) -> None:
         """A request loads nothing any more. Returns when no rank reads its records any more, however long that takes.

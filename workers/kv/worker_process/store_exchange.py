@@ -153,8 +153,8 @@ class StoreExchange:
 
     # -- reading from other workers
 
-    def hold(self, rid: str, keys: Sequence[bytes]) -> int:
-        return self.store.hold(rid, keys).tokens
+    def protect(self, rid: str, keys: Sequence[bytes]) -> int:
+        return self.store.protect(rid, keys).tokens
 
     async def fetch(
         self,
@@ -184,12 +184,12 @@ class StoreExchange:
         except Exception as failure:  # Whatever a peer answers, the round goes on and computes the KV itself.
             error = f"{type(failure).__name__}: {failure}"
         # Records that another read brought are here too, although this one has read no byte.
-        tokens = self.store.hold(rid, keys).tokens - held_tokens if missing and error is None else 0
+        tokens = self.store.protect(rid, keys).tokens - held_tokens if missing and error is None else 0
         self._report()
         return KvFetch(tokens, size, self._clock() - started_s, error)
 
-    async def discard(self, rid: str) -> None:
-        self.store.let_go(rid)
+    async def unprotect(self, rid: str) -> None:
+        self.store.unprotect(rid)
 
     async def close(self) -> None:
         """End reads and the connections to the ranks, and unmap the store."""

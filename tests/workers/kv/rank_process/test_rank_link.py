@@ -1,4 +1,4 @@
-"""The connection between a worker and the ranks of its engine: order, resets, and records that requests hold."""
+"""The connection between a worker and the ranks of its engine: order, resets, and what requests may load."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None
             assert list(rank.completed) == [True]
 
 
-async def test_what_a_request_holds_is_dropped_only_when_its_load_has_ended() -> None:
+async def test_what_a_request_may_load_is_dropped_only_when_its_load_has_ended() -> None:
     async with connected() as side:
-        await side.links.hold("r", {"kv": Records(KEYS[0] + KEYS[1], [5, 6])})
+        await side.links.allow("r", {"kv": Records(KEYS[0] + KEYS[1], [5, 6])})
         for rank in side.ranks:
-            assert rank.held("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
+            assert rank.loadable("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
         side.ranks[1].begin_load("r")
         drop = asyncio.create_task(side.links.drop("r"))
-        await until(lambda: not side.ranks[1].held("r"))
+        await until(lambda: not side.ranks[1].loadable("r"))
         await asyncio.sleep(0.05)
         assert not drop.done()
         side.ranks[1].end_load("r")
@@ -154,14 +154,14 @@ async def test_a_rank_that_has_gone_ends_a_call(monkeypatch: pytest.MonkeyPatch)
         side.ranks[1].close()
         side.ranks[1].close = lambda: None  # type: ignore[method-assign]
         with pytest.raises((ConnectionError, TimeoutError)):
-            await side.links.hold("r", {})
+            await side.links.allow("r", {})
 
 
 async def test_a_drop_waits_for_a_slow_rank_until_the_engine_is_given_up() -> None:
     async with connected() as side:
         side.ranks[1].begin_load("r")
         drop = asyncio.create_task(side.links.drop("r"))
-        await until(lambda: "r" in side.ranks[1]._held._drops)
+        await until(lambda: "r" in side.ranks[1]._loadable._drops)
         await side.links.close()
         with pytest.raises(ConnectionError, match="gone"):
             await drop

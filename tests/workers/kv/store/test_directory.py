@@ -30,8 +30,8 @@ def test_match_is_the_longest_prefix_over_several_reservations() -> None:
     assert directory.match(keys("xbc")) == 0
     leased = directory.lease(keys("abcdz"), 1.0, 0.0)
     assert list(leased.records["kv"]) == list(enumerate([*first, second[0]]))
-    held = directory.hold("r", keys("abz"), 0.0)
-    assert list(held.records["kv"]) == list(zip(keys("ab"), first[:2], strict=True))
+    loadable = directory.protect("r", keys("abz"), 0.0)
+    assert list(loadable.records["kv"]) == list(zip(keys("ab"), first[:2], strict=True))
     assert directory.sessions.held_tokens("s") == 5 * PAGE
 
 
@@ -45,7 +45,7 @@ def test_records_are_read_only_once_they_are_written() -> None:
     assert second.offsets["kv"].names == [2, 3]
     directory.written(second.id)
     assert directory.match(keys("abcd")) == 0
-    assert directory.hold("r", keys("abcd"), 0.0).tokens == 0
+    assert directory.protect("r", keys("abcd"), 0.0).tokens == 0
     assert directory.sessions.held_tokens("s") == 0
     directory.written(first.id)
     assert directory.match(keys("abcd")) == 4
@@ -138,33 +138,33 @@ def test_rounds_of_one_session_at_a_time_keep_the_pages_of_all_branches() -> Non
 # -- requests that load
 
 
-def test_what_a_request_holds_stays_although_memory_is_needed() -> None:
+def test_what_is_protected_for_a_request_stays_although_memory_is_needed() -> None:
     directory = store_of(3)
     put(directory, "s", "ab")
     directory.sessions.release_session("s")
-    assert directory.hold("r", keys("abc"), 0.0).tokens == 2 * PAGE
+    assert directory.protect("r", keys("abc"), 0.0).tokens == 2 * PAGE
     assert directory.reserve("t", {"kv": keys("xy")}, 0.0) is None
-    directory.let_go("r")
-    directory.let_go("r")
+    directory.unprotect("r")
+    directory.unprotect("r")
     put(directory, "t", "xy")
     assert directory.match(keys("ab")) == 1
 
 
-def test_a_request_may_hold_more_later() -> None:
+def test_more_may_be_protected_for_a_request_later() -> None:
     directory = store_of(3)
     put(directory, "", "a")
-    directory.hold("r", keys("abc"), 0.0)
+    directory.protect("r", keys("abc"), 0.0)
     put(directory, "", "abc", 1)
-    assert directory.hold("r", keys("abc"), 0.0).tokens == 3 * PAGE
+    assert directory.protect("r", keys("abc"), 0.0).tokens == 3 * PAGE
     assert directory.reserve("", {"kv": keys("x")}, 0.0) is None
-    directory.let_go("r")
+    directory.unprotect("r")
     assert directory.reserve("", {"kv": keys("x")}, 0.0) is not None
 
 
-def test_a_request_without_stored_pages_holds_nothing() -> None:
-    held = store_of(3, KV, SWA).hold("r", keys("abc"), 0.0)
-    assert held.tokens == 0
-    assert {pool: list(places) for pool, places in held.records.items()} == {"kv": [], "swa": []}
+def test_nothing_is_protected_for_a_request_without_stored_pages() -> None:
+    loadable = store_of(3, KV, SWA).protect("r", keys("abc"), 0.0)
+    assert loadable.tokens == 0
+    assert {pool: list(places) for pool, places in loadable.records.items()} == {"kv": [], "swa": []}
 
 
 # -- readers elsewhere
@@ -267,9 +267,9 @@ def test_a_prefix_needs_the_window_of_every_pool() -> None:
     put(directory, "s", "abcdefg", 0, mamba="f")
     assert directory.match(keys("abcdefg")) == 6
     assert directory.sessions.held_tokens("s") == 6 * PAGE
-    held = directory.hold("r", keys("abcdefg"), 0.0)
-    assert [key.decode()[-1] for key in held.records["swa"].names] == ["c", "d", "e", "f"]
-    assert [key.decode()[-1] for key in held.records["mamba"].names] == ["d", "f"]
+    loadable = directory.protect("r", keys("abcdefg"), 0.0)
+    assert [key.decode()[-1] for key in loadable.records["swa"].names] == ["c", "d", "e", "f"]
+    assert [key.decode()[-1] for key in loadable.records["mamba"].names] == ["d", "f"]
     lease = directory.lease(keys("abcdefg"), 1.0, 0.0)
     assert [list(lease.records[pool].names) for pool in ("kv", "swa", "mamba")] == [[*range(6)], [4, 5], [5]]
 
@@ -315,7 +315,7 @@ def test_what_was_read_for_a_request_stays_until_it_lets_it_go() -> None:
     directory.written(first.id)
     assert directory.match(keys("abcd")) == 4
     assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is None
-    directory.let_go("r")
+    directory.unprotect("r")
     assert directory.reserve("t", {"kv": keys("1234")}, 0.0) is not None
 
 
@@ -337,7 +337,7 @@ def test_forgotten_records_cannot_be_found_but_keep_memory_that_is_in_use() -> N
     put(directory, "", "xy")
     put(directory, "", "q")
     lease = directory.lease(keys("xy"), 10.0, 0.0)
-    directory.hold("r", keys("q"), 0.0)
+    directory.protect("r", keys("q"), 0.0)
     writing = directory.reserve("s", {"kv": tail("abc", 2)}, 0.0)
     assert writing is not None
     forget_all(directory)
@@ -348,7 +348,7 @@ def test_forgotten_records_cannot_be_found_but_keep_memory_that_is_in_use() -> N
     directory.written(writing.id)
     assert directory.match(keys("abc")) == 0
     assert directory.unlease(lease.id, 1.0)
-    directory.let_go("r")
+    directory.unprotect("r")
     assert directory.used_bytes == 0
 
 

@@ -25,12 +25,12 @@ def test_records_of_no_session_go_first_from_their_ends() -> None:
     assert [directory.match(keys(text)) for text in ("abc", "xyz", "pqr", "12", "345")] == [3, 1, 0, 2, 3]
 
 
-def test_a_hold_makes_records_of_no_session_young_again() -> None:
+def test_a_protection_makes_records_of_no_session_young_again() -> None:
     directory = store_of(4)
     put(directory, "", "ab")
     put(directory, "", "xy")
-    directory.hold("r", keys("ab"), 0.0)
-    directory.let_go("r")
+    directory.protect("r", keys("ab"), 0.0)
+    directory.unprotect("r")
     put(directory, "", "12")
     assert [directory.match(keys(text)) for text in ("ab", "xy")] == [2, 0]
 
@@ -58,7 +58,7 @@ def test_tokens_that_can_be_computed_again_go_before_whole_sessions() -> None:
     assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 4]
     put(directory, "", "23")
     assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [5, 3]
-    directory.hold("r", keys("23"), 0.0)
+    directory.protect("r", keys("23"), 0.0)
     put(directory, "", "4567")
     assert [directory.sessions.held_tokens(name) // PAGE for name in ("old", "young")] == [1, 3]
     assert directory.evicted_tokens == {"unused": PAGE, "surplus": 2 * PAGE, "idle": 4 * PAGE}
@@ -82,11 +82,11 @@ def test_pages_that_idle_sessions_share_go_last() -> None:
         put(directory, session, text)
         directory.sessions.end_request(session, keys(text))
     put(directory, "", "12")
-    directory.hold("r", keys("12"), 0.0)
+    directory.protect("r", keys("12"), 0.0)
     put(directory, "", "3")
     assert [directory.match(keys(text)) for text in ("sysA", "sysB")] == [3, 3]
     assert directory.used_tokens == 6 * PAGE
-    directory.hold("r", keys("3"), 0.0)
+    directory.protect("r", keys("3"), 0.0)
     put(directory, "", "456")
     assert session_ids(directory) == []
     assert directory.match(keys("456")) == 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, forget_all, keys, named
-from workers.kv.store.directory import Held, Lease, RecordPool, Reservation, StoreDirectory
+from workers.kv.store.directory import Lease, Loadable, RecordPool, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
 POOLS = (KV, SWA, MAMBA)
@@ -34,7 +34,7 @@ class Writing:
 
 @dataclass
 class Loading:
-    """A request that loads what it holds, record by record."""
+    """A request that loads what is protected for it, record by record."""
 
     rid: str
     left: list[tuple[str, bytes, int]]
@@ -89,7 +89,7 @@ class World:
             self.release: 1,
             self.write: 40,
             self.stop_writer: 3,
-            self.hold: 6,
+            self.protect: 6,
             self.load: 40,
             self.cancel_load: 1,
             self.lease: 16,
@@ -115,7 +115,7 @@ class World:
             for reading in worker.reading:
                 worker.directory.give_up(reading.reservation_id)
             for loading in worker.loading:
-                worker.directory.let_go(loading.rid)
+                worker.directory.unprotect(loading.rid)
             for session in SESSIONS:
                 worker.directory.sessions.release_session(session)
             worker.directory.collect(self.now_s + 100.0)
@@ -144,11 +144,11 @@ class World:
     def check_visible(self, worker: Worker, sessions: Sequence[str]) -> None:
         """Every record of the sessions' contexts that can be found is the right one."""
         for context in map(self.contexts.__getitem__, sessions):
-            held = worker.directory.hold("check", keys(context), self.now_s)
-            for pool, places in held.records.items():
+            loadable = worker.directory.protect("check", keys(context), self.now_s)
+            for pool, places in loadable.records.items():
                 for key, offset in places:
                     worker.store.check(pool, key, worker.store.read(pool, offset))
-            worker.directory.let_go("check")
+            worker.directory.unprotect("check")
 
     # -- sessions and writers
 
@@ -214,19 +214,19 @@ class World:
 
     # -- requests that load
 
-    def hold(self, worker: Worker) -> None:
+    def protect(self, worker: Worker) -> None:
         context = keys(self.contexts[self.random.choice(SESSIONS)])
         self.rids += 1
-        held = worker.directory.hold(f"r{self.rids}", context, self.now_s)
-        self.check_complete(held, context)
-        records = [(pool, key, offset) for pool, places in held.records.items() for key, offset in places]
+        loadable = worker.directory.protect(f"r{self.rids}", context, self.now_s)
+        self.check_complete(loadable, context)
+        records = [(pool, key, offset) for pool, places in loadable.records.items() for key, offset in places]
         worker.loading.append(Loading(f"r{self.rids}", records))
 
-    def check_complete(self, held: Held, context: list[bytes]) -> None:
-        pages = held.tokens // PAGE
-        assert list(held.records["kv"].names) == context[:pages]
-        assert set(context[max(0, pages - 2) : pages]) <= set(held.records["swa"].names)
-        assert set(context[max(0, pages - 1) : pages]) <= set(held.records["mamba"].names)
+    def check_complete(self, loadable: Loadable, context: list[bytes]) -> None:
+        pages = loadable.tokens // PAGE
+        assert list(loadable.records["kv"].names) == context[:pages]
+        assert set(context[max(0, pages - 2) : pages]) <= set(loadable.records["swa"].names)
+        assert set(context[max(0, pages - 1) : pages]) <= set(loadable.records["mamba"].names)
 
     def load(self, worker: Worker) -> None:
         if worker.loading:
@@ -237,12 +237,12 @@ class World:
                 self.done["loaded"] += 1
             if not loading.left:
                 worker.loading.remove(loading)
-                worker.directory.let_go(loading.rid)
+                worker.directory.unprotect(loading.rid)
 
     def cancel_load(self, worker: Worker) -> None:
         if worker.loading:
             loading = worker.loading.pop(self.random.randrange(len(worker.loading)))
-            worker.directory.let_go(loading.rid)
+            worker.directory.unprotect(loading.rid)
             self.faults["load cancelled"] += 1
 
     # -- peers
@@ -354,11 +354,11 @@ class PublishesBeforeWritten(StoreDirectory):
 
 
 class ForgetsHolds(StoreDirectory):
-    def hold(self, rid: str, keys: Sequence[bytes], now_s: float) -> Held:
-        held = super().hold(rid, keys, now_s)
-        if held.tokens:
-            self._runs.release(self._holds[rid])
-        return held
+    def protect(self, rid: str, keys: Sequence[bytes], now_s: float) -> Loadable:
+        loadable = super().protect(rid, keys, now_s)
+        if loadable.tokens:
+            self._runs.release(self._requests[rid])
+        return loadable
 
 
 class ReusesLeasedRecords(StoreDirectory):

@@ -171,12 +171,12 @@ def test_late_pages_of_an_old_context_are_not_held() -> None:
 def test_an_idle_session_whose_pages_are_still_to_come_is_not_refused() -> None:
     directory = store_of(2)
     put(directory, "", "xy")
-    directory.hold("r", keys("xy"), 0.0)
+    directory.protect("r", keys("xy"), 0.0)
     directory.sessions.begin_request("s", keys("ab"))
     directory.sessions.end_request("s", keys("ab"))
     assert directory.sessions.evict_idle(1) == 0
     assert session_ids(directory) == []
-    directory.let_go("r")
+    directory.unprotect("r")
     offer(directory, "s", "ab")
     directory.sessions.begin_request("s", keys("abc"))
     assert held_pages(directory) == 2

@@ -120,14 +120,14 @@ class Worker:
     async def read(self, rid: str, tokens: Sequence[int], source: str, timeout_s: float) -> KvFetch:
         """Read what is missing of a prompt, as a worker does before it submits a request."""
         keys = page_keys(tokens[:-1], PAGE, tenant="")
-        return await self.exchange.fetch(rid, keys, self.exchange.hold(rid, keys), source, timeout_s)
+        return await self.exchange.fetch(rid, keys, self.exchange.protect(rid, keys), source, timeout_s)
 
     def stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """The bytes of the records of `keys` that are there."""
-        held = self.exchange.store.hold("look", keys)
+        loadable = self.exchange.store.protect("look", keys)
         memory, size = self.exchange.store.memory.map, self.geometry.page_bytes
-        found = [memory[offset : offset + size] for offset in held.records["kv"].offsets]
-        self.exchange.store.directory.let_go("look")
+        found = [memory[offset : offset + size] for offset in loadable.records["kv"].offsets]
+        self.exchange.store.directory.unprotect("look")
         return found
 
     async def close(self) -> None:

@@ -206,7 +206,7 @@ class World:
             self.done["round failed"] += 1
         finally:
             store.end_request(rid, session, keys)
-            await worker.exchange.discard(rid)
+            await worker.exchange.unprotect(rid)
         self.done["round"] += 1
 
     async def load(self, worker: FaultyWorker, rid: str) -> None:
@@ -217,7 +217,7 @@ class World:
         try:
             for _ in range(3):
                 for rank in ranks:
-                    for key, offset in rank.link.held(rid).get("kv", {}).items():
+                    for key, offset in rank.link.loadable(rid).get("kv", {}).items():
                         assert rank.read(offset) == rank.part_of(bytes.fromhex(key)), f"{rid} loads another record"
                         self.done["loaded"] += 1
                 await asyncio.sleep(self.random.uniform(0.0, 0.02))
@@ -254,7 +254,7 @@ class World:
         keys, rid, exchange = self.keys(context), self.rid(), reader.exchange
         evicted_before = exchange.figures.evicted_tokens.get("idle", 0)
         try:
-            held = exchange.hold(rid, keys)
+            held = exchange.protect(rid, keys)
             fetched = await exchange.fetch(rid, keys, held, source, timeout_s)
             self.done["read"] += bool(fetched.bytes)
             self.faults["read late"] += fetched.error is not None and "within" in fetched.error
@@ -262,9 +262,9 @@ class World:
             assert fetched.error is None or "checksum" not in fetched.error, fetched.error
             await asyncio.sleep(self.random.uniform(0.0, 0.02))
             self.check(reader, context)
-            assert exchange.hold(rid, keys) >= held + fetched.tokens, "what was read has gone"
+            assert exchange.protect(rid, keys) >= held + fetched.tokens, "what was read has gone"
         finally:
-            await exchange.discard(rid)
+            await exchange.unprotect(rid)
 
     async def stop_reader(self, reader: FaultyWorker) -> None:
         """A client leaves during its read."""
@@ -329,7 +329,7 @@ class World:
             exchange, directory = worker.exchange, worker.exchange.store.directory
             assert exchange._reads is not None
             await until(lambda worker=worker: not worker.transport._active and not worker.transport._leaving, 60.0)
-            await until(lambda directory=directory: not directory._holds and not directory._writers, 60.0)
+            await until(lambda directory=directory: not directory._requests and not directory._writers, 60.0)
             await until(lambda exchange=exchange: not exchange.store._known and not exchange.store._late._tasks, 60.0)
             assert not exchange._reads._arrivals._reads, name
             directory.collect(self.later_s)

@@ -50,7 +50,7 @@ async def test_a_read_waits_for_the_records_that_another_read_brings() -> None:
         may_end.set()
         assert [(await read).bytes for read in (first, second)] == [10 * RECORD, 2 * RECORD]
         keys = page_keys(prompts[1], PAGE, tenant="")
-        assert b.exchange.hold("r2", keys) == 10 * PAGE
+        assert b.exchange.protect("r2", keys) == 10 * PAGE
         assert b.stored(keys) == [record_of(key) for key in keys]
 
 
@@ -72,11 +72,11 @@ async def test_what_another_read_fails_to_bring_is_read_again() -> None:
         assert sorted(each.bytes for each in fetched) == [2 * RECORD, 10 * RECORD]
         for at in (1, 2):
             keys = page_keys(prompts[at], PAGE, tenant="")
-            assert b.exchange.hold(f"r{at}", keys) == 10 * PAGE
+            assert b.exchange.protect(f"r{at}", keys) == 10 * PAGE
             assert b.stored(keys) == [record_of(key) for key in keys]
 
 
-async def test_a_read_holds_what_another_read_has_brought() -> None:
+async def test_a_read_protects_what_another_read_has_brought() -> None:
     async with workers(a=(a := Worker()), b=(b := Worker())) as peers:
         prompt = text(1, 4)
         await a.compute("s", prompt)
@@ -94,11 +94,11 @@ async def test_a_read_holds_what_another_read_has_brought() -> None:
         may_end.set()
         fetched = [await read for read in (first, second)]
         assert [(each.tokens, each.bytes) for each in fetched] == [(4 * PAGE, 4 * RECORD), (4 * PAGE, 0)]
-        await b.exchange.discard("r")
+        await b.exchange.unprotect("r")
         directory = b.exchange.store.directory
         assert directory.evicted_tokens.total() == 0
         assert directory.used_tokens == 4 * PAGE
-        assert "r2" in directory._holds
+        assert "r2" in directory._requests
 
 
 async def test_what_a_read_brought_stays_while_it_waits_for_another_read() -> None:
@@ -111,11 +111,11 @@ async def test_what_a_read_brought_stays_while_it_waits_for_another_read() -> No
         first = asyncio.create_task(b.read("r", prompts[0], "a", 60.0))
         await until(lambda: len(ending) == 1)
         second = asyncio.create_task(b.read("r2", prompts[1], "a", 60.0))
-        await until(lambda: "r2" in b.exchange.store.directory._holds)
+        await until(lambda: "r2" in b.exchange.store.directory._requests)
         await b.compute("u", text(4, 4))  # its pages find no room
         may_end.set()
         assert [(await read).error for read in (first, second)] == [None, None]
-        assert b.exchange.hold("r2", page_keys(prompts[1], PAGE, tenant="")) == 10 * PAGE
+        assert b.exchange.protect("r2", page_keys(prompts[1], PAGE, tenant="")) == 10 * PAGE
 
 
 async def test_what_is_computed_while_a_late_read_goes_on_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +144,6 @@ async def test_what_was_read_behind_a_hole_is_let_go_with_its_request() -> None:
         assert reservation is not None
         store.directory.written(reservation.id, rid="r")
         assert await store.begin_request("r", "s", keys) == 0
-        assert store.directory._holds
+        assert store.directory._requests
         store.end_request("r", "s", keys)
-        assert not store.directory._holds
+        assert not store.directory._requests

@@ -190,7 +190,7 @@ async def test_the_store_outlives_its_engine() -> None:
         a.start_ranks()
         await a.exchange.open(10.0)
         assert await a.exchange.store.begin_request("r1", "s", keys) == 6 * PAGE
-        assert [len(rank.link.held("r1")["kv"]) for rank in a.ranks] == [6, 6]
+        assert [len(rank.link.loadable("r1")["kv"]) for rank in a.ranks] == [6, 6]
         assert (await b.read("r", tokens, "a", 60.0)).tokens == 6 * PAGE
 
 
@@ -223,7 +223,7 @@ async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:
         assert await store.begin_request("r", "s", keys, pays=lambda tokens: tokens < 6 * PAGE) == 0
         store.end_request("r", "s", keys)
         await a.exchange.release_session("s")
-        assert not any(rank.link.held("r") for rank in a.ranks)
+        assert not any(rank.link.loadable("r") for rank in a.ranks)
         others = await a.compute("t", text(2, 8))
         assert store.directory.match(others) == 8
 
@@ -256,8 +256,8 @@ async def test_a_record_that_changed_after_it_was_written_is_not_taken(
     async with workers(a=a, b=b):
         tokens = text(1, 4)
         keys = await a.compute("s", tokens)
-        held = a.exchange.store.hold("look", keys)
-        a.exchange.store.memory.map[held.records["kv"].offsets[2]] ^= 1
+        loadable = a.exchange.store.protect("look", keys)
+        a.exchange.store.memory.map[loadable.records["kv"].offsets[2]] ^= 1
         fetched = await b.read("r", tokens, "a", 60.0)
         if has_checksums:
             assert fetched.tokens == 0
@@ -271,7 +271,7 @@ async def test_loads_are_checked_only_if_that_is_asked_for() -> None:
     async with workers(a=(a := Worker(checks_loads=False))):
         store, tokens = a.exchange.store, text(1, 4)
         keys = await a.compute("s", tokens)
-        store.memory.map[store.hold("look", keys).records["kv"].offsets[2]] ^= 1
+        store.memory.map[store.protect("look", keys).records["kv"].offsets[2]] ^= 1
         assert await store.begin_request("r", "s", keys) == 4 * PAGE
         store.end_request("r", "s", keys)
 
@@ -282,8 +282,8 @@ async def test_a_damaged_record_is_not_loaded(caplog: pytest.LogCaptureFixture) 
         keys = await a.compute("s", tokens[: 4 * PAGE])
         keys = await a.compute("s", tokens)
         for damaged in (5, 2):
-            places = store.hold("look", keys).records["kv"].offsets
-            store.directory.let_go("look")
+            places = store.protect("look", keys).records["kv"].offsets
+            store.directory.unprotect("look")
             store.memory.map[places[damaged]] ^= 1
             # The run that has the page goes with all that follows it.
             kept = 4 * PAGE if damaged >= 4 else 0
@@ -343,7 +343,7 @@ async def test_a_read_of_a_history_does_not_wait_for_the_engine_of_its_owner() -
             raise AssertionError("the engine was asked")
 
         a.exchange.store.settle = never  # type: ignore[method-assign]
-        fetched = await b.exchange.fetch("r", asked, b.exchange.hold("r", asked), "a", 60.0, len(keys) * PAGE)
+        fetched = await b.exchange.fetch("r", asked, b.exchange.protect("r", asked), "a", 60.0, len(keys) * PAGE)
         assert (fetched.tokens, fetched.error) == (len(keys) * PAGE, None)
         a.exchange.store.settle = settle  # type: ignore[method-assign]
 
@@ -381,7 +381,7 @@ async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
         await a.exchange.store.begin_request("r", "s", keys)
         a.ranks[1].link.begin_load("r")
         a.exchange.store.end_request("r", "s", keys)
-        await until(lambda: not a.ranks[1].link.held("r"))
+        await until(lambda: not a.ranks[1].link.loadable("r"))
         while a.ranks:
             a.ranks.pop().close()
         await a.exchange.store.replace_engine()
@@ -402,10 +402,10 @@ async def test_what_a_request_may_load_stays_until_the_engine_gives_it_up() -> N
 
         store.end_request("r", "s", keys, until_given_up)
         await asked.wait()
-        store.let_go("r")
-        assert [len(rank.link.held("r")["kv"]) for rank in a.ranks] == [4, 4]
+        store.unprotect("r")
+        assert [len(rank.link.loadable("r")["kv"]) for rank in a.ranks] == [4, 4]
         given_up.set()
-        await until(lambda: not any(rank.link.held("r") for rank in a.ranks) and not store.directory._holds)
+        await until(lambda: not any(rank.link.loadable("r") for rank in a.ranks) and not store.directory._requests)
 
 
 async def test_a_load_that_takes_long_keeps_its_records_only_until_it_ends(
@@ -418,6 +418,6 @@ async def test_a_load_that_takes_long_keeps_its_records_only_until_it_ends(
         a.ranks[1].link.begin_load("r")
         store.end_request("r", "s", keys)
         await until(lambda: "has not ended the loads" in caplog.text)
-        assert "r" in store.directory._holds
+        assert "r" in store.directory._requests
         a.ranks[1].link.end_load("r")
-        await until(lambda: not store.directory._holds and not store._known)
+        await until(lambda: not store.directory._requests and not store._known)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workers.session_keeper import SessionKeeper
+from workers.session_releaser import SessionReleaser
 
 
 class Kv:
@@ -23,10 +23,10 @@ class Clock:
         return self.now_s
 
 
-def keeper(ttl_s: float = 10.0, first_ttl_s: float = 10.0) -> tuple[SessionKeeper, Kv, Clock]:
+def keeper(ttl_s: float = 10.0, first_ttl_s: float = 10.0) -> tuple[SessionReleaser, Kv, Clock]:
     kv, clock = Kv(), Clock()
     whole: Any = kv
-    return SessionKeeper(whole, ttl_s, clock, first_ttl_s), kv, clock
+    return SessionReleaser(whole, ttl_s, clock, first_ttl_s), kv, clock
 
 
 async def test_a_release_waits_for_the_last_running_round() -> None:

@@ -33,7 +33,7 @@ class _Use:
     is_held: bool = False
 
 
-class SessionKeeper:
+class SessionReleaser:
     """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds.
 
     Args:

@@ -11,21 +11,21 @@ ByPool = Mapping[str, Mapping[str, int]]
 """By pool and key (hexadecimal, as the engine has it), the offset in the store."""
 
 
-class HeldRecords:
+class LoadableRecords:
     """Records by request. They are removed only when no load reads them.
 
-    `of`, `begin_load` and `end_load` are for the scheduler's thread, `hold` and `drop` for the link's thread.
+    `of`, `begin_load` and `end_load` are for the scheduler's thread, `allow` and `drop` for the link's thread.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, ByPool] = {}
+        self._by_request: dict[str, ByPool] = {}
         self._loading: set[str] = set()
         self._drops: dict[str, list[int]] = {}
         self._lock = threading.Lock()
 
     def of(self, rid: str) -> ByPool:
         """What a request may load."""
-        return self._held.get(rid, {})
+        return self._by_request.get(rid, {})
 
     def begin_load(self, rid: str) -> None:
         """The request's records are read from the store until `end_load`."""
@@ -38,16 +38,16 @@ class HeldRecords:
             self._loading.discard(rid)
             return self._drops.pop(rid, [])
 
-    def hold(self, rid: str, records: Mapping[str, Records]) -> None:
+    def allow(self, rid: str, records: Mapping[str, Records]) -> None:
         """A request may load these records."""
-        self._held[rid] = {
+        self._by_request[rid] = {
             pool: dict(zip((key.hex() for key in split(found.keys)), found.offsets, strict=True))
             for pool, found in records.items()
         }
 
     def drop(self, rid: str, number: int) -> bool:
         """A request loads nothing any more. False: a load still runs, and `end_load` returns the number."""
-        self._held.pop(rid, None)
+        self._by_request.pop(rid, None)
         with self._lock:
             if rid in self._loading:
                 self._drops.setdefault(rid, []).append(number)
