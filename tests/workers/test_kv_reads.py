@@ -27,7 +27,7 @@ class Kv:
         self.held_pages = held_pages
         self.reads: list[str] = []
 
-    def hold(self, _rid: str, keys: Sequence[bytes]) -> int:
+    def protect(self, _rid: str, keys: Sequence[bytes]) -> int:
         return min(self.held_pages, len(keys)) * 16
 
     async def fetch(self, *arguments: Any) -> KvFetch:

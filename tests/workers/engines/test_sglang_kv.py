@@ -145,14 +145,14 @@ async def test_a_load_that_fails_is_computed_again(pair: Pair, monkeypatch: pyte
     first = await run(pair.decode, "s", prompt, 12)
     await store.settle(TIMEOUT_S)
     await until(lambda: idle(pair.decode))
-    hold = store._links.hold
+    allow = store._links.allow
 
-    async def hold_misaligned(request_id: str, records: dict[str, Records]) -> None:
+    async def allow_misaligned(request_id: str, records: dict[str, Records]) -> None:
         misplaced = {pool: Records(of.keys, [at + 1 for at in of.offsets]) for pool, of in records.items()}
-        await hold(request_id, misplaced)
+        await allow(request_id, misplaced)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._links, "hold", hold_misaligned)
+        patch.setattr(store._links, "allow", allow_misaligned)
         options = {**GREEDY, "sampling_options": {"n": choices, "temperature": 0.0}}
         outputs = [output async for output in pair.decode.generate(EngineRequest(rid(), "s", prompt, 12, options))]
     for index in range(choices):
@@ -210,14 +210,14 @@ async def test_a_client_that_leaves_before_the_engine_has_its_request(
     await run(pair.decode, "s", prompt, 12)
     await until(lambda: idle(pair.decode))
     links, asked = store._links, asyncio.Event()
-    hold = links.hold
+    allow = links.allow
 
-    async def held_and_then_silent(rid: str, records: Any) -> None:
-        await hold(rid, records)
+    async def allowed_and_then_silent(rid: str, records: Any) -> None:
+        await allow(rid, records)
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(links, "hold", held_and_then_silent)
+    monkeypatch.setattr(links, "allow", allowed_and_then_silent)
     round_ = asyncio.create_task(run(pair.decode, "s", prompt, 12))
     await asked.wait()
     round_.cancel()
