@@ -211,7 +211,7 @@ BREAKS = (
         "workers/session_releaser.py",
         "if use and use.running:\n            use.release = True",
         "if use and False:\n            use.release = True",
-        ("tests/workers/test_session_keeper.py",),
+        ("tests/workers/test_session_releaser.py",),
     ),
     Break(
         "KV store: heads that several ranks hold are written once",
