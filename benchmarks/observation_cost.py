@@ -25,7 +25,7 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.types import Slo
 from router.coordinator_metrics import RoundRecorder
-from router.decision_record import DecisionRecord
+from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.round_log import end_logger
 from router.round_log import log as round_logger
 from router.round_window import RoundWindow
@@ -40,12 +40,13 @@ def served_rounds(count: int, rng: random.Random) -> list[ServedRound]:
     return [
         ServedRound(
             DecisionRecord(
-                f"session-{number % 100}",
-                "predictive",
-                route=rng.choice(("local", "remote")),
-                reason=rng.choice(reasons),
-                hist_tokens=rng.randrange(20_000),
-                incr_tokens=rng.randrange(1, 2000),
+                RoundFacts(f"session-{number % 100}", "predictive"),
+                Decided(
+                    route=rng.choice(("local", "remote")),
+                    reason=rng.choice(reasons),
+                    hist_tokens=rng.randrange(20_000),
+                    incr_tokens=rng.randrange(1, 2000),
+                ),
             ),
             Slo(1.0, 0.05),
             is_initial=number % 7 == 0,

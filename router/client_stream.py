@@ -70,7 +70,7 @@ class ClientStream:
             self.emitted += token_ids
             self._last_s = now_s
         if self._record.ttft_s is None:
-            chunk[LINK] = link(self._record.trace_id, self._request.client_prompt_tokens, self._fingerprint_mark)
+            chunk[LINK] = link(self._record.facts.trace_id, self._request.client_prompt_tokens, self._fingerprint_mark)
             self._record.ttft_s = now_s - self.arrival_s
             if self._request.wants_record:
                 self._attach_record(chunk)

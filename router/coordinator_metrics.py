@@ -41,14 +41,14 @@ class RoundRecorder:
         record = served.record
         prefill = names.INITIAL if served.is_initial else names.INCREMENTAL
         if served.ttft_s is not None:
-            self._ttft.observe(served.ttft_s, prefill, record.route)
+            self._ttft.observe(served.ttft_s, prefill, record.decided.route)
         if served.itl_s is not None:
             self._itl.observe(served.itl_s)
         self._rounds.add(1, served.outcome)
-        self._routes.add(1, record.route, self._reasons(record.reason))
+        self._routes.add(1, record.decided.route, self._reasons(record.decided.reason))
         self._retries.add(record.retries)
-        self._prompt.add(record.hist_tokens, names.HISTORY)
-        self._prompt.add(record.incr_tokens, names.INCREMENT)
+        self._prompt.add(record.decided.hist_tokens, names.HISTORY)
+        self._prompt.add(record.decided.incr_tokens, names.INCREMENT)
         self._output.add(served.output_tokens)
 
 

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ampd.types import RouteDecision
-from ampd.wire import RoundReport
+from ampd.serving.placement import Plan
+from ampd.state.store import Binding
+from ampd.wire import RoundReport, fields_of
 
 
-@dataclass(slots=True)
-class DecisionRecord:
-    """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What is known of a round before it is placed.
 
     Attributes:
         session_id: the client's name of the session, or a fresh one; `session_key`: its name inside of the graph.
+        policy: the routing policy that decides.
         request_id, trace_id: the ids of the round in the logs of all processes; None: Dynamo carries no traces.
-        route, reason, policy: where the increment was prefilled, and which rule of which policy decided it.
-        move_reason: why the session moved to another decode worker before this round; "": it did not.
-        hist_tokens, incr_tokens: how the decision split the prompt.
-        kept_tokens: of the prompt, in the context of its session before, as far as is known. Their KV may be gone.
-        shared_tokens: of the prompt's beginning that the prefilling worker was known to hold for other sessions.
-        estimates: the routes that were compared.
-        queued_s, prefill_s: of the prefill, as measured by the worker that ran it.
-        ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
-        kv_read_*_history: KV that the prefill worker read from the decode worker; `_increment`: the other way.
-        cached_tokens: prompt tokens that the prefill did not compute.
-        hit_tokens: where their KV was when the prefill began: `device`, `store`, `peer`; `recomputed`: tokens of the
-            history whose KV was in none of them, those included that had been evicted before.
-        kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
-        slices: parts in which the prefill ran, with the work of others between them.
         ttft_target_s, itl_target_s: the round's targets.
         clamped_targets: `ttft_target`, `itl_target`: the client set it outside of the graph's limits.
-        rewritten: the prompt departs from the session's last context.
-        retries: workers that failed this round.
     """
 
     session_id: str
@@ -41,76 +27,142 @@ class DecisionRecord:
     session_key: str = ""
     request_id: str = ""
     trace_id: str | None = None
+    ttft_target_s: float = 0.0
+    itl_target_s: float = 0.0
+    clamped_targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A placement. A later one of the same round replaces it.
+
+    Attributes:
+        route, reason: where the increment is prefilled, and which rule of the policy decided it.
+        prefill_worker: None: the decode worker.
+        hist_tokens, incr_tokens: how the decision split the prompt.
+        shared_tokens: of the prompt's beginning that the prefilling worker was known to hold for other sessions.
+        estimates: the routes that were compared.
+    """
+
     route: str = ""
     reason: str = ""
     decode_worker: str = ""
     prefill_worker: str | None = None
     epoch: int = 0
-    move_reason: str = ""
     hist_tokens: int = 0
     incr_tokens: int = 0
-    kept_tokens: int = 0
     shared_tokens: int = 0
     estimates: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillMeasured:
+    """The prefill, as the worker that ran it measured it.
+
+    Attributes:
+        cached_tokens: prompt tokens that it did not compute.
+        hit_tokens: where their KV was when it began: `device`, `store`, `peer`; `recomputed`: tokens of the history
+            whose KV was in none of them, those included that had been evicted before.
+        slices: parts in which it ran, with the work of others between them.
+    """
+
     queued_s: float = 0.0
     prefill_s: float = 0.0
-    ttft_s: float | None = None
-    kv_read_tokens_history: int = 0
-    kv_read_bytes_history: int = 0
-    kv_read_s_history: float = 0.0
-    kv_read_tokens_increment: int = 0
-    kv_read_bytes_increment: int = 0
-    kv_read_s_increment: float = 0.0
     cached_tokens: int = 0
     hit_tokens: dict[str, int] = field(default_factory=dict)
-    kv_reload_s: float = 0.0
     slices: int = 1
-    ttft_target_s: float = 0.0
-    itl_target_s: float = 0.0
-    clamped_targets: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class KvReads:
+    """The KV that one of the two workers read from the other; tries that failed count too."""
+
+    tokens: int = 0
+    bytes: int = 0
+    s: float = 0.0
+
+    def add(self, report: RoundReport) -> None:
+        """One try."""
+        self.tokens += report["kv_read_tokens"]
+        self.bytes += report["kv_read_bytes"]
+        self.s += report["kv_read_s"]
+
+    def as_dict(self, part: str) -> dict[str, Any]:
+        """The fields as the record names them, for the `part` of the prompt that was read."""
+        return {f"kv_read_{name}_{part}": value for name, value in fields_of(self).items()}
+
+
+@dataclass(slots=True)
+class DecisionRecord:
+    """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
+
+    Attributes:
+        history_read: of the prefill worker from the decode worker; `increment_read`: the other way.
+        move_reason: why the session moved to another decode worker before this round; "": it did not.
+        kept_tokens: of the prompt, in the context of its session before, as far as is known. Their KV may be gone.
+        rewritten: the prompt departs from the session's last context.
+        retries: workers that failed this round.
+        ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
+        kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
+    """
+
+    facts: RoundFacts
+    decided: Decided = field(default_factory=Decided)
+    prefill: PrefillMeasured = field(default_factory=PrefillMeasured)
+    history_read: KvReads = field(default_factory=KvReads)
+    increment_read: KvReads = field(default_factory=KvReads)
+    move_reason: str = ""
+    kept_tokens: int = 0
     rewritten: bool = False
     retries: int = 0
+    ttft_s: float | None = None
+    kv_reload_s: float = 0.0
 
-    def decided(
-        self, decision: RouteDecision, decode_worker: str, epoch: int, hist_tokens: int, incr_tokens: int
-    ) -> None:
+    def placed(self, plan: Plan, binding: Binding) -> None:
         """A placement; a later one of the same round replaces it."""
-        self.route, self.reason = str(decision.route), decision.reason
-        self.decode_worker, self.epoch = decode_worker, epoch
-        self.prefill_worker = decision.worker_id if decision.worker_id != decode_worker else None
-        self.hist_tokens, self.incr_tokens = hist_tokens, incr_tokens
-        self.estimates = [
-            {
-                "route": str(estimate.route),
-                "worker_id": estimate.worker_id,
-                "total_s": estimate.total_s,
-                "prefill_s": estimate.prefill_s,
-                "queue_s": estimate.queue_s,
-                "transfer_s": estimate.transfer_s,
-            }
-            for estimate in decision.estimates
-        ]
+        decision, decode_worker = plan.decision, binding.worker_id
+        self.decided = Decided(
+            str(decision.route),
+            decision.reason,
+            decode_worker,
+            decision.worker_id if decision.worker_id != decode_worker else None,
+            binding.epoch,
+            plan.task.hist_tokens,
+            plan.task.incr_tokens,
+            plan.shared_tokens,
+            [{**fields_of(estimate), "route": str(estimate.route)} for estimate in decision.estimates],
+        )
+        self.move_reason = self.move_reason or plan.move_reason
 
     def prefilled(self, report: RoundReport) -> None:
-        """Measurements of the worker that ran the prefill."""
-        self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
-        self.cached_tokens, self.slices = report["cached_tokens"], report.get("slices", 1)
-        self.hit_tokens = report.get("hit_tokens", {})
+        """Measurements of the worker that ran the prefill, and the KV that it read from the decode worker."""
+        self.prefill = PrefillMeasured(
+            report["queued_s"],
+            report["prefill_s"],
+            report["cached_tokens"],
+            report.get("hit_tokens", {}),
+            report.get("slices", 1),
+        )
+        self.history_read.add(report)
         self.kv_reload_s += report.get("reload_s", 0.0)
-
-    def read_history(self, report: RoundReport) -> None:
-        """KV that the prefill worker read from the decode worker."""
-        self.kv_read_tokens_history += report["kv_read_tokens"]
-        self.kv_read_bytes_history += report["kv_read_bytes"]
-        self.kv_read_s_history += report["kv_read_s"]
 
     def read_increment(self, report: RoundReport) -> None:
         """KV that the decode worker read from the prefill worker."""
-        self.kv_read_tokens_increment += report["kv_read_tokens"]
-        self.kv_read_bytes_increment += report["kv_read_bytes"]
-        self.kv_read_s_increment += report["kv_read_s"]
+        self.increment_read.add(report)
         self.kv_reload_s += report.get("reload_s", 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """The record as it travels."""
-        return asdict(self)
+        return {
+            **fields_of(self.facts),
+            **fields_of(self.decided),
+            **fields_of(self.prefill),
+            **self.history_read.as_dict("history"),
+            **self.increment_read.as_dict("increment"),
+            "move_reason": self.move_reason,
+            "kept_tokens": self.kept_tokens,
+            "rewritten": self.rewritten,
+            "retries": self.retries,
+            "ttft_s": self.ttft_s,
+            "kv_reload_s": self.kv_reload_s,
+        }

@@ -76,10 +76,10 @@ class LoadRecorder(InBackground):
 
 
 def _session(record: DecisionRecord) -> str:
-    return record.session_key or record.session_id
+    return record.facts.session_key or record.facts.session_id
 
 
 def _prompt(record: DecisionRecord) -> tuple[int, int]:
     """(the part of the prompt that was in its session's context before, all of it)."""
-    prompt_tokens = record.hist_tokens + record.incr_tokens
+    prompt_tokens = record.decided.hist_tokens + record.decided.incr_tokens
     return min(record.kept_tokens, prompt_tokens), prompt_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ampd.telemetry.logs import RoundLog, log_fields
+from ampd.wire import fields_of
 from router.decision_record import DecisionRecord
 from router.served import Observer, ServedRound
 
@@ -13,25 +14,19 @@ log = logging.getLogger(__name__)
 
 def log_placed(wanted: RoundLog, record: DecisionRecord) -> None:
     """Log a decision and its estimates. A round whose worker is lost is placed, and logged, again."""
+    facts = record.facts
     log_fields(
         log,
         wanted.step_level,
         "round placed",
-        route=record.route,
-        reason=record.reason,
-        policy=record.policy,
-        decode_worker=record.decode_worker,
-        prefill_worker=record.prefill_worker,
-        epoch=record.epoch,
-        hist_tokens=record.hist_tokens,
-        incr_tokens=record.incr_tokens,
+        **fields_of(record.decided),
         rewritten=record.rewritten,
-        ttft_target_s=record.ttft_target_s,
-        itl_target_s=record.itl_target_s,
-        clamped_targets=record.clamped_targets,
+        policy=facts.policy,
+        ttft_target_s=facts.ttft_target_s,
+        itl_target_s=facts.itl_target_s,
+        clamped_targets=facts.clamped_targets,
         retries=record.retries,
-        estimates=record.estimates,
-        session_key=record.session_key,
+        session_key=facts.session_key,
     )
 
 
@@ -39,34 +34,34 @@ def end_logger(wanted: RoundLog) -> Observer:
     """An observer that logs one line at the end of each round."""
 
     def log_end(served: ServedRound) -> None:
-        record = served.record
+        record, decided, prefill = served.record, served.record.decided, served.record.prefill
         log_fields(
             log,
             wanted.end_level,
             _how_it_ended(served),
             outcome=served.outcome,
-            route=record.route,
-            reason=record.reason,
-            decode_worker=record.decode_worker,
-            prefill_worker=record.prefill_worker,
+            route=decided.route,
+            reason=decided.reason,
+            decode_worker=decided.decode_worker,
+            prefill_worker=decided.prefill_worker,
             is_initial=served.is_initial,
-            hist_tokens=record.hist_tokens,
-            incr_tokens=record.incr_tokens,
-            cached_tokens=record.cached_tokens,
-            **{f"{tier}_tokens": tokens for tier, tokens in record.hit_tokens.items()},
+            hist_tokens=decided.hist_tokens,
+            incr_tokens=decided.incr_tokens,
+            cached_tokens=prefill.cached_tokens,
+            **{f"{tier}_tokens": tokens for tier, tokens in prefill.hit_tokens.items()},
             output_tokens=served.output_tokens,
             ttft_s=served.ttft_s,
             itl_s=served.itl_s,
             lasted_s=served.lasted_s,
-            queued_s=record.queued_s,
-            prefill_s=record.prefill_s,
-            kv_read_bytes_history=record.kv_read_bytes_history,
-            kv_read_s_history=record.kv_read_s_history,
-            kv_read_bytes_increment=record.kv_read_bytes_increment,
-            kv_read_s_increment=record.kv_read_s_increment,
+            queued_s=prefill.queued_s,
+            prefill_s=prefill.prefill_s,
+            kv_read_bytes_history=record.history_read.bytes,
+            kv_read_s_history=record.history_read.s,
+            kv_read_bytes_increment=record.increment_read.bytes,
+            kv_read_s_increment=record.increment_read.s,
             kv_reload_s=record.kv_reload_s,
             retries=record.retries,
-            session_key=record.session_key,
+            session_key=record.facts.session_key,
         )
 
     return log_end

@@ -13,7 +13,7 @@ from ampd.types import Route
 from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
-from router.decision_record import DecisionRecord
+from router.decision_record import DecisionRecord, RoundFacts
 from router.outputs import ends_at_prefill, first_chunk
 from router.placement import Placement
 from router.prompt_history import PromptHistory
@@ -48,7 +48,7 @@ class RoundRun:
             request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
         )
         self._stream = ClientStream(request, self._record, services.clock)
-        self._deaths = services.deaths.of_request(self._record.request_id, request.prompt)
+        self._deaths = services.deaths.of_request(self._record.facts.request_id, request.prompt)
         self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
         self._placement: Placement | None = None
         self._unreached: Placement | None = None
@@ -105,13 +105,8 @@ class RoundRun:
         self._placement = placement
         self._stream.placed(placement.plan.decode)
         self._unreached = placement if placement.is_shared else None
-        task, binding = placement.plan.task, placement.binding
-        self._record.decided(
-            placement.plan.decision, binding.worker_id, binding.epoch, task.hist_tokens, task.incr_tokens
-        )
-        self._record.move_reason = self._record.move_reason or placement.plan.move_reason
+        self._record.placed(placement.plan, placement.binding)
         self._recovery.holder = placement.plan.holder.worker_id if placement.plan.holder else self._recovery.holder
-        self._record.shared_tokens = placement.plan.shared_tokens
         log_placed(self._services.options.round_log, self._record)
         if not self._request.is_announcement:
             self._services.placed(self._record, self._stream.arrival_s)
@@ -191,7 +186,6 @@ class RoundRun:
         report = self._services.access.reports.of(chunk, placement.plan.decision.worker_id)
         if report is not None:
             self._record.prefilled(report)
-            self._record.read_history(report)
             self._take_report(placement.plan.decision.worker_id, report)
             if not emitted_tokens:
                 self._stream.prefilled_cached_tokens = report["cached_tokens"]
@@ -288,7 +282,6 @@ class RoundRun:
     def _decoded(self, worker_id: str, source: str | None, report: RoundReport) -> None:
         if source is None:
             self._record.prefilled(report)
-            self._record.read_history(report)
         else:
             self._record.read_increment(report)
         self._take_report(worker_id, report)
@@ -347,7 +340,7 @@ class RoundRun:
 
 def _new_record(request: RoundRequest, context: CallContext, policy: str) -> DecisionRecord:
     trace = tracing.current()
-    return DecisionRecord(
+    facts = RoundFacts(
         session_id=request.client_session_id or request.session_id,
         session_key=request.session_id,
         policy=policy,
@@ -357,3 +350,4 @@ def _new_record(request: RoundRequest, context: CallContext, policy: str) -> Dec
         itl_target_s=request.slo.itl_s,
         clamped_targets=request.clamped_targets,
     )
+    return DecisionRecord(facts)

@@ -41,7 +41,7 @@ class RoundWindow:
         record = served.record
         counts: dict[_Key, int] = {
             (_OUTCOME, served.outcome): 1,
-            (_ROUTE, record.route, self._reasons(record.reason)): 1,
+            (_ROUTE, record.decided.route, self._reasons(record.decided.reason)): 1,
             (_OUTPUT_TOKENS,): served.output_tokens,
             (_TTFT_TARGETS,): round(served.slo.ttft_s * _NS),
             (_ITL_TARGETS,): round(served.slo.itl_s * _NS),

@@ -33,8 +33,8 @@ class KvReads:
             source_tp: tensor parallelism of the source; None: as here.
         """
         kv, info = self._engine.kv, self._engine.info
-        prompt_tokens, page = progress.prompt_tokens, info.page_size_tokens
-        keys = progress.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
+        prompt_tokens, page = progress.prompt.tokens, info.page_size_tokens
+        keys = progress.prompt.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
         held_tokens = kv.protect(progress.rid, keys)
         peer = info.parallelism if source_tp is None else Parallelism(source_tp)
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):

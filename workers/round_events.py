@@ -69,11 +69,11 @@ class RoundEvents:
     def handed_over(self, progress: RoundProgress) -> None:
         """A round whose first token came from elsewhere goes to the engine, to decode here."""
         itl_slo_s = progress.task.slo.itl_s
-        self._running.handed_over(progress.rid, itl_slo_s, progress.prompt_tokens, progress.arrived_s)
+        self._running.handed_over(progress.rid, itl_slo_s, progress.prompt.tokens, progress.arrived_s)
 
     def tokens(self, progress: RoundProgress, index: int, count: int) -> None:
         """New tokens of one choice have come out."""
-        self._running.add_tokens(progress.rid, progress.task.slo.itl_s, progress.prompt_tokens, index, count)
+        self._running.add_tokens(progress.rid, progress.task.slo.itl_s, progress.prompt.tokens, index, count)
         now_s = self._clock()
         if progress.begins_to_decode():
             # A round that was prefilled here has reported the change with its first token.

@@ -23,7 +23,7 @@ from workers.engines.base import Engine, EngineError, EngineOutput, EngineReques
 from workers.kv_reads import KvReads
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
-from workers.round_progress import RoundProgress
+from workers.round_progress import RoundProgress, RoundPrompt
 from workers.session_releaser import SessionReleaser
 from workers.slices import Slicer
 from workers.stream_chunks import chunk_of, usage_of
@@ -79,7 +79,7 @@ class RoundService:
             with self._place(progress, source) as place:
                 async with self._sessions.round(progress.task.session_id, is_copy=True):
                     await self._picked(place, progress)
-                    expected_tokens = progress.task.hist_tokens or progress.prompt_tokens
+                    expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
                     await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
                     await self._run_slices(place, progress, request)
                     chunk = await self._first_token(request, progress)
@@ -126,11 +126,11 @@ class RoundService:
 
     async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: str) -> Chunks:
         """A round whose first token came from the prefill worker `source`."""
-        await self._fetch(progress, source, request.get("source_tp"), "increment", progress.prompt_tokens)
+        await self._fetch(progress, source, request.get("source_tp"), "increment", progress.prompt.tokens)
         progress.started_s = self._clock()
-        if progress.prompt_tokens >= self._engine.info.max_context_tokens:
+        if progress.prompt.tokens >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
-            output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt_tokens)
+            output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt.tokens)
             yield await self._with_report(chunk_of(output), progress)
             return
         progress.handed_over_s = progress.arrived_s
@@ -198,7 +198,8 @@ class RoundService:
         check_count(kept_tokens)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()
-        return RoundProgress(uuid4().hex, task, len(token_ids), now_s, keys, min(kept_tokens, len(token_ids)))
+        prompt = RoundPrompt(task, len(token_ids), keys, min(kept_tokens, len(token_ids)))
+        return RoundProgress(uuid4().hex, prompt, now_s)
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""
@@ -240,7 +241,7 @@ class RoundService:
             request["token_ids"],
             request["request"],
             progress.rid,
-            progress.page_keys,
+            progress.prompt.page_keys,
         )
         progress.rid = progress.sliced.rid
 
@@ -268,7 +269,7 @@ class RoundService:
             token_ids=request["token_ids"],
             max_new_tokens=max_new_tokens,
             request=request["request"],
-            known_keys=progress.page_keys,
+            known_keys=progress.prompt.page_keys,
             tenant=tenant_of(request["request"]),
             ttft_slo_s=progress.task.slo.ttft_s,
             is_copy=is_copy,

@@ -46,7 +46,7 @@ from benchmarks.fuzz.target import Target
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import replay
 from router.continuation import link
-from router.decision_record import DecisionRecord
+from router.decision_record import DecisionRecord, RoundFacts
 from router.request import parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
@@ -278,9 +278,8 @@ def _error_text(rng: random.Random) -> str:
 def _take_report(value: Any) -> None:
     """Into the decision record that a client gets, and into the view of the next decisions."""
     report = parse_report(value)
-    record = DecisionRecord("s", "p")
+    record = DecisionRecord(RoundFacts("s", "p"))
     record.prefilled(report)
-    record.read_history(report)
     record.read_increment(report)
     json.dumps(record.as_dict(), allow_nan=False)
     batch = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}

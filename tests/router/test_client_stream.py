@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampd.types import Slo
 from router.client_stream import ClientStream
-from router.decision_record import DecisionRecord
+from router.decision_record import DecisionRecord, RoundFacts
 from router.request import parse_round
 from router.targets import TargetLimits
 
@@ -27,7 +27,7 @@ class Clock:
 def stream_of(clock: Clock, *, choices: int = 1, wants_record: bool = False) -> tuple[ClientStream, DecisionRecord]:
     fields = ["engine_data"] if wants_record else []
     request = {"token_ids": PROMPT, "sampling_options": {"n": choices}}
-    record = DecisionRecord("s", "ampd")
+    record = DecisionRecord(RoundFacts("s", "ampd"))
     parsed = parse_round({**request, "extra_args": {"nvext": {"extra_fields": fields}}}, TargetLimits(Slo(1.0, 0.1)))
     return ClientStream(parsed, record, clock), record
 

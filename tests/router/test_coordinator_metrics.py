@@ -24,7 +24,7 @@ from ampd.types import Role, Slo
 from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
-from router.decision_record import DecisionRecord
+from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.policies import CoordinatorPolicies
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
@@ -42,10 +42,9 @@ def recorded(recorder: RoundRecorder) -> CollectorRegistry:
 
 def served(**facts: Any) -> ServedRound:
     usual = {"is_initial": True, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 10}
-    record = DecisionRecord(
-        "a session", "ampd", route="remote", reason="cheapest", hist_tokens=100, incr_tokens=20, retries=1
-    )
-    record = replace(record, **{name: facts.pop(name) for name in ("route", "reason") if name in facts})
+    decided = Decided("remote", "cheapest", hist_tokens=100, incr_tokens=20)
+    decided = replace(decided, **{name: facts.pop(name) for name in ("route", "reason") if name in facts})
+    record = DecisionRecord(RoundFacts("a session", "ampd"), decided, retries=1)
     return ServedRound(record, SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
 
 
@@ -91,7 +90,9 @@ def test_nothing_is_lost_and_nothing_counted_twice(every: list[ServedRound]) -> 
     assert total(metrics, "ampd_rounds_total") == len(every)
     assert total(metrics, "ampd_routes_total") == len(every)
     for route in ("local", "remote"):
-        assert total(metrics, "ampd_routes_total", route=route) == sum(round_.record.route == route for round_ in every)
+        assert total(metrics, "ampd_routes_total", route=route) == sum(
+            round_.record.decided.route == route for round_ in every
+        )
     first_tokens = [round_ for round_ in every if round_.ttft_s is not None]
     assert total(metrics, "ampd_time_to_first_token_seconds_count") == len(first_tokens)
     assert total(metrics, "ampd_time_to_first_token_seconds_count", prefill="initial") == sum(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ampd.telemetry.metrics import names
 from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Slo
-from router.decision_record import DecisionRecord
+from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.round_window import RoundWindow
 from router.served import ServedRound
 
@@ -28,7 +28,7 @@ class Clock:
 
 def served(route: str = "local", reason: str = "on-time", ttft_s: float | None = 0.1, **fields: object) -> ServedRound:
     round_ = ServedRound(
-        DecisionRecord("s", "ampd", route=route, reason=reason),
+        DecisionRecord(RoundFacts("s", "ampd"), Decided(route, reason)),
         SLO,
         is_initial=False,
         is_complete=True,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampd.session_key import session_key
 from ampd.telemetry.metrics import names
 from ampd.types import Role, Slo
-from router.decision_record import DecisionRecord
+from router.decision_record import DecisionRecord, RoundFacts
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.served import ServedRound, notify
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, worker
@@ -24,7 +24,7 @@ SLO = Slo(ttft_s=1.0, itl_s=0.1)
 def round_that(**facts: Any) -> ServedRound:
     """A complete round within both targets, but for `facts`."""
     usual = {"is_initial": True, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 10}
-    return ServedRound(DecisionRecord("s", "ampd"), SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
+    return ServedRound(DecisionRecord(RoundFacts("s", "ampd")), SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_told_once_of_a_round_that_ends_by_itself(routing: str) -> None:
         await replica.round()
         served = told.only
         assert (served.is_initial, served.is_complete, served.was_left) == (True, True, False)
-        assert (served.record.route, served.output_tokens) == (routing.removeprefix("always-"), 5)
+        assert (served.record.decided.route, served.output_tokens) == (routing.removeprefix("always-"), 5)
         assert served.ttft_s is not None
         assert served.itl_s is not None
         assert served.lasted_s >= served.ttft_s + 4 * served.itl_s

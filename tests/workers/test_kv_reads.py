@@ -15,7 +15,7 @@ from ampd.serving import kv_tiers
 from ampd.types import Parallelism
 from workers.kv.exchange import KvFetch
 from workers.kv_reads import KvReads
-from workers.round_progress import RoundProgress
+from workers.round_progress import RoundProgress, RoundPrompt
 
 FETCHED = KvFetch(tokens=1)
 
@@ -71,7 +71,7 @@ async def test_reading_pays(
     info = SimpleNamespace(page_size_tokens=16, parallelism=Parallelism(tp=2))
     engine = cast(Any, SimpleNamespace(kv=kv, info=info))
     keys = page_keys(range(8500), 16, tenant="")
-    progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), 8500, 0.0, keys)
+    progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
     reads = KvReads(engine, cast(Any, SlowLinks(transfer_s)), 5.0)
     fetched = await reads.read(progress, "P", expected_tokens, source_tp)
     assert fetched is (FETCHED if is_read else None)
