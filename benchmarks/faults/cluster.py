@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -238,13 +238,17 @@ class LiveGraph:
 
     # -- processes
 
-    def start(self, kind: str, model: Path | None = None) -> Member:
-        """Start a process; it is not ready yet. `model`: its folder, if it is not the usual one."""
+    def start(self, kind: str, model: Path | None = None, flags: Collection[str] = ()) -> Member:
+        """Start a process; it is not ready yet.
+
+        Args:
+            model: its folder, if it is not the usual one. flags: beside the usual ones.
+        """
         model = model or (self.worker_model if kind in _WORKERS else self.model)
         name = f"{kind}-{next(self._numbers)}"
         control = self.folder / f"{name}.sock"
         port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
-        argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model)]
+        argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model), *flags]
         environment = {**os.environ, **self._environment, SOCKET_VARIABLE: str(control)}
         if kind == "frontend":
             environment[BODY_LIMIT_MB] = str(body_limit_mb(TinyModel().max_context_tokens))
@@ -281,6 +285,11 @@ class LiveGraph:
         return self.of("prefill") + self.of("decode")
 
     @property
+    def engine(self) -> str:
+        """That of the workers."""
+        return self._kind.engine
+
+    @property
     def has_usual_size(self) -> bool:
         """Whether as many workers run as at the start."""
         return all(len(self.of(kind)) == self._kind.sizes[kind] for kind in _WORKERS)
@@ -310,14 +319,14 @@ class LiveGraph:
         await until(is_ready, _START_S, poll_s=0.02)
         member.is_ready = True
 
-    async def started(self, kind: str, model: Path | None = None) -> Member:
+    async def started(self, kind: str, model: Path | None = None, flags: Collection[str] = ()) -> Member:
         """Start a process and wait until it is ready. The arguments are those of `start`.
 
         Raises:
             RuntimeError: it has ended.
         """
         await _until_room(1)
-        member = self.start(kind, model)
+        member = self.start(kind, model, flags)
         await self.until_ready(member)
         return member
 

@@ -86,7 +86,7 @@ class Fault:
     Attributes:
         group: heading under which it is reported.
         what: what happens, for readers of the report.
-        prepare: before the victim's first round.
+        prepare: before the victim's first round. enter: between it and the round that is struck.
         holds_s: between `strike` and `heal`; longer if it has not struck by then.
         heal: ends the fault. Processes that have ended are replaced afterwards.
         has_struck: whether it has hit something since `strike`. A run in which it never does proves nothing.
@@ -102,6 +102,7 @@ class Fault:
     strike: Action = nothing
     heal: Action = nothing
     prepare: Action = nothing
+    enter: Action = nothing
     check: Action = nothing
     has_struck: Check = at_once
     never_at: Collection[Moment] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.faults.fault import Fault
+from benchmarks.faults.foreign_workers import FOREIGN_FAULTS
 from benchmarks.faults.kv_faults import KV_FAULTS
 from benchmarks.faults.process_faults import PROCESS_FAULTS
 from benchmarks.faults.redis_faults import REDIS_FAULTS
@@ -11,4 +12,5 @@ from benchmarks.faults.request_faults import REQUEST_FAULTS
 NONE = Fault("none", "Reference", "no fault")
 """The reference for the added latency."""
 
-FAULTS = {fault.name: fault for fault in (*PROCESS_FAULTS, *REDIS_FAULTS, *KV_FAULTS, *REQUEST_FAULTS)}
+_GROUPS = (PROCESS_FAULTS, FOREIGN_FAULTS, REDIS_FAULTS, KV_FAULTS, REQUEST_FAULTS)
+FAULTS = {fault.name: fault for group in _GROUPS for fault in group}

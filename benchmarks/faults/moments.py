@@ -21,6 +21,8 @@ from tests.waiting import until
 HISTORY_TOKENS, INCREMENT_TOKENS, LAST_INCREMENT_TOKENS = 480, 320, 80
 FIRST_OUTPUT_TOKENS, OUTPUT_TOKENS = 16, 40
 BLOCKING_TOKENS = 1600
+BLOCKERS_EACH = 2
+"""Long prefills for each prefill worker."""
 DECODING_FROM_TOKENS = 4
 LOCAL = {"presence_penalty": 0.5}
 """An option that keeps a round on its decode worker."""
@@ -73,9 +75,10 @@ class Stage:
         self._graph = graph
         self._client = client
         self._expected = expected
-        self._name = name
+        self.name = name
         self._rng = self.rng(name)
         self._is_decoding = asyncio.Event()
+        self._idle_blockers: list[Agent] = []
         self._blockers: list[asyncio.Task[RoundResult]] = []
         url = client.next_url()
         self.victim = Victim(Agent(client, expected, f"{name}-victim", self._rng), url)
@@ -85,24 +88,36 @@ class Stage:
         """Every cell has its own prompts, and the same ones in each run."""
         return random.Random(name)
 
-    async def reach(self, moment: Moment) -> None:
-        """Run the first round, and the second up to the moment.
+    async def begin(self, moment: Moment) -> None:
+        """Run the first round. It is prefilled locally, so that the second one has a history to read.
 
-        The first round is prefilled locally, so that the second one has a history to read.
+        The sessions of the blocking prefills begin, too, so that workers that join later get none of them.
 
         Raises:
-            MissedMomentError: the first round failed, or the second one never came to the moment.
+            MissedMomentError: it failed.
         """
+        if moment is Moment.WAITING:
+            for number in range(BLOCKERS_EACH * len(self._graph.of("prefill"))):
+                name = blocker_name(self.name, number)
+                self._idle_blockers.append(Agent(self._client, self._expected, name, self.rng(name)))
+                await self._idle_blockers[-1].round(PAGE_TOKENS, 1, options=LOCAL)
         victim = self.victim
         first = await victim.agent.round(HISTORY_TOKENS, FIRST_OUTPUT_TOKENS, url=victim.url, options=LOCAL)
         if first.ending is not Ending.COMPLETED:
             raise MissedMomentError(f"the round before it: {first.ending}: {first.detail}")
+
+    async def reach(self, moment: Moment) -> None:
+        """Run the second round up to the moment.
+
+        Raises:
+            MissedMomentError: it never came to the moment.
+        """
         if moment is Moment.TOOL_GAP:
             return
         try:
             if moment is Moment.WAITING:
                 await self._block()
-            victim.round = self._second_round()
+            self.victim.round = self._second_round()
             await until(lambda: self._is_at(moment), timeout_s=20, poll_s=_POLL_S)
         except TimeoutError:
             raise MissedMomentError(f"{moment}: it did not come") from None
@@ -116,7 +131,7 @@ class Stage:
         Raises:
             MissedMomentError: it was not.
         """
-        if moment is Moment.DECODING and self.victim.round is not None and self.victim.round.done():
+        if moment is Moment.DECODING and self.is_over:
             raise MissedMomentError(moment)
         if moment not in _SPANS:
             return
@@ -125,6 +140,11 @@ class Stage:
             raise MissedMomentError(
                 f"{moment}: {line['message']!r} came {struck_s - _time_s(line):.3f} s before the fault"
             )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the struck round has ended."""
+        return self.victim.round is not None and self.victim.round.done()
 
     def processes(self) -> dict[str, Member]:
         """By kind, the process that the victim's latest round uses; any prefill worker after a local round."""
@@ -167,6 +187,8 @@ class Stage:
             with contextlib.suppress(asyncio.CancelledError):
                 await victim.round
         await asyncio.gather(*self._blockers)
+        for agent in self._idle_blockers:
+            await agent.round(PAGE_TOKENS, 1, is_final=True)
         await victim.agent.round(LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
         store = await self._graph.store()
         try:
@@ -186,9 +208,8 @@ class Stage:
 
     async def _block(self) -> None:
         """Long prefills on every prefill worker, so that the next one waits."""
-        for number in range(2 * len(self._graph.of("prefill"))):
-            name = blocker_name(self._name, number)
-            agent = Agent(self._client, self._expected, name, self.rng(name))
+        while self._idle_blockers:
+            agent = self._idle_blockers.pop()
             self._blockers.append(asyncio.create_task(agent.round(BLOCKING_TOKENS, 1, is_final=True)))
             await until(partial(self._is_queued, agent.session_id), poll_s=_POLL_S)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable
 
-from benchmarks.faults.cluster import KINDS, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
+from benchmarks.faults.cluster import KINDS, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.foreign_workers import check_weights, note_weights
 from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
-from benchmarks.faults.weights import mixed_rounds, other_tokenizer, other_weights, rounds_of
+from benchmarks.faults.weights import other_weights
 
 _GROUP = "Processes"
 STOPPED_S = 2.5 * LEASE_S
@@ -44,67 +44,19 @@ async def _restart_workers(scene: Scene) -> None:
         for kind in ("prefill", "decode"):
             for member in graph.of(kind):
                 started = await graph.started(kind)
-                _note_weights(scene, [started])
+                note_weights(scene, [started])
                 await graph.end(member, signal.SIGTERM)
 
     scene.running.append(asyncio.create_task(run()))
 
 
-def _note_weights(scene: Scene, members: Iterable[Member]) -> None:
-    scene.kept.setdefault("weights", {}).update((member.id, member.model) for member in members)
-
-
 async def _update_weights(scene: Scene) -> None:
     """Replace each worker by one with other weights. The next update goes back to the first ones."""
     graph = scene.graph
-    _note_weights(scene, graph.workers)
+    note_weights(scene, graph.workers)
     other = other_weights(graph.model, graph.folder)
     graph.worker_model = other if graph.worker_model == graph.model else graph.model
     await _restart_workers(scene)
-
-
-async def _add_foreign(scene: Scene) -> None:
-    """A worker of each role with other weights joins."""
-    graph = scene.graph
-    _note_weights(scene, graph.workers)
-    other = other_weights(graph.model, graph.folder)
-    model = other if graph.worker_model == graph.model else graph.model
-    scene.kept["foreign"] = [await graph.started(kind, model) for kind in ("prefill", "decode")]
-    _note_weights(scene, scene.kept["foreign"])
-
-
-async def _remove_foreign(scene: Scene) -> None:
-    for member in scene.kept["foreign"]:
-        await scene.graph.end(member, signal.SIGTERM)
-
-
-async def _check_weights(scene: Scene) -> None:
-    scene.complaints += mixed_rounds(scene.client.results, scene.kept["weights"])
-
-
-async def _add_with_other_tokenizer(scene: Scene) -> None:
-    """A worker of each role joins whose token ids mean another text."""
-    graph = scene.graph
-    other = other_tokenizer(graph.model, graph.folder)
-    scene.kept["foreign"] = [await graph.started(kind, other) for kind in ("prefill", "decode")]
-
-
-async def _remove_unused(scene: Scene) -> None:
-    """They were in the shared state, and no coordinator counted on them."""
-    foreign = {member.id for member in scene.kept["foreign"]}
-    store = await scene.graph.store()
-    published = {view.worker_id for view in await store.snapshot()}
-    await store.close()
-    known = [set((await each.ask(op="debug"))["workers"]) & foreign for each in scene.graph.of("coordinator")]
-    if not foreign <= published or any(known):
-        scene.complaints.append(f"of the workers {foreign}, {published & foreign} are published, and {known} known")
-    await _remove_foreign(scene)
-
-
-async def _check_unused(scene: Scene) -> None:
-    """No round used the workers with another tokenizer."""
-    foreign = [member.id for member in scene.kept["foreign"]]
-    scene.complaints += [f"{each}: another tokenizer" for each in rounds_of(scene.client.results, foreign)]
 
 
 async def _until_restarted(scene: Scene) -> None:
@@ -142,25 +94,7 @@ PROCESS_FAULTS = [
         "each worker is replaced by one with other weights",
         _update_weights,
         _until_restarted,
-        check=_check_weights,
+        check=check_weights,
         lasts=True,
-    ),
-    Fault(
-        "other-weights",
-        _GROUP,
-        "a prefill and a decode worker with other weights join, and leave after 5 s",
-        heal=_remove_foreign,
-        prepare=_add_foreign,
-        check=_check_weights,
-        holds_s=5.0,
-    ),
-    Fault(
-        "other-tokenizer",
-        _GROUP,
-        "a prefill and a decode worker with another tokenizer join, and leave after 5 s",
-        heal=_remove_unused,
-        prepare=_add_with_other_tokenizer,
-        check=_check_unused,
-        holds_s=5.0,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -13,12 +13,14 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from benchmarks.faults.clock import step_clock
-from benchmarks.faults.fault import DEATH_AIM_S, OUTAGE_S, Action, Fault, Scene, nothing
+from benchmarks.faults.fault import DEATH_AIM_S, OUTAGE_S, Action, Check, Fault, Scene, nothing
+from benchmarks.faults.redis_proxy import Seen
 from tests.waiting import until
 
 _GROUP = "Shared state"
 _DUMPED_KEYS = [f"dumped:{number}" for number in range(12)]
 _STEP_S = 3600
+_SILENT_S = 1.0
 _DUMPED_BYTES = 2_200_000
 """While it loads, Redis answers after every 2 MiB."""
 
@@ -56,6 +58,46 @@ async def _start_again(scene: Scene) -> None:
 async def _restart_empty(scene: Scene) -> None:
     await _signals(signal.SIGKILL)(scene)
     await _start_again(scene)
+
+
+def _sees(look: Callable[[Seen], object]) -> Check:
+    """Whether the proxy has seen the fault's effect on the graph."""
+
+    async def has_struck(scene: Scene) -> bool:
+        return bool(look(scene.graph.proxy.seen))
+
+    return has_struck
+
+
+def _refused(word: str) -> Check:
+    return _sees(lambda seen: seen.refusals[word])
+
+
+_broken = _sees(lambda seen: seen.broken)
+_silent = _sees(lambda seen: seen.longest_wait_s >= _SILENT_S)
+_delayed = _sees(lambda seen: seen.delayed)
+
+
+async def _new_master_is_used(scene: Scene) -> bool:
+    return scene.graph.proxy.seen.opened[scene.graph.redis.port] > 0
+
+
+async def _clock_is_read(scene: Scene) -> bool:
+    """Scripts of the graph have asked for the time since the step."""
+    async with _admin(scene) as client:
+        return await _time_calls(client) > int(scene.kept["time calls"])
+
+
+async def _time_calls(client: Any) -> int:
+    return int((await client.info("commandstats")).get("cmdstat_time", {}).get("calls", 0))
+
+
+def _seen_from_now_on(strike: Action) -> Action:
+    async def act(scene: Scene) -> None:
+        scene.graph.proxy.forget()
+        await strike(scene)
+
+    return act
 
 
 def _delays(round_trip_s: float) -> Action:
@@ -136,18 +178,25 @@ def _steps(seconds: int) -> Action:
     async def act(scene: Scene) -> None:
         async with _admin(scene) as client:
             await step_clock(client, seconds)
+            scene.kept["time calls"] = await _time_calls(client)
 
     return act
 
 
-def _fault(name: str, what: str, strike: Action, heal: Action, **options: Any) -> Fault:
-    return Fault(f"redis-{name}", _GROUP, what, strike, heal, **{"holds_s": OUTAGE_S, **options})
+def _fault(name: str, what: str, strike: Action, heal: Action, has_struck: Check, **options: Any) -> Fault:
+    more = {"holds_s": OUTAGE_S, **options}
+    return Fault(f"redis-{name}", _GROUP, what, _seen_from_now_on(strike), heal, has_struck=has_struck, **more)
 
 
 def _slow(milliseconds: Sequence[float]) -> list[Fault]:
     return [
         _fault(
-            f"slow-{each:g}ms", f"each answer takes {each:g} ms longer", _delays(each / 1000), _delays(0.0), lasts=True
+            f"slow-{each:g}ms",
+            f"each answer takes {each:g} ms longer",
+            _delays(each / 1000),
+            _delays(0.0),
+            _delayed,
+            lasts=True,
         )
         for each in milliseconds
     ]
@@ -159,32 +208,64 @@ REDIS_FAULTS = [
         "SIGKILL of Redis, an empty one after the outage",
         _signals(signal.SIGKILL),
         _start_again,
+        _broken,
         aim_s=DEATH_AIM_S,
     ),
-    _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing, aim_s=DEATH_AIM_S),
-    _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT), lasts=True),
+    _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing, _broken, aim_s=DEATH_AIM_S),
+    _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT), _silent, lasts=True),
     *_slow((0.2, 50, 200, 1000)),
-    _fault("full", "writes are refused: OOM", _commands("CONFIG SET maxmemory 1"), _commands("CONFIG SET maxmemory 0")),
+    _fault(
+        "full",
+        "writes are refused: OOM",
+        _commands("CONFIG SET maxmemory 1"),
+        _commands("CONFIG SET maxmemory 0"),
+        _refused("OOM"),
+    ),
     _fault(
         "read-only",
         "writes are refused: READONLY",
         _commands("REPLICAOF 127.0.0.1 1"),
         _commands("REPLICAOF NO ONE"),
+        _refused("READONLY"),
     ),
     _fault(
         "noperm",
         "writes are refused: NOPERM",
         _commands("ACL SETUSER ampd -@write"),
         _commands("ACL SETUSER ampd +@all"),
+        _refused("NOPERM"),
     ),
-    _fault("loading", "all commands are refused: LOADING", _load_slowly, _delete_dumped, prepare=_fill, lasts=True),
-    _fault("misconf", "writes are refused: MISCONF, the dump cannot be written", _fail_to_save, _save_again),
-    _fault("clock-forward", "its clock jumps forward by an hour, and back", _steps(_STEP_S), _steps(-_STEP_S)),
-    _fault("clock-back", "its clock jumps back by an hour, and forward", _steps(-_STEP_S), _steps(_STEP_S)),
+    _fault(
+        "loading",
+        "all commands are refused: LOADING",
+        _load_slowly,
+        _delete_dumped,
+        _refused("LOADING"),
+        prepare=_fill,
+        lasts=True,
+    ),
+    _fault(
+        "misconf",
+        "writes are refused: MISCONF, the dump cannot be written",
+        _fail_to_save,
+        _save_again,
+        _refused("MISCONF"),
+    ),
+    _fault(
+        "clock-forward",
+        "its clock jumps forward by an hour, and back",
+        _steps(_STEP_S),
+        _steps(-_STEP_S),
+        _clock_is_read,
+    ),
+    _fault(
+        "clock-back", "its clock jumps back by an hour, and forward", _steps(-_STEP_S), _steps(_STEP_S), _clock_is_read
+    ),
     _fault(
         "failover",
         "another master behind the same address; the old one lives on, after 1 s as a replica",
         _fail_over,
         _end_old_master,
+        _new_master_is_used,
     ),
 ]

@@ -16,10 +16,12 @@ from benchmarks.faults import inside
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.foreign_workers import FOREIGN_FAULTS
 from benchmarks.faults.kv_faults import NO_READ_AT, armed
 from benchmarks.faults.learnt import LEARNT, LearntTexts
 from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import (
+    BLOCKERS_EACH,
     BLOCKING_TOKENS,
     FIRST_OUTPUT_TOKENS,
     HISTORY_TOKENS,
@@ -35,6 +37,7 @@ from benchmarks.faults.process_faults import STOPPED_S
 from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
 from tests.harness.graph import PRELOADED
+from tests.waiting import until
 
 _GROUP = "SGLang"
 _MODEL = TinyModel(layers=6, hidden_size=512, heads=8, kv_heads=4)
@@ -44,6 +47,9 @@ MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
 """Reads of KV take milliseconds here, which is too short for a fault to strike at."""
 
 _VICTIM_STALL_S = 0.25
+
+_DETOKENIZER_GIVEN_UP_S = 30.0
+"""A scheduler goes on until its requests end, and an engine that computes does not stand still."""
 
 
 def sglang_graph(prefill: int = 1, store_gib: str = "0.25") -> GraphKind:
@@ -77,9 +83,10 @@ class SglangRunner(CellRunner):
         await self._learn(victim, INCREMENT_TOKENS, OUTPUT_TOKENS)
         await self._learn(victim, LAST_INCREMENT_TOKENS, FIRST_OUTPUT_TOKENS)
         await self._learn(victim, PAGE_TOKENS, 1, is_final=True)
-        for number in range(2 * len(self._graph.of("prefill"))):
+        for number in range(BLOCKERS_EACH * len(self._graph.of("prefill"))):
             blocker = blocker_name(name, number)
             agent = Agent(client, self._learnt, f"{blocker}{LEARNT}", Stage.rng(blocker))
+            await self._learn(agent, PAGE_TOKENS, 1, options=LOCAL)
             await self._learn(agent, BLOCKING_TOKENS, 1, is_final=True)
 
     async def _learn(self, agent: Agent, *tokens: int, **options: Any) -> None:
@@ -121,6 +128,35 @@ def _signals_engine(number: signal.Signals, part: int = _SCHEDULER) -> Action:
             os.kill(scene.kept["engine"], number)
 
     return act
+
+
+async def _stop_detokenizer(scene: Scene) -> None:
+    scene.kept["worker"] = scene.worker
+    await _signals_engine(signal.SIGSTOP, _DETOKENIZER)(scene)
+
+
+async def _waits_or_is_given_up(scene: Scene) -> bool:
+    """Whether the victim's round waits for the process that stands still, or its worker has ended that process."""
+    return await _is_given_up(scene) or not scene.stage.is_over
+
+
+async def _is_given_up(scene: Scene) -> bool:
+    if not scene.kept["worker"].is_running:
+        return True
+    return scene.kept["engine"] not in await _engine_processes(scene.kept["worker"])
+
+
+async def _until_detokenizer_is_given_up(scene: Scene) -> None:
+    """A round that waits for it would wait for ever."""
+    if "engine" not in scene.kept:
+        return
+    try:
+        await until(lambda: _is_given_up(scene), _DETOKENIZER_GIVEN_UP_S, poll_s=0.1)
+    except TimeoutError:
+        scene.complaints.append(
+            f"a detokenizer that stands still was not given up within {_DETOKENIZER_GIVEN_UP_S:g} s"
+        )
+    await _signals_engine(signal.SIGCONT, _DETOKENIZER)(scene)
 
 
 def _injects(fault: str) -> Action:
@@ -177,6 +213,16 @@ SGLANG_FAULTS = [
         aim_s=DEATH_AIM_S,
     ),
     Fault(
+        "stop-detokenizer",
+        _GROUP,
+        f"SIGSTOP of SGLang's detokenizer (given up after {WATCHDOG_S:g} s here, 60 s in real workers)",
+        _stop_detokenizer,
+        _until_detokenizer_is_given_up,
+        has_struck=_waits_or_is_given_up,
+        holds_s=WATCHDOG_S,
+        aim_s=WATCHDOG_S + 1.0,
+    ),
+    Fault(
         "stop-engine",
         _GROUP,
         f"SIGSTOP of SGLang's scheduler, SIGCONT after {STOPPED_S:g} s",
@@ -219,5 +265,6 @@ SGLANG_FAULTS = [
         never_at=NO_READ_AT,
         holds_s=3.0,
     ),
+    *(fault for fault in FOREIGN_FAULTS if fault.name != "other-tokenizer"),
     *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),
 ]

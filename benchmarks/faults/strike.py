@@ -34,6 +34,8 @@ async def strike(fault: Fault, scene: Scene) -> Struck:
     """
     struck = Struck(time.monotonic(), time.monotonic())
     try:
+        await scene.stage.begin(scene.moment)
+        await fault.enter(scene)
         await scene.stage.reach(scene.moment)
         scene.processes = scene.stage.processes()
         struck.struck_s, clock_s = time.monotonic(), time.time()
@@ -45,7 +47,7 @@ async def strike(fault: Fault, scene: Scene) -> Struck:
     except MissedMomentError as error:
         struck.missed = error
     finally:
-        if scene.processes:
+        if scene.processes or scene.kept:  # nothing to heal if the first round failed
             await fault.heal(scene)
         struck.healed_s = time.monotonic()
         await scene.graph.replace_ended()

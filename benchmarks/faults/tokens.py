@@ -28,6 +28,18 @@ class Expected(Protocol):
         ...
 
 
+class AnyText:
+    """Any text is right."""
+
+    def output(self, _prompt: Sequence[int], count: int) -> list[int]:
+        """Tokens that stand for the answer in the context of the next round."""
+        return [_LOWEST] * count
+
+    def text(self, _prompt: Sequence[int], _count: int) -> None:
+        """Nothing is known."""
+        return
+
+
 class ExpectedTokens:
     """The modelled engine's tokens, which are a function of the context alone."""
 

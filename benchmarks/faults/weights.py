@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.load import RoundResult
 
@@ -41,6 +42,22 @@ def other_tokenizer(model: Path, folder: Path) -> Path:
     return unfinished.rename(copy)
 
 
+def other_dtype(model: Path, folder: Path, *, in_config: bool) -> Path:
+    """A copy of a model folder with the same weights; made once per `folder`.
+
+    Args:
+        in_config: whether its configuration says another dtype, as a modelled worker has no flag for it.
+    """
+    copy = folder / "other-dtype"
+    if copy.exists():
+        return copy
+    unfinished = shutil.copytree(model, folder / "other-dtype.part")
+    if in_config:
+        file = unfinished / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_bytes()) | {"torch_dtype": "bfloat16"}))
+    return unfinished.rename(copy)
+
+
 def rounds_of(results: Iterable[RoundResult], worker_ids: Collection[str]) -> list[str]:
     """Rounds in which one of these workers took part."""
     return [
@@ -68,4 +85,20 @@ def mixed_rounds(results: Iterable[RoundResult], weights: Mapping[str, Path]) ->
         "their weights differ"
         for result, record in known
         if weights[record["prefill_worker"]] != weights[record["decode_worker"]]
+    ]
+
+
+def foreign_reads(lines: Iterable[Mapping[str, Any]], weights: Mapping[str, Path]) -> list[str]:
+    """Reads of KV, by the log of a worker, that have moved KV of other weights.
+
+    Args:
+        weights: as of `mixed_rounds`.
+    """
+    return [
+        f"{line.get('session_id')}: {line['worker_id']} has read {line['tokens']} tokens of KV "
+        f"from {line['kv_source']}: their weights differ"
+        for line in lines
+        if line.get("message") == "KV read" and int(line["tokens"])
+        if {line["worker_id"], line["kv_source"]} <= weights.keys()
+        if weights[line["worker_id"]] != weights[line["kv_source"]]
     ]

@@ -58,8 +58,8 @@ class TcpProxy:
             ends.append(back_writer)
             back_writer.write(begun)
             copies = {
-                asyncio.create_task(self._copy(reader, back_writer)),
-                asyncio.create_task(self._copy(back_reader, writer)),
+                asyncio.create_task(self._copy(reader, back_writer, writer)),
+                asyncio.create_task(self._copy(back_reader, writer, writer)),
             }
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -75,7 +75,12 @@ class TcpProxy:
         """Where a new connection leads, and what was read of it to find that out."""
         return self.target_port, b""
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _passed(self, client: asyncio.StreamWriter, data: bytes, *, is_answer: bool) -> None:
+        """Data of a client's connection go on now, b"" at its end."""
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
 
@@ -86,6 +91,7 @@ class TcpProxy:
                     await asyncio.sleep(left_s)
                 if writer in self._clients:
                     await self.may_answer.wait()
+                self._passed(client, data, is_answer=writer is client)
                 if not data:
                     return
                 with suppress(OSError):

@@ -32,6 +32,8 @@ FAULT = Fault(
 class InstantStage:
     """The victim is at once where it should be."""
 
+    async def begin(self, _moment: Moment) -> None: ...
+
     async def reach(self, _moment: Moment) -> None: ...
 
     def processes(self) -> dict[str, Any]:
