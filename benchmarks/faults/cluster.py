@@ -325,10 +325,17 @@ class LiveGraph:
         Raises:
             RuntimeError: it has ended.
         """
-        await _until_room(1)
-        member = self.start(kind, model, flags)
-        await self.until_ready(member)
-        return member
+        for left in reversed(range(_STARTS)):
+            await _until_room(1)
+            member = self.start(kind, model, flags)
+            try:
+                await self.until_ready(member)
+            except RuntimeError:  # perhaps because a busy machine was too slow, or another graph took the room
+                if not left:
+                    raise
+            else:
+                return member
+        raise AssertionError
 
     async def end(self, member: Member, number: signal.Signals) -> None:
         """Signal a process and wait for its end."""

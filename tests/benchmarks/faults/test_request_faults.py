@@ -9,7 +9,13 @@ import httpx
 import pytest
 
 import router.coordinator
-from benchmarks.faults.request_faults import COORDINATOR_FAILED, TOO_LARGE, complaints_of, unexpected_failures
+from benchmarks.faults.request_faults import (
+    COORDINATOR_FAILED,
+    TOO_LARGE,
+    complaints_of,
+    deadly_complaints,
+    unexpected_failures,
+)
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FOLDED = httpx.Response(500, text="Failed to fold completions stream")
@@ -52,3 +58,10 @@ async def test_a_poisonous_request_needs_a_clear_refusal(
     async with httpx.AsyncClient(base_url="http://graph", transport=httpx.MockTransport(serve)) as http:
         complaints = await complaints_of(http, name, path, {})
     assert [text.startswith(f"{name}: ") for text in complaints] == [True] * (not is_refusal)
+
+
+def test_a_deadly_request_ends_two_workers_at_most_however_often_it_is_sent() -> None:
+    refused, served = httpx.Response(500, text="no"), httpx.Response(200, text="yes")
+    assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == []
+    assert deadly_complaints(2, refused, 3) == ["the deadly request has ended 3 workers after sending 2"]
+    assert deadly_complaints(2, served, 2) == ["the deadly request got 200 at sending 2: yes"]
