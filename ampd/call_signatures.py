@@ -7,7 +7,9 @@ number that is used once. It travels beside the message, in the metadata of Dyna
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
+import os
 import re
 import secrets
 import time
@@ -22,6 +24,9 @@ from ampd.errors import UserError
 
 SIGNATURE = "ampd-signature"
 """The key of a signature in the metadata that travels with a call."""
+
+RPC_HOST = "DYN_TCP_RPC_HOST"
+"""The variable with the address on which Dynamo takes calls: by default an outer one of the machine."""
 
 MAX_AGE_S = 120.0
 """How much the clocks of two machines may differ, time on the way included."""
@@ -58,6 +63,29 @@ def read_secrets(path: Path | None, prog: str) -> tuple[bytes, ...]:
             f"make one: openssl rand -hex 32 > {path}"
         )
     return found
+
+
+def check_closed(path: Path | None, prog: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Check that not everybody may call a member of a graph: it has a file of secrets, or it listens on loopback.
+
+    Raises:
+        UserError: it has neither.
+    """
+    host = environment.get(RPC_HOST, "")
+    if path is None and not _is_loopback(host):
+        where = f"{RPC_HOST}={host} is not" if host else f"without {RPC_HOST} it is not"
+        raise UserError(
+            f"{prog}: --graph-secret-file is missing: the members of a graph need it unless they listen on loopback, "
+            f"and {where}, so that any process that reaches this one could read and end sessions; make a file for all "
+            f"of them: openssl rand -hex 32 > FILE, or set {RPC_HOST}=127.0.0.1"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Signer:

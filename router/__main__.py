@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ampd.call_signatures import check_closed
 from ampd.errors import guarded
 from ampd.model_folder import check_model_folder
 from ampd.process_exit import exit_now
@@ -32,6 +33,7 @@ def _run(argv: list[str]) -> int:
     settings = parse_settings(CoordinatorSettings, argv, PROG)
     card = ModelCard(settings, check_model_folder(settings.model, PROG))
     policies = CoordinatorPolicies.of(settings)
+    check_closed(settings.graph_secret_file, PROG)
 
     system.prepare(PROG)
     os.environ.setdefault(_ACKNOWLEDGEMENT_VARIABLE, _ACKNOWLEDGEMENT_S)

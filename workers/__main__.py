@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from ampd.call_signatures import check_closed
 from ampd.errors import guarded
 from ampd.process_exit import exit_now
 from ampd.settings import parse_settings
@@ -29,6 +30,7 @@ def _run(arguments: list[str]) -> int:
     from workers.engines import check_engine, prepare_engine, settings_model
 
     settings = parse_settings(settings_model(chosen_engine(arguments)), arguments, PROG)
+    check_closed(settings.graph_secret_file, PROG)
     check_engine(settings, PROG)
     prepare_engine(settings)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +11,6 @@ from workers.worker_recorder import WorkerRecorder
 
 log = logging.getLogger(__name__)
 
-RPC_HOST = "DYN_TCP_RPC_HOST"
 _MAX_LOGGED = 64
 """Callers that are logged by name. A stranger may use a new name in each call."""
 
@@ -29,15 +26,6 @@ _ADVICE = {
     SignatureFault.OLD: "do the clocks of the two machines agree?",
     SignatureFault.REPEATED: "a recording may have been sent again",
 }
-
-
-def warn_if_open(keys: tuple[bytes, ...], environment: Mapping[str, str] = os.environ) -> None:
-    """Log that any process with a way to this worker may call it: without a secret, and not on loopback."""
-    if not keys and not _is_loopback(environment.get(RPC_HOST, "")):
-        log.warning(
-            "calls are not signed, and this worker listens on an outer address: any process that reaches it can end "
-            "sessions and read their KV; share a secret by --graph-secret-file (docs/security.md)"
-        )
 
 
 class CallRefusedError(Exception):
@@ -81,10 +69,3 @@ class CallGuard:
             _REASONS[refusal],
             _ADVICE[refusal],
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -27,7 +27,7 @@ from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
-from workers.call_guard import CallGuard, CallRefusedError, warn_if_open
+from workers.call_guard import CallGuard, CallRefusedError
 from workers.cancellation import send_until_stopped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
@@ -54,7 +54,6 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
     ordering, slicing = create_named("ordering", settings.ordering), create_named("slicing", settings.slicing)
     model = performance_model(settings)
     keys = read_secrets(settings.graph_secret_file, PROG)
-    warn_if_open(keys)
     path = f"{settings.namespace}.{COMPONENT}"
     async with AsyncExitStack() as stack:
         store = await _open_store(settings, stack)

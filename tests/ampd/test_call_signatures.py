@@ -1,6 +1,7 @@
 """Signatures of calls: which are accepted, and what may not be changed, kept or sent elsewhere."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.call_signatures import MAX_AGE_S, SIGNATURE, SignatureFault, Signer, Verifier, claimed_caller, read_secrets
+from ampd.call_signatures import (
+    MAX_AGE_S,
+    SIGNATURE,
+    SignatureFault,
+    Signer,
+    Verifier,
+    check_closed,
+    claimed_caller,
+    read_secrets,
+)
 from ampd.errors import UserError
 
 OLD, NEW, FOREIGN = b"o" * 32, b"n" * 32, b"f" * 32
@@ -157,3 +167,25 @@ def test_a_file_that_is_no_use_is_one_line_without_a_secret(tmp_path: Path, cont
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "S3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("has_secret", "host", "is_closed"),
+    [
+        (False, "127.0.0.1", True),
+        (False, "127.8.8.8", True),
+        (False, "::1", True),
+        (False, "localhost", True),
+        (False, "10.0.0.7", False),
+        (False, "0.0.0.0", False),
+        (False, "", False),
+        (False, None, False),
+        (True, "10.0.0.7", True),
+        (True, None, True),
+    ],
+)
+def test_a_member_that_anybody_may_call_does_not_start(has_secret: bool, host: str | None, is_closed: bool) -> None:
+    environment = {} if host is None else {"DYN_TCP_RPC_HOST": host}
+    with nullcontext() if is_closed else pytest.raises(UserError, match="p: --graph-secret-file is missing") as caught:
+        check_closed(Path("secret") if has_secret else None, "p", environment)
+    assert is_closed or "\n" not in str(caught.value)

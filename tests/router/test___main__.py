@@ -74,6 +74,16 @@ def test_parameters_in_the_old_form_count_after_a_warning(
     assert all(word in error for word in words), error
 
 
+def test_a_coordinator_that_anybody_may_call_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AMPD_GRAPH_SECRET_FILE", raising=False)
+    monkeypatch.setenv("DYN_TCP_RPC_HOST", "10.0.0.7")
+    line = refusal(capsys, "--model", MODEL)
+    assert "--graph-secret-file is missing" in line
+    assert "DYN_TCP_RPC_HOST=10.0.0.7 is not" in line
+
+
 @pytest.mark.slow
 def test_a_redis_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     result = subprocess.run(
@@ -86,6 +96,7 @@ def test_a_redis_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(tmp_path),
             "DYN_LOG": "error",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
             "HOME": str(Path.home()),
         },
     )

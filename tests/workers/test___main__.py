@@ -14,6 +14,7 @@ from ampd.fork_server import ForkServer
 from ampd.perf.piecewise import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
+from workers.__main__ import main
 from workers.engines import create_engine
 from workers.settings import WorkerSettings
 
@@ -107,6 +108,17 @@ def test_the_model_and_the_degree_come_before_discovery_and_redis(
     assert (ended.code, len(ended.output.strip().splitlines())) == (2, 1), ended.output
     assert words in ended.output
     assert not start.discovery.exists()
+
+
+def test_a_worker_that_anybody_may_call_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    monkeypatch.delenv("AMPD_GRAPH_SECRET_FILE", raising=False)
+    monkeypatch.delenv("DYN_TCP_RPC_HOST", raising=False)
+    assert main(["--role", "prefill", "--engine", "modelled", "--model", str(model_folder)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "--graph-secret-file is missing" in line
+    assert "without DYN_TCP_RPC_HOST it is not" in line
 
 
 def test_wrong_settings_object_is_refused(model_folder: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampd.call_signatures import SIGNATURE, Signer, Verifier
-from workers.call_guard import CallGuard, CallRefusedError, warn_if_open
+from workers.call_guard import CallGuard, CallRefusedError
 from workers.worker_recorder import WorkerRecorder
 
 KEYS = (b"k" * 32,)
@@ -60,15 +60,3 @@ def test_a_stranger_cannot_write_lines_into_the_log(caplog: pytest.LogCaptureFix
     refuse(guard, {SIGNATURE: signature.replace("worker-1", "worker\n2026 ERROR")})
     refuse(guard, {SIGNATURE: signature.replace("worker-1", "worker\x1b[2J")})
     assert all(text.isprintable() for text in caplog.messages)
-
-
-@pytest.mark.parametrize(
-    ("keys", "host", "lines"),
-    [((), "127.0.0.1", 0), ((), "::1", 0), ((), "localhost", 0), ((), "10.0.0.7", 1), ((), None, 1), (KEYS, None, 0)],
-)
-def test_a_worker_that_anybody_may_call_says_so(
-    caplog: pytest.LogCaptureFixture, keys: tuple[bytes, ...], host: str | None, lines: int
-) -> None:
-    warn_if_open(keys, {} if host is None else {"DYN_TCP_RPC_HOST": host})
-    assert len(caplog.messages) == lines
-    assert all("--graph-secret-file" in line for line in caplog.messages)
