@@ -28,8 +28,8 @@ class GraphSettings(Settings):
     graph_secret_file: Path | None = Field(
         None,
         description="File with a secret that coordinators and workers share, one per line; default: calls between them "
-        "are not signed, and they start on loopback only. Calls are signed with the first secret of the file, and all are "
-        "accepted.",
+        "are not signed, and they start on loopback only. They are signed with the first secret of the file, and all "
+        "are accepted.",
     )
     ttft: float = Field(2.0, gt=0, description="TTFT target in seconds, for rounds that bring none of their own.")
     itl: float = Field(0.1, gt=0, description="ITL target in seconds, for rounds that bring none of their own.")
