@@ -15,7 +15,6 @@ from ampd.policies.registry import create_named
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
 from planner.layout.case import PlanCase
-from planner.layout.demand import demand_of, memory_needs
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_result import planned
 from planner.plan_settings import PlanSettings
@@ -30,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     """Plan and print.
 
     Raises:
-        UserError: wrong flags, an unknown name, or GPUs that hold no replica, or not the KV of the sessions.
+        UserError: wrong flags, an unknown name, or GPUs that hold no replica, or not the KV of the longest session.
     """
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
@@ -42,8 +41,6 @@ def run(argv: Sequence[str]) -> int:
     check_flags(settings)
     model = settings.performance_model()
     case, left_out = _case(settings, model)
-    if settings.rate or not settings.use_all:
-        _require_memory(case)
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
     result["manifest_warnings"] = write_plan(settings, layouts, model, result)
@@ -131,19 +128,3 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
     rate = (len(sessions) - 1) / span_s
     print(f"{PROG}: planning for the trace's own rate, {rate:.3g} sessions/s", file=sys.stderr)
     return rate
-
-
-def _require_memory(case: PlanCase) -> None:
-    """Refuse a rate whose sessions do not fit into the memory of all GPUs."""
-    needs = memory_needs(case.kv_capacity_tokens, case.kv_store_tokens, demand_of(case))
-    kinds = ["resident, a GPU of a decode replica holds"]
-    if len(needs) > 1:
-        kinds = ["running, a GPU of a decode replica holds", "resident, the KV store of a GPU holds"]
-    best = [max(tokens[degree] / degree for degree in tokens) for tokens, _ in needs]
-    if all(need <= most * case.gpus for (_, need), most in zip(needs, best, strict=True)):
-        return
-    facts = [
-        f"{need:.0f} tokens are {kind} at most {most:.0f}"
-        for (_, need), kind, most in zip(needs, kinds, best, strict=True)
-    ]
-    raise UserError(f"--gpus: {case.gpus} cannot hold the KV of the sessions at {case.rate:g}/s: {'; '.join(facts)}")

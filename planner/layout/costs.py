@@ -27,8 +27,12 @@ class Costs:
     Attributes:
         prefill_s, decode_s: degree -> seconds of a replica for one session. Degrees that cannot keep a target are
             missing.
-        memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that is limited.
+        memories: (tokens of a replica by degree, token seconds of a session), for each kind of memory that limits the
+            rate, because running rounds need it.
         usable: degree -> the share of a replica's time that prefills can use.
+        resident: the same for the memory that keeps the KV of sessions between their rounds; None: it is not limited.
+        again_s: degree -> seconds of a replica to compute again what a session loses if its KV is never kept. Degrees
+            that would miss the TTFT target are missing.
     """
 
     degrees: tuple[int, ...]
@@ -36,13 +40,21 @@ class Costs:
     decode_s: Mapping[int, float]
     memories: Sequence[tuple[Mapping[int, float], float]]
     usable: Mapping[int, float] = field(default_factory=dict)
+    resident: tuple[Mapping[int, float], float] | None = None
+    again_s: Mapping[int, float] = field(default_factory=dict)
+
+    def without_memory(self) -> Costs:
+        """The costs if memory were unlimited: no layout computes more than they allow."""
+        return replace(self, memories=[], resident=None)
 
     def with_queues(self) -> Costs:
         """The costs, with the time that replicas must stay idle. They give about the rates that simulations find."""
-        prefill_s = {n: seconds / self.usable.get(n, 1.0) for n, seconds in self.prefill_s.items()}
-        return replace(
-            self, prefill_s=prefill_s, decode_s={n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
+        prefill_s, again_s = (
+            {n: seconds / self.usable.get(n, 1.0) for n, seconds in by_degree.items()}
+            for by_degree in (self.prefill_s, self.again_s)
         )
+        decode_s = {n: seconds / _DECODE_SHARE for n, seconds in self.decode_s.items()}
+        return replace(self, prefill_s=prefill_s, decode_s=decode_s, again_s=again_s)
 
     def bound(self, layout: Layout) -> float:
         """About the fluid rate of a layout with unlimited memory: replicas share the work as their speeds allow."""
@@ -66,31 +78,51 @@ def costs_of(case: PlanCase) -> Costs:
     sessions = even_choice(case.sessions, _SESSIONS)
     stay = mean_stay(sessions, case.model)
     running = {degree: float(tokens) for degree, tokens in case.kv_capacity_tokens.items() if tokens}
-    memories = []
-    if len(running) == len(case.degrees):
-        memories.append((running, stay.running_token_s if case.kv_store_tokens else stay.resident_token_s))
-    if case.kv_store_tokens:
-        stores = {degree: float(tokens) for degree, tokens in case.kv_store_tokens.items()}
-        memories.append((stores, stay.resident_token_s))
+    is_limited = len(running) == len(case.degrees)
+    kept = {degree: float(tokens) for degree, tokens in case.kv_store_tokens.items()} or running
     model, slo = case.model, case.slo
+
+    def in_time(hist: int, incr: int, theta: Parallelism) -> bool:
+        return model.prefill_s(hist, incr, theta) <= slo.ttft_s
+
+    def keeps_up(hist: int, incr: int, theta: Parallelism) -> bool:
+        return model.decode_step_s(1, hist + incr, theta) <= slo.itl_s
+
+    prompts = [pair for session in sessions for pair in session.prompts_tokens()]
     prefill = {
         degree: 1 / prefill_rate(sessions, model, Parallelism(degree))
-        for degree in _able(case, sessions, lambda *prompt: model.prefill_s(*prompt) <= slo.ttft_s)
+        for degree in _able(case, prompts, in_time) or case.degrees
     }
     decode = {
         degree: 1 / decode_rate(sessions, model, Parallelism(degree), slo.itl_s, case.kv_capacity_tokens[degree])
-        for degree in _able(
-            case, sessions, lambda hist, incr, theta: model.decode_step_s(1, hist + incr, theta) <= slo.itl_s
-        )
+        for degree in _able(case, prompts, keeps_up) or case.degrees
     }
+    again = _able(case, [pair for session in sessions for pair in _whole_prompts(session)], in_time)
     usable = {degree: _usable_share(case, sessions, degree) for degree in prefill}
-    return Costs(case.degrees, prefill, decode, [memory for memory in memories if memory[1] > 0], usable)
+    return Costs(
+        case.degrees,
+        prefill,
+        decode,
+        [(running, stay.running_token_s)] if is_limited and stay.running_token_s > 0 else [],
+        usable,
+        (kept, stay.resident_token_s) if len(kept) == len(case.degrees) and stay.resident_token_s > 0 else None,
+        {degree: again_s(sessions, model, Parallelism(degree)) for degree in again if degree in prefill},
+    )
 
 
 def prefill_rate(sessions: Sequence[Session], model: PiecewiseModel, theta: Parallelism) -> float:
     """Sessions per second whose prefills keep a replica busy all the time."""
     busy_s = sum(model.prefill_s(*pair, theta) for session in sessions for pair in session.computed_tokens())
     return len(sessions) / busy_s
+
+
+def again_s(sessions: Sequence[Session], model: PiecewiseModel, theta: Parallelism) -> float:
+    """Seconds of a replica that the mean session takes more if each round computes its whole prompt.
+
+    A prefix that sessions share stays.
+    """
+    whole_s = sum(model.prefill_s(*pair, theta) for session in sessions for pair in _whole_prompts(session))
+    return max(whole_s / len(sessions) - 1 / prefill_rate(sessions, model, theta), 0.0)
 
 
 def decode_rate(
@@ -140,18 +172,26 @@ def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> f
     return low
 
 
-def _able(case: PlanCase, sessions: Sequence[Session], met: Callable[[int, int, Parallelism], bool]) -> list[int]:
-    """The degrees of which an idle replica meets a target in enough rounds; all degrees, if none does.
+def _able(
+    case: PlanCase, prompts: Sequence[tuple[int, int]], met: Callable[[int, int, Parallelism], bool]
+) -> list[int]:
+    """The degrees of which an idle replica meets a target in enough rounds.
 
     Args:
-        met: whether a round with this history and increment meets the target.
+        prompts: (history, increment) of the rounds.
+        met: whether a round meets the target.
     """
-    prompts = [pair for session in sessions for pair in session.prompts_tokens()]
 
     def share(degree: int) -> float:
         return sum(met(*prompt, Parallelism(degree)) for prompt in prompts) / len(prompts)
 
-    return [degree for degree in case.degrees if share(degree) >= case.attainment] or list(case.degrees)
+    return [degree for degree in case.degrees if share(degree) >= case.attainment]
+
+
+def _whole_prompts(session: Session) -> list[tuple[int, int]]:
+    """(what stays, what is computed) of every round's prompt, if no KV is kept but a prefix that sessions share."""
+    prompts = zip(session.computed_tokens(), session.shared_tokens(), strict=True)
+    return [((there := min(shared, hist)), hist + incr - there) for (hist, incr), shared in prompts]
 
 
 def even_choice(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:

@@ -33,8 +33,9 @@ class Slack:
     Attributes:
         prefill, decode: the target divided by the simulated P95, of the TTFT and of the time between tokens. None: the
             simulation has no such value.
-        kv_memory, host_memory: with KV stores, KV memory must hold the running rounds, and host memory the resident
-            sessions. Without stores KV memory must hold the sessions, and `host_memory` is None.
+        kv_memory, host_memory: with KV stores, KV memory holds the running rounds, and host memory the resident
+            sessions. Without stores KV memory holds the sessions, and `host_memory` is None. Below 1 some KV of idle
+            sessions is dropped and computed again, so this alone says nothing about the rate.
         gpus_left: GPUs that the layout does not use.
         binds: what keeps the layout from a higher rate, as a key of `BINDS`.
     """
@@ -60,7 +61,7 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
         _over(case.slo.itl_s, simulated["itl_s"]["p95"]),
         kv_memory,
         case.gpus - appraised.layout.gpus,
-        _tight_memory(appraised, kv_memory, *host_memory) or _binding(appraised, plan.attainment),
+        _binding(appraised, plan.attainment, _tight_memory(appraised, kv_memory, *host_memory)),
         *host_memory,
     )
 
@@ -208,13 +209,17 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
     left = f"; {slack.gpus_left} of {case.gpus} GPUs are not used" if slack.gpus_left else ""
-    return f"{line}. The layout has {memory} that is needed{left}."
+    if (slack.kv_memory if slack.host_memory is None else slack.host_memory) < 1:
+        left = f"; what does not fit is computed again{left}"
+    return f"{line}. The layout has {memory} that all KV of the sessions takes{left}."
 
 
-def _binding(best: Appraised, attainment: float) -> str:
+def _binding(best: Appraised, attainment: float, tight_memory: str | None) -> str:
     over = _first_failure(best, attainment)
     if over is None:
         return "nothing" if len(best.curve) > 1 else "unknown"
+    if tight_memory is not None:
+        return tight_memory
     trial = over[1]
     if trial.met >= attainment:
         return "sessions"

@@ -5,8 +5,13 @@ of a replica is used. Decode replicas also prefill, as the online routing lets t
 is co-located. There are x(n) prefill and y(n) decode replicas. The session rates are r(n) of remote prefill, l(n) of
 local prefill and d(n) of decode:
 
-    r(n) P(n) <= x(n),   l(n) P(n) + d(n) D(n) <= y(n),   sum r(n) + l(n) = sum d(n) = rate
-    sum n (x(n) + y(n)) <= GPUs,   sum y(n) kv(n) >= rate * KV of a session (token seconds), the same for KV stores
+    r(n) P(n) + a(n) A(n) <= x(n),   l(n) P(n) + b(n) A(n) + d(n) D(n) <= y(n),   b(n) <= d(n)
+    sum r(n) + l(n) = sum d(n) = rate,   sum n (x(n) + y(n)) <= GPUs
+    sum y(n) kv(n) >= rate * KV of a session's running rounds (token seconds)
+    sum y(n) kept(n) >= (rate - sum (a(n) + b(n))) * KV of a session with its tools (token seconds)
+
+`kept` is the KV memory, or the KV store where there is one. The last line says: of a(n) + b(n) sessions per second, no
+KV is kept between their rounds, and computing it again takes A(n) seconds of a replica.
 
 The rate is maximised. If an idle replica of a degree misses the target of a phase in too many rounds, the degree gets
 nothing of that phase. Queues are left out. So the rate is an upper bound, and only a simulation can tell how much of it
@@ -112,8 +117,7 @@ class _Programme:
             model.addCons(quicksum(self._x.values()) >= 1)
         self._flow(costs, has_local)
         for tokens, token_s in costs.memories:
-            held = quicksum(tokens[n] / (token_s * self._unit) * count for n, count in self._y.items())
-            model.addCons(held >= self._rate)
+            model.addCons(self._held(tokens, token_s) >= self._rate)
         for layout in excluded:
             exclude(model, self._x, self._y, layout, gpus)
 
@@ -141,11 +145,16 @@ class _Programme:
     def _flow(self, costs: Costs, has_local: bool) -> None:
         """The session rates of each phase, and the seconds that they take."""
         model, prefill_s, decode_s = self._model, costs.prefill_s, costs.decode_s
-        prefilled, decoded = [], []
+        prefilled, decoded, again = [], [], []
+        again_s = costs.again_s if costs.resident is not None else {}
         for n, count in self._x.items():
             remote = model.addVar(lb=0.0)
-            model.addCons(remote * (prefill_s[n] * self._unit) <= count)
+            used = remote * (prefill_s[n] * self._unit)
             prefilled.append(remote)
+            if n in again_s:
+                again.append(model.addVar(lb=0.0))
+                used += again[-1] * (again_s[n] * self._unit)
+            model.addCons(used <= count)
         for n, count in self._y.items():
             decode = model.addVar(lb=0.0)
             used = decode * (decode_s[n] * self._unit)
@@ -155,9 +164,19 @@ class _Programme:
                 model.addCons(local <= decode)
                 used += local * (prefill_s[n] * self._unit)
                 prefilled.append(local)
+                if n in again_s:
+                    again.append(model.addVar(lb=0.0))
+                    model.addCons(again[-1] <= decode)
+                    used += again[-1] * (again_s[n] * self._unit)
             model.addCons(used <= count)
         model.addCons(quicksum(prefilled) >= self._rate)
         model.addCons(quicksum(decoded) >= self._rate)
+        if costs.resident is not None:
+            model.addCons(self._held(*costs.resident) + quicksum(again) >= self._rate)
+
+    def _held(self, tokens: Mapping[int, float], token_s: float) -> Any:
+        """The rate whose KV the decode replicas hold."""
+        return quicksum(tokens[n] / (token_s * self._unit) * count for n, count in self._y.items())
 
 
 def exclude(model: Any, x: Mapping[int, Any], y: Mapping[int, Any], layout: Layout, gpus: int) -> None:

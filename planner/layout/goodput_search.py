@@ -80,7 +80,9 @@ class Search:
         self.best = [self.estimated()]
         self._show()
         self._scale_up()
-        least = fewest_gpus(self.costs, self.case.gpus, self.case.rate) or self.case.gpus
+        # Only what cannot be computed is ruled out. Whether KV memory suffices is decided by trials.
+        bare = self.costs.without_memory()
+        least = fewest_gpus(bare, self.case.gpus, self.case.rate / _ABOVE_BOUND) or self.case.gpus
         first = fewest_gpus(self.expected, self.case.gpus, self.case.rate) or self.case.gpus
         enough = self._enough(min([first, *(layout.gpus for layout in self.carrying)]))
         # `enough` carries it, and fewer than `least` cannot.

@@ -63,6 +63,23 @@ def test_other_layouts_of_as_many_gpus_are_found_when_the_first_ones_are_not_eno
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_trials")
+def test_kv_memory_that_does_not_keep_idle_sessions_rules_no_layout_out() -> None:
+    first, last = LAB_CASE.sessions[0].rounds
+    waiting = LAB_CASE.sessions[0].model_copy(update={"rounds": (first, last.model_copy(update={"tool_s": 10.0}))})
+    # About 50 sessions of 63 tokens wait for their tools, and a replica keeps 4 of them.
+    case = replace(LAB_CASE, sessions=(waiting,), rate=5.0, gpus=12, kv_capacity_tokens={1: 300})
+    with Trials(case, 1, MUCH) as trials:
+        search = Search(case, trials)
+        search.fewest()
+    best = search.carrying[0]
+    assert best.gpus == 1
+    trial = TrialTask(best, case.rate, horizons()[1], 0, keeps_result=True).run(case)
+    assert trial.result is not None
+    assert trial.result["lost_sessions"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_trials")
 def test_where_none_carries_the_rate_there_is_still_an_order() -> None:
     case = replace(CASE, slo=Slo(1e-4, 1e-5))
     with Trials(case, 1, MUCH) as trials:
