@@ -110,6 +110,7 @@ INSTANCES = (
     Instance("toolbench", "llama-3.1-70b", "h200", 1.0, 0.05),
     Instance("hotpotqa", "qwen3-32b", "h20", 0.45, 0.03),
     Instance("dureader", "llama-3.1-70b", "h200", 5.0, 0.05),
+    Instance("coding-agents", "llama-3.1-8b", "h100", 2.0, 0.04),
 )
 
 

@@ -2,18 +2,23 @@
 
     python -m benchmarks.plan_time [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
     python -m benchmarks.plan_time --paper
+    python -m benchmarks.plan_time --against ../checkout-of-the-version-before
 
 ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
 settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second. Whole processes,
 medians. A plan that the budget ended takes that long. The first answer is the layout of the integer programme, before
 any simulation. Its time is that of the search, without the start of the process. The paper's figures
 (arXiv 2602.14516, its own machine) stand beside them for orientation, not as a race.
+
+`--against PATH` plans with the sources in another folder too. The two versions take turns, so both see the same load of
+the machine, and the ratio of their times says more than either. Neither uses compiled modules then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -31,6 +36,7 @@ from planner.layout.layout import layout_label
 from workloads.generate import Lengths, generate
 from workloads.trace import write_trace
 
+_HERE = Path(__file__).resolve().parents[1]
 _GPUS = (8, 16, 32, 64, 128, 256, 1024)
 _FIRST = re.compile(r"^best after ([0-9.]+) s: ", re.MULTILINE)
 _PAPER_S = {8: 0.54, 16: 1.93, 32: 5.06, 64: 14.50, 128: 28.88, 256: 61.67}
@@ -61,15 +67,18 @@ def main() -> int:
     parser.add_argument("--paper", action="store_true", help="the paper's twelve settings instead")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--against", type=Path, help="folder with the sources of another version, to compare with")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
+    if options.against is not None and not (options.against / "planner").is_dir():
+        parser.error(f"--against: {options.against} has no folder `planner`; give the root of a checkout")
     questions = list(_paper_questions()) if options.paper else [_question(gpus) for gpus in options.gpus]
     rows = []
     with tempfile.TemporaryDirectory(prefix="ampd-plan-") as folder:
         for question in questions:
             trace = Path(folder) / f"{question.trace}.jsonl"
             write_trace(generate(question.trace, 400, 1.0, 0, Lengths.PER_SESSION), trace)
-            rows.append(_row(question, trace, options.repeats, options.budget_s))
+            rows.append(_row(question, trace, options.repeats, options.budget_s, options.against))
             if not options.json:
                 print(_line(rows[-1]), flush=True)
     if options.json:
@@ -87,26 +96,56 @@ def _paper_questions() -> Iterator[Question]:
             yield Question(model, trace, PAPER_GPUS[trace], _PAPER_RATE, ttft_ms, itl_ms)
 
 
-def _row(question: Question, trace: Path, repeats: int, budget_s: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Planned:
+    """One run of `ampd plan`."""
+
+    seconds: float
+    first_s: float
+    plan: dict[str, Any]
+
+
+def _row(question: Question, trace: Path, repeats: int, budget_s: float, against: Path | None) -> dict[str, Any]:
     argv = [*ampd_command("plan"), str(trace), "--model", question.model, "--gpu", "h20"]
     argv += ["--gpus", str(question.gpus), "--rate", str(question.rate)]
     argv += ["--ttft", str(question.ttft_ms / 1e3), "--itl", str(question.itl_ms / 1e3)]
     argv += ["--budget-s", str(budget_s), "--json"]
-    times_s, firsts_s = [], []
+    ours, others = [], []
     for _ in range(repeats):
-        start_s = time.perf_counter()
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        times_s.append(time.perf_counter() - start_s)
-        firsts_s.append(float(_FIRST.findall(done.stderr)[0]))
-    plan = json.loads(done.stdout)
+        if against is not None:
+            others.append(_planned(argv, _uncompiled(against)))
+        ours.append(_planned(argv, os.environ | _sources(_HERE) if against is None else _uncompiled(_HERE)))
+    row = {"question": str(question), "gpus": question.gpus, **_figures(ours)}
+    row["paper_s"] = _PAPER_S.get(question.gpus) if question == _question(question.gpus) else None
+    if others:
+        row["against"] = _figures(others)
+    return row
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    """The variable of a process that imports from this folder."""
+    return {"PYTHONPATH": str(folder.resolve())}
+
+
+def _uncompiled(folder: Path) -> dict[str, str]:
+    return os.environ | _sources(folder) | {"AMPD_COMPILED": "0"}
+
+
+def _planned(argv: list[str], environment: dict[str, str]) -> Planned:
+    start_s = time.perf_counter()
+    # Modules of the working folder would come first, so it is none with sources.
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, cwd=tempfile.gettempdir())
+    seconds = time.perf_counter() - start_s
+    return Planned(seconds, float(_FIRST.findall(done.stderr)[0]), json.loads(done.stdout))
+
+
+def _figures(runs: list[Planned]) -> dict[str, Any]:
+    plan = runs[-1].plan
     best = plan["layouts"][0]
     return {
-        "question": str(question),
-        "gpus": question.gpus,
-        "first_s": statistics.median(firsts_s),
-        "seconds": statistics.median(times_s),
+        "first_s": statistics.median(run.first_s for run in runs),
+        "seconds": statistics.median(run.seconds for run in runs),
         "stopped": plan["stopped"],
-        "paper_s": _PAPER_S.get(question.gpus) if question == _question(question.gpus) else None,
         "layout": layout_label(best),
         "used_gpus": best["gpus"],
         "attainment": best["attainment"]["mean"],
@@ -115,10 +154,16 @@ def _row(question: Question, trace: Path, repeats: int, budget_s: float) -> dict
 
 def _line(row: dict[str, Any]) -> str:
     paper = "-" if row["paper_s"] is None else f"{row['paper_s']:.2f} s"
+    line = f"{row['question']}: {_text(row)}, paper {paper}"
+    if (other := row.get("against")) is None:
+        return line
+    return f"{line}\n    against: {_text(other)}; ours / theirs: {row['seconds'] / other['seconds']:.2f}"
+
+
+def _text(figures: dict[str, Any]) -> str:
     return (
-        f"{row['question']}: first {row['first_s']:.1f} s, end {row['seconds']:.1f} s"
-        f"{' (budget)' if row['stopped'] else ''}, paper {paper}; {row['layout']} on {row['used_gpus']} GPUs, "
-        f"attainment {row['attainment']:.1%}"
+        f"first {figures['first_s']:.1f} s, end {figures['seconds']:.1f} s{' (budget)' if figures['stopped'] else ''}; "
+        f"{figures['layout']} on {figures['used_gpus']} GPUs, attainment {figures['attainment']:.1%}"
     )
 
 
