@@ -40,8 +40,7 @@ class GraphSettings(Settings):
         "for the first round of a session. A round that has waited twice as long is given up. 0: no such bounds.",
     )
     perf: str = Field(
-        "tiny-cpu",
-        description="Performance model: the name of a shipped profile, or the path of a profile file.",
+        "tiny-cpu", description="Performance model: the name of a shipped profile, or the path of a profile file."
     )
     session_ttl_s: float = Field(
         1800.0, gt=0, description="Seconds without a round after which a session's binding and its KV are released."

@@ -51,8 +51,7 @@ class PlanSettings(CaseSettings):
     )
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     output_manifest: Path | None = Field(
-        None,
-        description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder.",
+        None, description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder."
     )
     manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
     manifest_model_path: str | None = Field(

@@ -205,30 +205,24 @@ class Placer:
         if not self._store_answers():
             self.counters.add(moved=1)
             return moved
-        try:
-            outcome = await self._store.rebind(known, worker_id, self._limits.ttl_s)
-        except StateSlowError as error:
-            log.warning("%s; a session moves without it", error)
-            self.counters.add(moved=1)
-            return moved
-        except StateUnavailableError as error:
-            self._lost_store(error)
-            self.counters.add(moved=1)
-            return moved
-        self.counters.add(moved=int(outcome.accepted))
-        return outcome.binding
+        outcome = await self._write_rebind(known, worker_id, "a session moves without it")
+        self.counters.add(moved=int(outcome is None or outcome.accepted))
+        return outcome.binding if outcome else moved
 
     async def _move(self, known: Binding, plan: Plan) -> Binding:
         """Move a session to the owner that a plan names; returns the binding that holds. Without the store it stays."""
+        outcome = await self._write_rebind(known, plan.decode.worker_id, "a session stays")
+        return outcome.binding if outcome else known
+
+    async def _write_rebind(self, known: Binding, worker_id: str, otherwise: str) -> RouteOutcome | None:
+        """The store's answer; None if it gives none in time. `otherwise`: what happens then, for the log."""
         try:
-            outcome = await self._store.rebind(known, plan.decode.worker_id, self._limits.ttl_s)
+            return await self._store.rebind(known, worker_id, self._limits.ttl_s)
         except StateSlowError as error:
-            log.warning("%s; a session stays", error)
-            return known
+            log.warning("%s; %s", error, otherwise)
         except StateUnavailableError as error:
             self._lost_store(error)
-            return known
-        return outcome.binding
+        return None
 
     async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""

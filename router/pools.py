@@ -196,13 +196,7 @@ class PoolsKeeper:
             return False
         self.assignments[change.role, change.reason] += 1
         self._assigned[change.worker_id] = _Assigned(change.role, change.lane, self._clock() + ttl_s)
-        log.info(
-            "worker %s: %s -> %s (%s)",
-            change.worker_id,
-            pool_name(before),
-            pool_name(change),
-            change.reason,
-        )
+        log.info("worker %s: %s -> %s (%s)", change.worker_id, pool_name(before), pool_name(change), change.reason)
         return True
 
     def _as_assigned(self, now_s: float) -> tuple[WorkerView, ...]:

@@ -96,10 +96,7 @@ class RoundRequest:
 
 
 def parse_round(
-    request: Mapping[str, Any],
-    limits: TargetLimits,
-    vocabulary_size: int | None = None,
-    affinity: str | None = None,
+    request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: int | None = None, affinity: str | None = None
 ) -> RoundRequest:
     """Read Dynamo's preprocessed request.
 

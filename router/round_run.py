@@ -153,11 +153,7 @@ class RoundRun:
         try:
             with access.guard.watch(worker_id, context):
                 # Nothing keeps the request here while the prefill waits: its list of token ids is large.
-                chunks = await access.calls.prefill(
-                    worker_id,
-                    self._prefill_request(placement),
-                    context,
-                )
+                chunks = await access.calls.prefill(worker_id, self._prefill_request(placement), context)
                 has_begun = True
                 async for chunk in chunks:
                     self._unreached = None
@@ -173,11 +169,7 @@ class RoundRun:
 
     def _prefill_request(self, placement: Placement) -> PrefillRequest:
         return prefill_request(
-            self._request,
-            self._stream.emitted,
-            placement,
-            self._services.clock(),
-            kept_tokens=self._record.kept_tokens,
+            self._request, self._stream.emitted, placement, self._services.clock(), kept_tokens=self._record.kept_tokens
         )
 
     def _first(self, placement: Placement, chunk: Chunk) -> Chunk:

@@ -129,12 +129,7 @@ class AsyncPrefillQueue(PrefillQueue):
         patience_s: Callable[[PrefillTask], float] = lambda _: math.inf,
     ) -> None:
         super().__init__(
-            _Unfailing(ordering),
-            model,
-            parallelism,
-            _LoopTimer(clock),
-            random.Random(),
-            on_change=on_change,
+            _Unfailing(ordering), model, parallelism, _LoopTimer(clock), random.Random(), on_change=on_change
         )
         self.dropped: Counter[str] = Counter()
         self._clock = clock

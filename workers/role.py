@@ -29,12 +29,7 @@ class WorkerRole:
         """Take an assigned role. Returns True if role or lane changed."""
         if in_same_pool(assigned, self):
             return False
-        log.info(
-            "role: %s -> %s (%s)",
-            pool_name(self),
-            pool_name(assigned),
-            assigned.reason,
-        )
+        log.info("role: %s -> %s (%s)", pool_name(self), pool_name(assigned), assigned.reason)
         self.changes[assigned.role] += assigned.role is not self.role
         self.role, self.lane = assigned.role, assigned.lane
         return True

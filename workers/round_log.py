@@ -28,11 +28,8 @@ class StepLog:
 
     def queued(self, task: PrefillTask, source: str | None, queue_length: int, now_s: float) -> None:
         """A prefill has entered the queue, in which there are `queue_length` others."""
-        log_fields(
-            log,
-            self._level,
+        self._log(
             "prefill queued",
-            worker_id=self._worker_id,
             task_id=task.task_id,
             hist_tokens=task.hist_tokens,
             incr_tokens=task.incr_tokens,
@@ -45,17 +42,13 @@ class StepLog:
     def picked(self, task: PrefillTask, now_s: float) -> None:
         """The ordering policy has chosen it; `waited_s` counts from the round's arrival at the coordinator."""
         waited_s = now_s - task.arrival_s
-        log_fields(
-            log, self._level, "prefill picked", worker_id=self._worker_id, task_id=task.task_id, waited_s=waited_s
-        )
+        self._log("prefill picked", task_id=task.task_id, waited_s=waited_s)
 
     def read(self, source: str, part: str, fetched: KvFetch) -> None:
         """A read of KV from another worker has ended; missing KV is computed here. `part`: history or increment."""
-        log_fields(
-            log,
-            logging.WARNING if fetched.error else self._level,
+        self._log(
             "KV read failed" if fetched.error else "KV read",
-            worker_id=self._worker_id,
+            level=logging.WARNING if fetched.error else None,
             kv_source=source,
             part=part,
             tokens=fetched.tokens,
@@ -66,31 +59,18 @@ class StepLog:
 
     def prefilled(self, task: PrefillTask, prefill_s: float) -> None:
         """The first token has come out."""
-        log_fields(
-            log, self._level, "prefill done", worker_id=self._worker_id, task_id=task.task_id, prefill_s=prefill_s
-        )
+        self._log("prefill done", task_id=task.task_id, prefill_s=prefill_s)
 
     def decoded(self, last: dict[str, Any], engine_s: float) -> None:
         """The engine has ended the round, with this chunk; `engine_s`: since it got the round, a prefill included."""
         tokens = last["completion_usage"]["completion_tokens"]
-        log_fields(
-            log,
-            self._level,
-            "decode done",
-            worker_id=self._worker_id,
-            output_tokens=tokens,
-            finish_reason=last["finish_reason"],
-            engine_s=engine_s,
-        )
+        self._log("decode done", output_tokens=tokens, finish_reason=last["finish_reason"], engine_s=engine_s)
 
     def served(self, request: KvRequest, reply: KvReply) -> None:
         """A call of another worker or of a coordinator about KV that is held here was answered."""
         trace, keys = tracing.current(), request.get("keys")
-        log_fields(
-            log,
-            self._level,
+        self._log(
             f"KV {request.get('op')}",
-            worker_id=self._worker_id,
             caller=trace.caller if trace else None,
             asked_pages=None if keys is None else len(keys),
             held_pages=reply.get("matched"),
@@ -98,3 +78,6 @@ class StepLog:
             released_tokens=reply.get("released_tokens"),
             error=reply.get("error"),
         )
+
+    def _log(self, message: str, level: int | None = None, **fields: Any) -> None:
+        log_fields(log, self._level if level is None else level, message, worker_id=self._worker_id, **fields)

@@ -216,12 +216,7 @@ class RoundService:
         self._events.picked(progress.task)
 
     async def _fetch(
-        self,
-        progress: RoundProgress,
-        source: str | None,
-        source_tp: int | None,
-        part: str,
-        expected_tokens: int,
+        self, progress: RoundProgress, source: str | None, source_tp: int | None, part: str, expected_tokens: int
     ) -> None:
         if not source:
             return
@@ -236,12 +231,7 @@ class RoundService:
         await place.slot()
         progress.started_s = self._clock()
         progress.sliced = await self._slicer.prepare(
-            place,
-            progress.task,
-            request["token_ids"],
-            request["request"],
-            progress.rid,
-            progress.prompt.page_keys,
+            place, progress.task, request["token_ids"], request["request"], progress.rid, progress.prompt.page_keys
         )
         progress.rid = progress.sliced.rid
 

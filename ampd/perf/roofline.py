@@ -106,11 +106,7 @@ class _Replica:
 
 
 def analytic_profile(
-    shape: ModelShape,
-    gpu: Gpu,
-    degrees: Sequence[int],
-    date: datetime.date,
-    efficiency: Efficiency | None = None,
+    shape: ModelShape, gpu: Gpu, degrees: Sequence[int], date: datetime.date, efficiency: Efficiency | None = None
 ) -> PerformanceProfile:
     """The profile of `shape` on `gpu` for tensor-parallel `degrees`, with KV transfers among all of them."""
     efficiency = efficiency or Efficiency()
@@ -147,10 +143,7 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
             history_s_per_token=kv_read_s,
             segments=tuple(
                 PrefillSegment(
-                    from_incr_tokens=start,
-                    alpha_s=alpha_s,
-                    beta_s_per_token=beta_s,
-                    gamma_s_per_token2=attention_s,
+                    from_incr_tokens=start, alpha_s=alpha_s, beta_s_per_token=beta_s, gamma_s_per_token2=attention_s
                 )
                 for start, alpha_s, beta_s in prefill
             ),

@@ -55,11 +55,7 @@ class Evictable:
 
 
 def surplus(
-    context_tokens: int,
-    next_increment_tokens: int,
-    target_s: float,
-    model: PerformanceModel,
-    parallelism: Parallelism,
+    context_tokens: int, next_increment_tokens: int, target_s: float, model: PerformanceModel, parallelism: Parallelism
 ) -> int:
     """The most tokens that can be dropped from the end of a context without harm to the next round.
 

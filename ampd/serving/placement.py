@@ -132,11 +132,7 @@ class PlacementPolicies:
         self._left_out = left_out
 
     def bind(
-        self,
-        task: PrefillTask,
-        workers: Sequence[WorkerView],
-        now_s: float,
-        shared_tokens: Mapping[str, int] = _NONE,
+        self, task: PrefillTask, workers: Sequence[WorkerView], now_s: float, shared_tokens: Mapping[str, int] = _NONE
     ) -> str:
         """The id of the decode worker for a new session.
 
@@ -280,12 +276,7 @@ class PlacementPolicies:
     ) -> str:
         chosen = self._binding.bind(
             BindingSituation(
-                model=self._model,
-                now_s=now_s,
-                task=task,
-                decode=workers,
-                rng=self._rng,
-                shared_tokens=shared_tokens,
+                model=self._model, now_s=now_s, task=task, decode=workers, rng=self._rng, shared_tokens=shared_tokens
             )
         )
         if all(view.worker_id != chosen for view in workers):

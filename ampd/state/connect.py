@@ -21,11 +21,7 @@ _HOST = re.compile(r"([^:\[\]]*|\[.*\])(:\d*)?")
 
 
 async def open_store(
-    url: str,
-    namespace: str,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    url: str, namespace: str, *, clock: Callable[[], float] = time.monotonic, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> StateStore:
     """Open the shared state and check that it answers.
 

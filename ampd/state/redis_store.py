@@ -99,9 +99,7 @@ class RedisStore:
         for task_id in task_ids:
             finished += to_bytes(task_id), self._event(TaskDone(worker_id, task_id))
         await self._connection.script(
-            "finish",
-            [schema.worker(worker_id), schema.queue(worker_id)],
-            [schema.events, ms(QUEUE_TTL_S), *finished],
+            "finish", [schema.worker(worker_id), schema.queue(worker_id)], [schema.events, ms(QUEUE_TTL_S), *finished]
         )
 
     async def announce(self, event: StateEvent) -> None:

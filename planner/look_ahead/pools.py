@@ -112,11 +112,7 @@ class LookAheadPools(Policy):
         return False
 
     def _look(
-        self,
-        situation: PoolsSituation,
-        by_rule: Sequence[RoleChange],
-        for_memory: Sequence[RoleChange],
-        is_due: bool,
+        self, situation: PoolsSituation, by_rule: Sequence[RoleChange], for_memory: Sequence[RoleChange], is_due: bool
     ) -> Sequence[RoleChange]:
         # Every process of a graph imports all policies. Only the one that looks needs the simulator.
         from planner.look_ahead.candidates import candidate_roles, in_words

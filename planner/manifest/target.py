@@ -62,11 +62,7 @@ def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) 
         write_document(f"{MARK}.\n{head}{documents(objects)}", path, _WHAT)
         return
     files = {_file_name(entry): f"{MARK}.\n{documents([entry])}" for entry in objects}
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(files),
-    }
+    kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
     files[_KUSTOMIZATION] = f"{MARK}.\n{head}{documents([kustomization])}"
     try:
         path.mkdir(exist_ok=True)

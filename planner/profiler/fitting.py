@@ -42,10 +42,7 @@ def fit_profile(
         provenance=provenance,
         workers=(
             ParallelismCurves(
-                tp=tp,
-                prefill=fit_prefill(prefill),
-                decode=fit_decode(decode),
-                kv_capacity_tokens=kv_capacity_tokens,
+                tp=tp, prefill=fit_prefill(prefill), decode=fit_decode(decode), kv_capacity_tokens=kv_capacity_tokens
             ),
         ),
         kv_transfers=(fit_transfer(transfer, tp, tp),),

@@ -19,17 +19,7 @@ class DecodeBatch:
         run: the run of steps in progress; None between runs.
     """
 
-    __slots__ = (
-        "_entered",
-        "_fresh",
-        "_gaps",
-        "_heap",
-        "_itl",
-        "_last_step_s",
-        "_steps_done",
-        "context_tokens",
-        "run",
-    )
+    __slots__ = ("_entered", "_fresh", "_gaps", "_heap", "_itl", "_last_step_s", "_steps_done", "context_tokens", "run")
 
     def __init__(self, window_s: float, gaps: list[GapRun]) -> None:
         """`gaps`: takes all gaps between tokens. `window_s`: length of the window of `itl`."""

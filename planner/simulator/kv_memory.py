@@ -21,10 +21,7 @@ class KvMemory(SessionKv):
         on_room: called when a reservation that failed may succeed now.
     """
 
-    __slots__ = (
-        "_reserved",
-        "on_room",
-    )
+    __slots__ = ("_reserved", "on_room")
 
     def __init__(
         self, capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES

@@ -24,12 +24,7 @@ class KvStore(SessionKv):
         evicted_tokens: cause -> tokens.
     """
 
-    __slots__ = (
-        "_floors",
-        "_spare",
-        "_surplus",
-        "evicted_tokens",
-    )
+    __slots__ = ("_floors", "_spare", "_surplus", "evicted_tokens")
 
     def __init__(
         self,

@@ -120,12 +120,7 @@ class SimulationRun:
         }
         kv_bytes = {name: tokens * kv_bytes_per_token if kv_bytes_per_token else None for name, tokens in moved.items()}
         result = shared_result(
-            self.rounds,
-            self.rounds_planned,
-            slo,
-            self.duration_s,
-            itl_s=gap_percentiles(self.gaps),
-            kv_bytes=kv_bytes,
+            self.rounds, self.rounds_planned, slo, self.duration_s, itl_s=gap_percentiles(self.gaps), kv_bytes=kv_bytes
         )
         counts = {"lost_sessions": self.lost_sessions, "role_flips": self.role_flips}
         refusals = {} if self.refusals is None else {"refusals": self.refusals}

@@ -16,14 +16,10 @@ _STORE_SHARE = 4
 class ModelledSettings(Settings):
     """What the modelled engine simulates."""
 
-    old_flags: ClassVar = {
-        "--kv-bytes-per-token": OldFlag("the model's config.json gives it; leave it out"),
-    }
+    old_flags: ClassVar = {"--kv-bytes-per-token": OldFlag("the model's config.json gives it; leave it out")}
 
     time_scale: float = Field(
-        1.0,
-        gt=0,
-        description="Factor on all modelled times: 0.1 makes prefills, steps and KV reads ten times faster.",
+        1.0, gt=0, description="Factor on all modelled times: 0.1 makes prefills, steps and KV reads ten times faster."
     )
     kv_capacity_tokens: int = Field(
         262_144, ge=1, description="KV memory of the device, in tokens: for running rounds, and as a cache."

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dynamo.common.backend.logprobs import (
-    build_sglang_logprob_kwargs,
-    extract_from_sglang_meta,
-)
+from dynamo.common.backend.logprobs import build_sglang_logprob_kwargs, extract_from_sglang_meta
 from dynamo.common.utils.engine_response import normalize_finish_reason
 from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_ref_cycles
 from dynamo.common.utils.structural_tag import serialize_structural_tag

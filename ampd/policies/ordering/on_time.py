@@ -75,10 +75,7 @@ class OnTimeOrdering(Expectations):
         earliest = kept[0]
         first = queue[earliest.position]
         # The first of the pass is due first, and its token comes with the pass.
-        limit_s = min(
-            self.together_passes * shortest_pass_s(model, first.hist_tokens, parallelism),
-            earliest.due_s,
-        )
+        limit_s = min(self.together_passes * shortest_pass_s(model, first.hist_tokens, parallelism), earliest.due_s)
         parts = [(first.hist_tokens, first.incr_tokens)]
         together: list[int] = []
         for job in kept[1:] if earliest.time_s < limit_s else ():

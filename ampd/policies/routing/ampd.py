@@ -9,14 +9,7 @@ from pydantic import Field
 
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
-from ampd.policies.estimates import (
-    NO_PREFILL_WORKER,
-    estimate_local,
-    estimate_remote,
-    index_of_least,
-    local,
-    towards,
-)
+from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local, towards
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision, WorkerView
 

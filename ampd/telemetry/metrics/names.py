@@ -173,9 +173,7 @@ ROUNDS_UNNAMED = _counter(
     "Rounds whose client named no session. Each is a session of its own, without affinity and without history.",
 )
 SESSIONS_REPINNED = _counter(
-    "ampd_sessions_repinned_total",
-    _COORDINATOR,
-    "Sessions that were moved because their decode worker was lost.",
+    "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved because their decode worker was lost."
 )
 SESSION_MOVES = _counter(
     "ampd_session_moves_total",
@@ -328,9 +326,7 @@ KV_RELOAD_SECONDS = _histogram(
 )
 # The name is older than the KV store. It stays because dashboards use it.
 KV_PINNED = _gauge(
-    "ampd_kv_pinned_tokens",
-    _WORKER,
-    "Tokens of sessions whose KV this worker keeps between rounds, in its KV store.",
+    "ampd_kv_pinned_tokens", _WORKER, "Tokens of sessions whose KV this worker keeps between rounds, in its KV store."
 )
 KV_USED = _gauge("ampd_kv_used_tokens", _WORKER, "KV memory of the device that rounds use, in tokens.")
 KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this worker's device, in tokens.")

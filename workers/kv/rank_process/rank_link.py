@@ -59,12 +59,7 @@ class RankLink:
     """
 
     def __init__(
-        self,
-        address: str,
-        rank: int,
-        geometry: dict[str, object],
-        writer: StoreWriter,
-        warnings: Sequence[str] = (),
+        self, address: str, rank: int, geometry: dict[str, object], writer: StoreWriter, warnings: Sequence[str] = ()
     ) -> None:
         self._rank = rank
         self._offers = OfferQueue(writer)

@@ -113,11 +113,7 @@ class GpuCopies:
     """
 
     def __init__(
-        self,
-        section: RankSection,
-        store: Tensor,
-        scratch_bytes: int = _SCRATCH_BYTES,
-        copy_bytes: int = _COPY_BYTES,
+        self, section: RankSection, store: Tensor, scratch_bytes: int = _SCRATCH_BYTES, copy_bytes: int = _COPY_BYTES
     ) -> None:
         self.section = section
         self._store = store

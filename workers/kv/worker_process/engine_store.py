@@ -197,11 +197,7 @@ class EngineStore:
         return loadable.tokens
 
     def end_request(
-        self,
-        rid: str,
-        session_id: str,
-        keys: Sequence[bytes],
-        given_up: Callable[[], Awaitable[None]] | None = None,
+        self, rid: str, session_id: str, keys: Sequence[bytes], given_up: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         """The session's request is over; `keys` name its context now.
 

@@ -258,9 +258,7 @@ class NixlTransport:
                 self._agent.remove_remote_agent(known.name)
 
 
-def joined_blocks(
-    pairs: Sequence[tuple[int, int, int]],
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def joined_blocks(pairs: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Records as large blocks: neighbours on both sides become one.
 
     Args:
