@@ -29,7 +29,7 @@ class StateRefusedError(StateUnavailableError):
 
 
 class TooManySessionsError(Exception):
-    """A session was not claimed, because the graph or its tenant has as many as are allowed. The message says which."""
+    """A new session was refused, because the graph or its tenant has as many as are allowed. The message says which."""
 
     def __init__(self, whose: str, most: int) -> None:
         super().__init__(f"this {whose} has {most} live sessions, which is its limit")
@@ -71,7 +71,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class RouteWrite:
-    """The single write of a routing decision: it claims or refreshes the binding and enters the task in a queue.
+    """The single write of a routing decision: it writes or refreshes the binding and enters the task in a queue.
 
     Attributes:
         worker_id: the decode worker that the decision assumed.
@@ -258,7 +258,7 @@ class StateStore(Protocol):
 
     # -- sessions (written by coordinators; Lua compare-and-set on Redis)
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
-        """Claim or refresh a binding and enter the task, atomically and in one round trip.
+        """Write or refresh a binding and enter the task, atomically and in one round trip.
 
         Raises:
             TooManySessionsError: the session is new, and would be one too many.

@@ -23,14 +23,14 @@ class Clock:
         return self.now_s
 
 
-def keeper(ttl_s: float = 10.0, first_ttl_s: float = 10.0) -> tuple[SessionReleaser, Kv, Clock]:
+def releaser(ttl_s: float = 10.0, first_ttl_s: float = 10.0) -> tuple[SessionReleaser, Kv, Clock]:
     kv, clock = Kv(), Clock()
     whole: Any = kv
     return SessionReleaser(whole, ttl_s, clock, first_ttl_s), kv, clock
 
 
 async def test_a_release_waits_for_the_last_running_round() -> None:
-    sessions, kv, _ = keeper()
+    sessions, kv, _ = releaser()
     async with sessions.round("s"):
         async with sessions.round("s"):
             assert await sessions.release("s") == 0
@@ -40,7 +40,7 @@ async def test_a_release_waits_for_the_last_running_round() -> None:
 
 
 async def test_a_session_that_goes_on_is_not_released() -> None:
-    sessions, kv, _ = keeper()
+    sessions, kv, _ = releaser()
     async with sessions.round("s"):
         await sessions.release("s")
         async with sessions.round("s"):
@@ -49,7 +49,7 @@ async def test_a_session_that_goes_on_is_not_released() -> None:
 
 
 async def test_idle_sessions_go_after_the_ttl_and_running_ones_stay() -> None:
-    sessions, kv, clock = keeper(ttl_s=10)
+    sessions, kv, clock = releaser(ttl_s=10)
     async with sessions.round("old"):
         pass
     async with sessions.round("running"):
@@ -68,7 +68,7 @@ async def test_idle_sessions_go_after_the_ttl_and_running_ones_stay() -> None:
 
 
 async def test_a_session_with_one_round_goes_sooner() -> None:
-    sessions, _, clock = keeper(ttl_s=10, first_ttl_s=3)
+    sessions, _, clock = releaser(ttl_s=10, first_ttl_s=3)
     for name in ("once", "twice", "twice"):
         async with sessions.round(name):
             pass
@@ -79,7 +79,7 @@ async def test_a_session_with_one_round_goes_sooner() -> None:
 
 
 async def test_a_session_that_goes_on_while_another_one_is_released_stays() -> None:
-    sessions, kv, clock = keeper()
+    sessions, kv, clock = releaser()
     for name in ("first", "second"):
         async with sessions.round(name):
             pass
@@ -98,7 +98,7 @@ async def test_a_session_that_goes_on_while_another_one_is_released_stays() -> N
 
 
 async def test_what_comes_after_the_release_of_a_session_goes_too() -> None:
-    sessions, kv, clock = keeper(ttl_s=10, first_ttl_s=3)
+    sessions, kv, clock = releaser(ttl_s=10, first_ttl_s=3)
     async with sessions.round("s"):
         await sessions.release("s")
     clock.now_s = 5.0
@@ -110,7 +110,7 @@ async def test_what_comes_after_the_release_of_a_session_goes_too() -> None:
 
 
 async def test_an_evicted_copy_is_no_lost_session() -> None:
-    sessions, _, _ = keeper()
+    sessions, _, _ = releaser()
     async with sessions.round("copy", is_copy=True):
         pass
     async with sessions.round("own"):
@@ -126,7 +126,7 @@ async def test_an_evicted_copy_is_no_lost_session() -> None:
 
 
 async def test_a_session_is_lost_once_and_only_if_it_was_held() -> None:
-    sessions, _, _ = keeper()
+    sessions, _, _ = releaser()
     for session_id in ("short", "trimmed"):
         async with sessions.round(session_id):
             pass

@@ -1,4 +1,4 @@
--- Claim or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
+-- Write or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
 -- KEYS: session, queue, live sessions of the graph, live sessions of the tenant
 -- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event, queue TTL ms,

@@ -326,7 +326,7 @@ KV_RELOAD_SECONDS = _histogram(
 )
 # The name is older than the KV store. It stays because dashboards use it.
 KV_PINNED = _gauge(
-    "ampd_kv_pinned_tokens", _WORKER, "Tokens of sessions whose KV this worker keeps between rounds, in its KV store."
+    "ampd_kv_pinned_tokens", _WORKER, "Tokens of sessions whose KV this worker holds between rounds, in its KV store."
 )
 KV_USED = _gauge("ampd_kv_used_tokens", _WORKER, "KV memory of the device that rounds use, in tokens.")
 KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this worker's device, in tokens.")
