@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ _CREDENTIALS = re.compile(r"://(?!USER:PASSWORD@)\S*@")
 
 _OWN_PACKAGES = ("ampd", "benchmarks", "planner", "router", "tools", "workers", "workloads")
 """If one of them cannot be imported, that is a fault of the code and not of the installation."""
+
+
+_LONGEST_PART = 1000
+"""Characters of the beginning and of the end of a message that are shown. A message may quote what was given."""
 
 
 class UserError(Exception):
@@ -39,6 +44,11 @@ def guarded(body: Callable[[], int]) -> int:
         return 1
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"ampd: {str(error.filename)[:60]}...: no file can have such a long name", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 
@@ -62,4 +72,6 @@ def _first_cause(error: BaseException) -> BaseException:
 
 def _with_program(error: Exception) -> str:
     text = without_credentials(one_line_of(error))
+    if len(text) > 2 * _LONGEST_PART:
+        text = f"{text[:_LONGEST_PART]} ... {text[-_LONGEST_PART:]}"
     return text if text.startswith("ampd") else f"ampd: {text}"

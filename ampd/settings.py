@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     CLI_SUPPRESS,
@@ -37,6 +38,18 @@ _NO_VALUES = ("None)", ")")
 
 _PASSWORD = re.compile(r"://[^\s/@]*:\S*@|[?&]\w*password=")
 """A part of a URL that has a password."""
+
+
+_LEAST, _MOST, _MOST_WHOLE = 1e-9, 1e9, 10**12
+UNUSUAL_SIZE = "the number must be 0, or between 1e-9 and 1e9 in size, and a whole one up to 1e12"
+"""The end of an error line about a number that has no usual size."""
+
+
+def has_usual_size(number: float) -> bool:
+    """Whether a number of a setting can be computed with. Infinity can, where a setting allows it."""
+    if isinstance(number, int):
+        return abs(number) <= _MOST_WHOLE
+    return number == 0 or math.isinf(number) or _LEAST <= abs(number) <= _MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,14 @@ class Settings(BaseSettings):
 
     old_flags: ClassVar[Mapping[str, OldFlag]] = {}
     known_names: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _has_a_size(cls, value: Any, info: ValidationInfo) -> Any:
+        """Numbers far beyond all use would overflow, or become 0 or infinite, somewhere in what is computed of them."""
+        if info.field_name != "seed" and type(value) in (int, float) and not has_usual_size(value):
+            raise ValueError(UNUSUAL_SIZE)
+        return value
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,

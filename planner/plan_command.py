@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
 def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
     """The case to plan, and the unusable degrees with the reasons."""
     sessions = load_trace(settings.trace, settings.limit)
-    wanted = _degrees(settings.degrees)
+    wanted = parse_degrees(settings.degrees)
     longest = max(session.max_context_tokens for session in sessions)
     capacities = _capacities(settings, model, wanted)
     fitting = _fitting(settings, capacities, longest)
@@ -111,13 +111,22 @@ def _fitting(settings: PlanSettings, capacities: dict[int, int], longest: int) -
     return fitting
 
 
-def _degrees(text: str) -> list[int]:
+_MOST_DEGREE = 1 << 20
+"""Beyond it, numbers of GPUs and of heads are only mistyped."""
+
+
+def parse_degrees(text: str) -> list[int]:
+    """Numbers of GPUs per replica from a comma-separated list.
+
+    Raises:
+        UserError: a part is none.
+    """
     try:
         degrees = sorted({int(part) for part in text.split(",")})
     except ValueError:
         degrees = []
-    if not degrees or degrees[0] < 1:
-        raise UserError(f"--degrees: give positive numbers, as 1,2,4,8 (given: {text!r})")
+    if not degrees or degrees[0] < 1 or degrees[-1] > _MOST_DEGREE:
+        raise UserError(f"--degrees: give positive numbers (at most {_MOST_DEGREE}), as 1,2,4,8 (given: {text!r})")
     return degrees
 
 

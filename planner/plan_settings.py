@@ -25,7 +25,7 @@ class PlanSettings(CaseSettings):
         "--no-use-cache": OldFlag("plans need no simulated curves; leave it out", is_switch=True),
     }
 
-    gpus: int = Field(ge=1, description="GPUs of the cluster.")
+    gpus: int = Field(ge=1, le=1_000_000, description="GPUs of the cluster.")
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
     use_all: bool = Field(
         False,

@@ -23,7 +23,7 @@ from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
 from ampd.serving.prefill_queue import PREFETCH
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.settings import OldFlag, parse_settings
+from ampd.settings import OldFlag, has_usual_size, parse_settings
 from ampd.types import WINDOW_S, Slo
 from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode, papers_note
@@ -251,7 +251,7 @@ def parse_rates(text: str | None) -> list[float | None]:
         rates = [float(part) for part in text.split(",")]
     except ValueError:
         rates = []
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
+    if not rates or not all(0 < rate < float("inf") and has_usual_size(rate) for rate in rates):
         raise UserError(f"--rate: give positive numbers of sessions per second, as 0.8,1.6 (given: {text!r})")
     return list(rates)
 

@@ -94,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
     sessions = retime(load_trace(settings.trace, settings.limit), settings.rate, settings.seed, settings.limit)
     check_writable(settings.json_file, settings.report)
     _check_text(sessions, settings)
-    done, plan = uvloop.run(_replay(sessions, settings, _token_range(settings.token_ids)))
+    done, plan = uvloop.run(_replay(sessions, settings, parse_token_range(settings.token_ids)))
     result = _result(done, plan, settings)
     print(format_result(result, [record.error for record in done.records if record.error]))
     if settings.json_file:
@@ -214,9 +214,17 @@ def _record_row(record: RoundRecord) -> dict[str, Any]:
     return {"round" if name == "index" else name: getattr(record, name) for name in _ROW}
 
 
-def _token_range(text: str) -> TokenRange:
+_LONGEST_RANGE = 40
+
+
+def parse_token_range(text: str) -> TokenRange:
+    """The token ids from the first to the last of FIRST:LAST.
+
+    Raises:
+        UserError: the text is none.
+    """
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+    if len(text) > _LONGEST_RANGE or not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise UserError(f"--token-ids must be FIRST:LAST, two token ids in order (given: {text!r})")
     return TokenRange(int(first), int(last))
 

@@ -22,6 +22,8 @@ SHIPPED_SUFFIX = ".jsonl"
 
 MAX_TOKENS = 2**31 - 1
 """Largest count of tokens in a round."""
+MAX_TIME_S = 1e12
+"""Latest time. Larger ones, such as 1e300, swallow everything that is added to them."""
 
 _LINE_CHARACTERS = 64 << 20
 UNPACKED_CHARACTERS = 1 << 30
@@ -43,7 +45,7 @@ class Round(BaseModel):
 
     incr_tokens: int = Field(ge=1, le=MAX_TOKENS, strict=True)
     output_tokens: int = Field(ge=1, le=MAX_TOKENS, strict=True)
-    tool_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    tool_s: float = Field(default=0.0, ge=0, le=MAX_TIME_S, allow_inf_nan=False)
     keep_tokens: int | None = Field(default=None, ge=0, strict=True)
     text: str | None = None
 
@@ -73,7 +75,7 @@ class Session(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     session_id: str = Field(min_length=1)
-    arrival_s: float = Field(ge=0, allow_inf_nan=False)
+    arrival_s: float = Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)
     rounds: tuple[Round, ...] = Field(min_length=1)
     shared_prefix: SharedPrefix | None = None
 

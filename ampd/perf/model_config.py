@@ -10,6 +10,8 @@ from ampd.errors import UserError
 from ampd.perf.model_shape import ModelShape
 
 _DEFAULT_CONTEXT = 32_768
+_MOST = 1 << 40
+"""A larger number is no dimension of a model, and could not be computed with."""
 _TIED_BY_DEFAULT = ("gemma", "cohere")
 """Families whose files leave `tie_word_embeddings` out because their default is true."""
 
@@ -64,26 +66,26 @@ def shape_of(config: dict[str, Any], name: str, where: str) -> ModelShape:
     """
     _refuse_others(config, where)
     hidden, heads = _number(config, "hidden_size", where), _number(config, "num_attention_heads", where)
-    head_dim = _first(config, ("head_dim",)) or hidden // heads
+    head_dim = _first(config, where, ("head_dim",)) or hidden // heads
     if head_dim < 1:
         raise UserError(f"{where}: num_attention_heads ({heads}) exceeds hidden_size ({hidden})")
     intermediate = _number(config, "intermediate_size", where)
     experts, active = _experts(config, where)
     shared_intermediate = 0
     if experts > 1:
-        intermediate = _first(config, ("moe_intermediate_size",)) or intermediate
-        shared = _first(config, ("n_shared_experts", "moe_num_shared_experts")) or 0
-        shared_intermediate = _first(config, ("shared_expert_intermediate_size",)) or shared * intermediate
+        intermediate = _first(config, where, ("moe_intermediate_size",)) or intermediate
+        shared = _first(config, where, ("n_shared_experts", "moe_num_shared_experts")) or 0
+        shared_intermediate = _first(config, where, ("shared_expert_intermediate_size",)) or shared * intermediate
     return ModelShape(
         name=name,
         layers=_number(config, "num_hidden_layers", where),
         hidden=hidden,
         heads=heads,
-        kv_heads=_first(config, ("num_key_value_heads",)) or heads,
+        kv_heads=_first(config, where, ("num_key_value_heads",)) or heads,
         head_dim=head_dim,
         intermediate=intermediate,
         vocabulary=_number(config, "vocab_size", where),
-        max_context_tokens=_first(config, ("max_position_embeddings",)) or _DEFAULT_CONTEXT,
+        max_context_tokens=_first(config, where, ("max_position_embeddings",)) or _DEFAULT_CONTEXT,
         experts=experts,
         active_experts=active,
         shared_intermediate=shared_intermediate,
@@ -105,16 +107,16 @@ def _refuse_others(config: dict[str, Any], where: str) -> None:
     if kind in _UNGATED or config.get("is_encoder_decoder"):
         raise UserError(f"{where}: {kind} is no decoder with gated MLPs; no analytic model for it, measure a profile")
     for key in ("decoder_sparse_step", "interleave_moe_layer_step"):
-        if (_first(config, (key,)) or 1) > 1:
+        if (_first(config, where, (key,)) or 1) > 1:
             raise UserError(f"{where}: {key} mixes dense layers and experts; no analytic model, measure a profile")
 
 
 def _experts(config: dict[str, Any], where: str) -> tuple[int, int]:
     """Experts of a layer, and the number of them per token."""
-    experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")) or 1
+    experts = _first(config, where, ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")) or 1
     if experts == 1:
         return 1, 1
-    active = _first(config, ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"))
+    active = _first(config, where, ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"))
     if active is None or active > experts:
         raise UserError(f"{where}: num_experts_per_tok must be from 1 to {experts} (given: {active})")
     return experts, active
@@ -122,15 +124,17 @@ def _experts(config: dict[str, Any], where: str) -> tuple[int, int]:
 
 def _number(config: dict[str, Any], key: str, where: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        given = "it is missing" if value is None else f"given: {value!r}"
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        given = "it is missing" if value is None else f"given: {str(value)[:30]}"
         raise UserError(f"{where}: {key} must be a positive integer ({given}); is it a decoder's config.json?")
     return value
 
 
-def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
+def _first(config: dict[str, Any], where: str, keys: tuple[str, ...]) -> int | None:
     for key in keys:
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if value > _MOST:
+                raise UserError(f"{where}: {key} is beyond all models (given: {str(value)[:30]})")
             return value
     return None

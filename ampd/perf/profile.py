@@ -21,7 +21,7 @@ _WHAT = "performance model"
 _MOST = 1 << 53
 """Larger numbers are nonsense, and floats cannot hold them."""
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Piece = tuple[int, float, float]
 """(start, alpha, slope) of a segment, in seconds."""
 TensorParallel = Annotated[int, Field(ge=1)]

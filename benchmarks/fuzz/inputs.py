@@ -12,24 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.serve.settings import ServeSettings
+from ampd.cli.session.settings import EndSettings
+from ampd.cli.top.settings import TopSettings
 from ampd.errors import UserError
 from ampd.perf.model_config import read_model_shape
 from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
 from ampd.state.connect import check_url
 from ampd.types import Parallelism
 from benchmarks.fuzz.mutations import ODD, changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
-from planner.simulate_command import SimulateSettings
+from planner.plan_command import parse_degrees
+from planner.plan_settings import PlanSettings
+from planner.simulate_command import SimulateSettings, parse_rates
+from planner.simulator.cluster import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size
 from workers.engines.minimal_json import UnservedSchemaError, minimal_json
 from workers.engines.planned_output import _WRONG_SCHEMA
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 from workloads.formats import LoadOptions, load_sessions
-from workloads.replay_command import ReplaySettings
+from workloads.replay_command import ReplaySettings, parse_token_range
 from workloads.trace import Session, read_trace
+from workloads.trace_command import GenerateSettings
 
 _SESSIONS = [
     {"session_id": "a", "arrival_s": 0.5, "rounds": [
@@ -92,7 +99,18 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
         SimulateSettings,
         "tau-bench-airline --model qwen3-32b --gpu h20 --prefill 2xTP2 --decode 2xTP2 --rate 3,4 --seed 1",
     ),
-    (ReplaySettings, "tau-bench-airline --url http://127.0.0.1:8000 --rate 2 --limit 150 --ttft 0.5 --itl 0.05"),
+    (
+        PlanSettings,
+        "tau-bench-airline --model qwen3-32b --gpu h20 --gpus 8 --rate 2 --budget-s 60 --kv-store-gib-per-gpu 40 "
+        "--kv-capacity-tokens 100000 --degrees 1,2,4 --seed 1",
+    ),
+    (GenerateSettings, "toolbench --sessions 5 --seed 3 --output /tmp/t.jsonl --rate 2"),
+    (TopSettings, "--interval-s 1 --once --perf tiny-cpu"),
+    (EndSettings, "one --tenant acme --coordinator-url http://127.0.0.1:9090"),
+    (
+        ReplaySettings,
+        "tau-bench-airline --token-ids 64:250 --url http://127.0.0.1:8000 --rate 2 --limit 150 --ttft 0.5 --itl 0.05",
+    ),
 )
 _POLICIES = (
     ("routing", "ampd(alpha=0.7,beta=0.5)"), ("ordering", "ampd(window=8)"), ("slicing", "slack(quantum=0.15)"),
@@ -200,7 +218,16 @@ def _words(line: str) -> list[str]:
 def _parse_settings(given: tuple[type[Settings], list[str]]) -> None:
     kind, words = given
     with redirect_stderr(io.StringIO()):
-        parse_settings(kind, words, "ampd")
+        settings = parse_settings(kind, words, "ampd")
+    if isinstance(settings, SimulateSettings):
+        parse_rates(settings.rate)
+        parse_groups(settings.prefill or "", "--prefill")
+    if isinstance(settings, PlanSettings):
+        parse_degrees(settings.degrees)
+        assert settings.gpus < 1e9
+        assert settings.kv_store_gib_per_gpu is None or int(settings.kv_store_gib_per_gpu * 2**30) >= 0
+    if isinstance(settings, ReplaySettings):
+        parse_token_range(settings.token_ids)
 
 
 def _policy(rng: random.Random) -> tuple[str, str]:
@@ -223,6 +250,7 @@ def _read_config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     shape = read_model_shape(folder / "config.json")
     assert shape.layers > 0
+    analytic_model(str(folder / "config.json"), "h20")
     vocabulary_size(folder)
     context_length(folder, None)
 
@@ -235,5 +263,6 @@ def _load(folder: Path, data: bytes) -> None:
     path = folder / "profile.json"
     path.write_bytes(data)
     model = load_performance_model(path)
-    seconds = model.prefill_s(0, 100, Parallelism(1))
-    assert 0 <= seconds < float("inf")
+    for hist_tokens, incr_tokens in ((0, 100), (10**6, 10**6)):
+        seconds = model.prefill_s(hist_tokens, incr_tokens, Parallelism(1))
+        assert 0 <= seconds < float("inf")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ampd.errors import UserError
 from ampd.types import Parallelism, Role
 
-_GROUP = re.compile(r"(\d+)x(?:TP)?(\d+)", re.IGNORECASE)
+_GROUP = re.compile(r"(\d{1,6})x(?:TP)?(\d{1,6})", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,3 +209,37 @@ def test_help_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: py
         with pytest.raises(SystemExit):
             parse_settings(Painting, ["--help"], "paint")
         assert not [line for line in capsys.readouterr().out.splitlines() if line.endswith("-")]
+
+
+class _Numbers(Settings):
+    """Numbers of all kinds."""
+
+    count: int = Field(0, description="Whole.")
+    seconds: float = Field(0.0, description="Not whole.")
+    longest: float = Field(float("inf"), allow_inf_nan=True, description="May be infinite.")
+    seed: int = Field(0, description="Any whole number.")
+
+
+@pytest.mark.parametrize("given", ["1" + "0" * 400, "-1" + "0" * 400, "1000000000001"])
+def test_a_whole_number_beyond_all_use_is_one_line(given: str) -> None:
+    with pytest.raises(UserError, match=r"x: --count: .*up to 1e12"):
+        parse_settings(_Numbers, [f"--count={given}"], "x")
+
+
+@pytest.mark.parametrize("given", ["1e308", "-1e308", "1.1e9", "5e-324", "-1e-10", "1" + "0" * 300])
+@pytest.mark.parametrize("flag", ["seconds", "longest"])
+def test_a_number_beyond_all_use_is_one_line(flag: str, given: str) -> None:
+    with pytest.raises(UserError, match=f"x: --{flag}: .*between 1e-9 and 1e9"):
+        parse_settings(_Numbers, [f"--{flag}={given}"], "x")
+
+
+def test_all_usual_numbers_are_taken() -> None:
+    given = ["--count=1000000000000", "--seconds=0", "--longest=inf", f"--seed={10**30}"]
+    numbers = parse_settings(_Numbers, given, "x")
+    assert (numbers.count, numbers.seconds, numbers.longest, numbers.seed) == (10**12, 0, float("inf"), 10**30)
+
+
+def test_infinity_is_refused_unless_it_is_allowed() -> None:
+    for given in ("1e400", "inf"):
+        with pytest.raises(UserError, match="x: --seconds: Input should be a finite number"):
+            parse_settings(_Numbers, [f"--seconds={given}"], "x")

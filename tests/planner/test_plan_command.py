@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
+from ampd.errors import UserError
+from planner.plan_command import parse_degrees
 from planner.plan_table import plan_table
 
 pytestmark = pytest.mark.usefixtures("short_trials")
@@ -211,3 +213,9 @@ def test_a_degree_too_small_for_the_longest_session_is_named_with_that_reason(
     assert re.search(r"its longest session has 38005 tokens, the KV memory of a replica holds at most", err), err
     assert main([*argv, "--gpus", "2"]) == 0
     assert "TP1 left out: the KV memory of a replica does not hold the longest session" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["1," + "9" * 400, "9" * 5000, "0", "two"])
+def test_degrees_beyond_all_use_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--degrees: give positive numbers"):
+        parse_degrees(text)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
+from ampd.errors import UserError
 from ampd.policies.naming import parse_named, split_names
 from planner.combination import Mode
 from planner.simulate_command import parse_rates
@@ -246,6 +247,12 @@ def test_rates_and_names_are_split_where_people_mean_it() -> None:
     assert split_names("ampd(alpha=0.8,beta=1), fcfs") == ["ampd(alpha=0.8,beta=1)", "fcfs"]
     assert parse_named(" ampd( alpha = 0.8 , name=x ) ") == ("ampd", {"alpha": 0.8, "name": "x"})
     assert set(Mode) == {"disaggregated", "always-remote", "colocated", "continuum"}
+
+
+@pytest.mark.parametrize("text", ["1e400", "1,1" + "0" * 400, "1e308", "5e-324", "nan", "-1"])
+def test_rates_beyond_all_use_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--rate: give positive numbers"):
+        parse_rates(text)
 
 
 def test_a_routing_that_predicts_its_ordering_wrongly_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:

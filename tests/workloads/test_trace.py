@@ -96,6 +96,8 @@ ROUND = {"incr_tokens": 5, "output_tokens": 2, "tool_s": 0.0}
         (f'{{"arrival_s": {"9" * 5000}}}', "too many digits"),
         (json.dumps({**GOOD, "rounds": [{**ROUND, "incr_tokens": 10**400}]}), "rounds.0.incr_tokens"),
         (json.dumps({**GOOD, "arrival_s": 10**400}), "arrival_s"),
+        (json.dumps({**GOOD, "arrival_s": 1e300}), "arrival_s"),
+        (json.dumps({**GOOD, "rounds": [ROUND, {**ROUND, "tool_s": 1e300}]}), "rounds.1.tool_s"),
         (json.dumps({**GOOD, "arrival_s": 0.5}).replace("0.5", "1e999"), "arrival_s"),
         (json.dumps(GOOD), "was used in line 1 already"),
     ],

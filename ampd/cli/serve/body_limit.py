@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from ampd.errors import UserError
+
 VARIABLE = "DYN_HTTP_BODY_LIMIT_MB"
 
 _BYTES_PER_TOKEN = 16
@@ -17,8 +19,14 @@ _UNKNOWN_CONTEXT_MB = 45
 
 
 def body_limit_mb(context_tokens: int | None) -> int:
-    """In MB; the variable wins if the user has set it. `context_tokens` None: the model does not name its context."""
+    """In MB; the variable wins if the user has set it. `context_tokens` None: the model does not name its context.
+
+    Raises:
+        UserError: the variable is no number of MB.
+    """
     if chosen := os.environ.get(VARIABLE):
+        if not (chosen.isascii() and chosen.isdigit() and len(chosen) < 7 and int(chosen)):
+            raise UserError(f"ampd serve: {VARIABLE}={chosen[:30]}: give the largest body in MB, as a whole number")
         return int(chosen)
     if context_tokens is None:
         return _UNKNOWN_CONTEXT_MB

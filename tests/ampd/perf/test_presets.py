@@ -81,6 +81,8 @@ def test_experts_of_their_own_width_tied_embeddings_and_head_dim(tmp_path: Path)
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
         ({"num_experts_per_tok": None}, r"num_experts_per_tok must be from 1 to 8 \(given: None\)"),
         ({"num_experts_per_tok": 9}, r"num_experts_per_tok must be from 1 to 8 \(given: 9\)"),
+        ({"hidden_size": 10**400}, r"hidden_size must be a positive integer \(given: 10{29}\)"),
+        ({"max_position_embeddings": 10**400}, r"max_position_embeddings is beyond all models \(given: 10{29}\)"),
         ({"num_attention_heads": 8192}, r"num_attention_heads \(8192\) exceeds hidden_size \(4096\)"),
         ({"model_type": "opt"}, "opt is no decoder with gated MLPs"),
         ({"is_encoder_decoder": True}, "is no decoder"),
