@@ -118,6 +118,16 @@ def test_all_that_is_copied_is_there_and_nothing_else_is_sent() -> None:
         assert not ignored(Path(sent)), sent
 
 
+def test_the_sbom_gets_the_packages_of_the_last_stage_after_all_are_installed() -> None:
+    last = instructions()[max(at for at, (word, _) in enumerate(instructions()) if word == "FROM") :]
+    (adding,) = (at for at, (_, rest) in enumerate(last) if "add_system_packages.py /opt/ampd/sbom.cdx.json" in rest)
+    assert all(at < adding for at, (_, rest) in enumerate(last) if "apt-get" in rest or rest.startswith("--from=build"))
+    source = re.findall(r"--mount=type=bind,source=([^,]+)", last[adding][1])
+    assert source == ["tools/add_system_packages.py"]
+    assert (ROOT / source[0]).exists()
+    assert not ignored(Path(source[0])), "it is not sent to the build"
+
+
 def test_the_documented_tag_is_the_projects_version() -> None:
     readme = (K8S / "README.md").read_text()
     tags = set(re.findall(r"ampd:(\d[\w.-]*)", DOCKERFILE + readme))
