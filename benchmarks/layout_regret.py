@@ -35,8 +35,9 @@ from ampd.types import Parallelism, Slo
 from benchmarks.rate_search import RateSearch
 from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
-from planner.layout.goodput_plan import Wishes, make_goodput_plan
+from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout, replicas_of
+from planner.layout.plan import Wishes
 from planner.layout.trial import Horizon, Trial, TrialTask
 from planner.simulator.options import SimulationOptions
 from planner.sustained import IN_TIME

@@ -13,8 +13,9 @@ from planner.case_settings import provenance_of
 from planner.layout.appraisal import Appraised
 from planner.layout.case import PlanCase
 from planner.layout.explain import headroom_of, p95_over_target, sentences, slack_of
-from planner.layout.goodput_plan import GoodputPlan, Wishes, make_goodput_plan
+from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
+from planner.layout.plan import GoodputPlan, Wishes
 from planner.plan_settings import PlanSettings
 
 _HOUR_S = 3600

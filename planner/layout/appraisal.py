@@ -48,6 +48,11 @@ class Figure:
         low = mean - half if least is None else max(mean - half, min(least, mean))
         return cls(mean, low, high, seeds)
 
+    def times(self, factor: float) -> Figure:
+        """The figure in another unit."""
+        low, high = (None if value is None else factor * value for value in (self.low, self.high))
+        return Figure(factor * self.mean, low, high, self.seeds)
+
     def moved(self, mean: float, least: float | None = 0.0) -> Figure:
         """Another value with an interval of the same width."""
         if self.low is None or self.high is None:
@@ -158,7 +163,7 @@ class Appraiser:
         return Appraised(
             layout,
             Figure.of([trial.met for trial in known], 1.0),
-            _carries(known, self._case.attainment),
+            carried_on_average(known, self._case.attainment),
             self.goodput(layout),
             curve or [(self.rate, known[0])],
             known[0].result,
@@ -172,14 +177,14 @@ class Appraiser:
     def carries(self, layout: Layout) -> bool:
         """Whether it carries the plan's rate, on average over the seeds that are known."""
         known = self._known_checks(layout)
-        return bool(known) and _carries(known, self._case.attainment)
+        return bool(known) and carried_on_average(known, self._case.attainment)
 
     def fails(self, layout: Layout) -> bool:
         """Whether trials have shown that it does not carry the plan's rate: its checks, or its one longer trial."""
         known = self._known_checks(layout)
         first = self._trials.known(self._task(layout, self.rate, 0))
         if known:
-            return not _carries(known, self._case.attainment)
+            return not carried_on_average(known, self._case.attainment)
         return first is not None and not first.carries(self._case.attainment)
 
     def goodput(self, layout: Layout) -> Figure | None:
@@ -237,7 +242,7 @@ class Appraiser:
             known = [self._trials.known(self._task(layout, rate, seed)) for seed in seeds]
             trials = [trial for trial in known if trial is not None]
             if len(trials) == len(known):
-                found[rate] = _carries(trials, self._case.attainment)
+                found[rate] = carried_on_average(trials, self._case.attainment)
         return found
 
     def _known_checks(self, layout: Layout) -> list[Trial]:
@@ -257,7 +262,8 @@ class Appraiser:
         return TrialTask(layout, rate, LONG, self._case.options.seed + seed, DECIDES)
 
 
-def _carries(trials: Sequence[Trial], attainment: float) -> bool:
+def carried_on_average(trials: Sequence[Trial], attainment: float) -> bool:
+    """Whether a rate is carried: the shares of rounds and sessions suffice on average over trials of several seeds."""
     return (
         all(trial.is_whole for trial in trials)
         and fmean(trial.met for trial in trials) >= attainment

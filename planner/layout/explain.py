@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.layout.appraisal import Appraised, Figure
 from planner.layout.case import PlanCase
 from planner.layout.demand import memory_needs
-from planner.layout.goodput_plan import GoodputPlan, NextStep
+from planner.layout.plan import GoodputPlan, NextStep
 from planner.layout.trial import Trial
 
 BINDS = {
@@ -90,6 +90,10 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         changes = ", ".join(f"{variation.name} {_share(figure)}" for variation, figure in plan.variations)
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
         lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
+    if plan.fuller is not None:
+        layout, shown = plan.fuller
+        left = gpus_text(case.gpus - best.layout.gpus)
+        lines.append(f"{left} remain unused, because more replicas are no better in simulations: {layout} {shown}.")
     if plan.next_step is not None:
         lines.append(_next(plan.next_step))
     if plan.stopped and plan.is_decided:
@@ -166,6 +170,8 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
         f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}."
     )
+    if plan.filled_gpus:
+        searched += f" The {gpus_text(plan.filled_gpus)} that remained got further replicas of the same roles."
     if plan.enlarged:
         searched += f" As a whole this did not carry the rate, so each kind of replica got more, {plan.enlarged} times."
     if not plan.is_checked:
@@ -173,10 +179,18 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
             f"{searched} The whole cluster was not simulated, because {plan.stopped}: the figures of {best.layout} are "
             "those of this part."
         )
-    return (
-        f"{searched} The whole cluster was simulated once, with {best.simulated['sessions']} sessions: {best.layout} "
-        f"{check} the rate there. Such a short check does not show work that piles up slowly."
+    seeds = best.attainment.seeds
+    times = "once" if seeds == 1 else f"with {seeds} seeds"
+    found = (
+        f"{searched} The whole cluster was simulated {times}, with {best.simulated['sessions']} sessions: "
+        f"{best.layout} {check} the rate there. Such a short check does not show work that piles up slowly."
     )
+    if not best.carries_rate and best.goodput is not None:
+        return f"{found} The rate that it carries was found by such short checks too."
+    if best.goodput is None or plan.enlarged:
+        return found
+    what = "What it carries" if plan.next_step is None else "What it carries, and what more GPUs buy,"
+    return f"{found} {what} is known from long simulations of the part, times {plan.scale}."
 
 
 def headroom_of(appraised: Appraised, rate: float) -> float | None:

@@ -10,31 +10,28 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from math import ceil, floor, log10
+from math import floor, log10
 
-from planner.layout.appraisal import SEEDS, Appraised, Appraiser, Figure
+from planner.layout.appraisal import SEEDS, Appraised, Appraiser
 from planner.layout.case import PlanCase
-from planner.layout.costs import costs_of
-from planner.layout.demand import Demand, demand_of
-from planner.layout.fluid import fewest_gpus, proposals
+from planner.layout.demand import demand_of
+from planner.layout.fluid import proposals
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
-from planner.layout.neighbours import grown, neighbours, scaled
-from planner.layout.trial import ONCE, SHORT, TimeOverError, TrialTask, Variation
-from planner.layout.trials import BUDGET_S, Trials
+from planner.layout.neighbours import filled, neighbours
+from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
+from planner.layout.trial import SHORT, TimeOverError, TrialTask
+from planner.layout.trials import Trials
+from planner.layout.whole import scale_of, whole_plan
 
-MOST_GPUS = 24
-"""Layouts are tried for a part of a cluster that needs more GPUs than these."""
-_SEARCH_SHARE = 0.8
+_SEARCH_SHARE = 0.6
 """The search for a part of a cluster has this share of the time. The rest is for the check of the whole cluster."""
 _CHECKED = 4
 """Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
 _FINALISTS = 6
 """Layouts that are compared by their goodput in long trials, where the most goodput is wanted."""
-_WHOLE_STEP, _WHOLE_TRIES = 1.06, 3
-"""A large cluster that does not carry the rate as a whole grows by this factor, and at most this many times."""
 _ENLARGEMENTS = 4
 """Most trials of a layout with a reserve, after the time for the search is over."""
 _ROUNDINGS = 3
@@ -45,83 +42,6 @@ _BETTER = 1.02
 """Layouts with more GPUs are tried at this many times the present goodput."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """More GPUs, the best layout with them, and how much more it carries.
-
-    Attributes:
-        gain: sessions per second, seed by seed.
-    """
-
-    more_gpus: int
-    best: Appraised
-    gain: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputPlan:
-    """The layouts, best first, with their figures.
-
-    Attributes:
-        has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
-        rate: sessions per second that the layouts were checked at.
-        next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
-        variations: attainment of the best layout under other circumstances.
-        stopped: why the simulations ended early; empty: they ended as planned.
-        is_decided: the search had ended before the simulations were stopped, so only figures are missing.
-        trials: how many simulations, or searches of goodput, were made.
-        scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
-            too large. The figures of `variations` are for this part.
-        is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
-        is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
-            reserve.
-        none_carries: the search of a layout that carries the rate had ended without one before the simulations were
-            stopped.
-        carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
-            not known.
-        enlarged: how often the whole layout was enlarged, because it did not carry the rate as its part did.
-    """
-
-    layouts: list[Appraised]
-    rate: float
-    attainment: float
-    demand: Demand
-    variations: list[tuple[Variation, Figure]]
-    next_step: NextStep | None
-    stopped: str
-    trials: int
-    has_fewest_gpus: bool = False
-    is_decided: bool = True
-    scale: int = 1
-    is_checked: bool = True
-    is_estimated: bool = False
-    none_carries: bool = False
-    carried_rate: float = 0.0
-    enlarged: int = 0
-
-    @property
-    def carries(self) -> bool:
-        """Whether the best layout carries the rate."""
-        return self.layouts[0].carries_rate
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """How to search.
-
-    Attributes:
-        uses_all: the most goodput of all GPUs, instead of the fewest GPUs that carry the rate.
-        top: layouts to show.
-        jobs: processes; None: one per core.
-        budget_s: seconds for the simulations.
-    """
-
-    uses_all: bool = False
-    top: int = 3
-    jobs: int | None = None
-    budget_s: float = BUDGET_S
-
-
 def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     """Plan. Ctrl-C ends the search, and the plan has the best layouts so far."""
     end_s = time.monotonic() + wishes.budget_s
@@ -130,66 +50,26 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     search_s = wishes.budget_s
     if scale > 1:
         search_s *= _SEARCH_SHARE
+        # Only the best layout of a part is shown.
+        wishes = replace(wishes, top=1)
         print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
     with Trials(part, wishes.jobs, search_s) as trials:
-        plan = _Planner(part, wishes, trials, is_part=scale > 1).plan()
+        plan = _Planner(part, wishes, trials).plan()
     return plan if scale == 1 else whole_plan(case, plan, scale, wishes, end_s)
-
-
-def scale_of(case: PlanCase, *, uses_all: bool) -> int:
-    """The part of a cluster that layouts are tried for, as its denominator."""
-    gpus = case.gpus
-    if not uses_all:
-        gpus = fewest_gpus(costs_of(case).with_queues(), case.gpus, case.rate) or case.gpus
-    return max(ceil(gpus / MOST_GPUS), 1)
-
-
-def whole_plan(case: PlanCase, plan: GoodputPlan, scale: int, wishes: Wishes, end_s: float) -> GoodputPlan:
-    """The plan of a part of the cluster for the whole one, whose first layout is simulated once.
-
-    `end_s`: monotonic time at which this simulation is given up. Ctrl-C ends it too. Without it the figures are those
-    of the part.
-    """
-    rate = plan.rate * scale
-    demand = demand_of(replace(case, rate=rate))
-    best = plan.layouts[0]
-    layouts = _enlarged(scaled(best.layout, scale), case.gpus) if best.carries_rate else [scaled(best.layout, scale)]
-    whole = replace(plan, rate=rate, demand=demand, next_step=None, scale=scale)
-    try:
-        for tried, layout in enumerate(layouts):  # noqa: B007
-            trial = TrialTask(layout, rate, ONCE, case.options.seed, margin=None, keeps_result=True).run(case, end_s)
-            if trial.carries(case.attainment):
-                break
-    except (TimeOverError, KeyboardInterrupt) as end:
-        curve = [(rate * scale, trial) for rate, trial in best.curve]
-        unchecked = replace(best, layout=layout, goodput=None, goodput_is_least=False, curve=curve)
-        stopped = plan.stopped or (_INTERRUPTED if isinstance(end, KeyboardInterrupt) else _time_over(wishes.budget_s))
-        return replace(whole, layouts=[unchecked], stopped=stopped, is_checked=False, enlarged=tried)
-    assert trial.result is not None
-    attained = Figure.of([trial.met], 1.0)
-    checked = Appraised(layout, attained, trial.carries(case.attainment), None, [(rate, trial)], trial.result)
-    return replace(whole, layouts=[checked], enlarged=tried)
-
-
-def _enlarged(layout: Layout, gpus: int) -> list[Layout]:
-    """The layout, then larger ones within the GPUs, in case that it carries less than its part promised."""
-    layouts = [layout]
-    while len(layouts) < _WHOLE_TRIES and (larger := grown(layouts[-1], _WHOLE_STEP)).gpus <= gpus:
-        layouts.append(larger)
-    return layouts
 
 
 class _Planner:
     """One plan in the making."""
 
-    def __init__(self, case: PlanCase, wishes: Wishes, trials: Trials, *, is_part: bool) -> None:
-        self._case, self._wishes, self._trials, self._is_part = case, wishes, trials, is_part
+    def __init__(self, case: PlanCase, wishes: Wishes, trials: Trials) -> None:
+        self._case, self._wishes, self._trials = case, wishes, trials
         self._search = Search(case, trials)
         self._appraiser = Appraiser(case, trials, case.rate)
         self._shown: list[Layout] = []
         self._has_fewest = False
         self._is_decided = False
         self._next: Layout | None = None
+        self._fuller: tuple[Layout, str] | None = None
         self._stopped = ""
         self._is_estimated = False
 
@@ -199,9 +79,8 @@ class _Planner:
                 self._search.most()
                 self._compare()
             self._is_decided = True
-            self._appraiser.vary(self._shown[0], 1 if self._is_part else SEEDS)
-            if not self._is_part:
-                self._look_ahead()
+            self._appraiser.vary(self._shown[0])
+            self._look_ahead()
         return self._plan()
 
     def _find_fewest(self) -> bool:
@@ -237,8 +116,6 @@ class _Planner:
         """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
         appraiser, rate = self._appraiser, self._case.rate
         self._shown, self._has_fewest, self._is_decided = [best], True, True
-        if self._is_part:
-            return
         appraiser.search_goodput([best], SEEDS, rate)
         alternatives = [layout for layout in others if layout != best][: self._wishes.top - 1]
         appraiser.check(alternatives, 1)
@@ -251,11 +128,11 @@ class _Planner:
         try:
             yield
         except TimeOverError:
-            self._stopped = _time_over(self._wishes.budget_s)
+            self._stopped = time_over(self._wishes.budget_s)
         except KeyboardInterrupt:
             if not self._search.best:
                 raise
-            self._stopped = _INTERRUPTED
+            self._stopped = INTERRUPTED
 
     def _compare(self) -> None:
         """Rank the best layouts of the search by longer trials, all with the same seeds."""
@@ -268,6 +145,7 @@ class _Planner:
             appraiser.check(finalists, SEEDS)
         appraiser.search_goodput(finalists, SEEDS, start)
         self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))
+        self._fill(start)
         best = self._shown[0]
         for _ in range(_ROUNDINGS):
             if self._case.rate or (appraiser.rate and appraiser.carries(best)):
@@ -282,6 +160,20 @@ class _Planner:
             # The rate may fail, although a higher one was carried. Then the goodput is lower.
             appraiser.search_goodput([best], SEEDS, appraiser.rate)
         appraiser.check(self._shown[1:], SEEDS)
+
+    def _fill(self, start: float) -> None:
+        """Use the GPUs that the best layout leaves, unless it carries less then."""
+        best = self._shown[0]
+        full = filled(best, self._case.degrees, self._case.gpus, self._search.expected.bound)
+        if full == best:
+            return
+        self._appraiser.search_goodput([full], SEEDS, self._carried(best) or start)
+        if self._carried(full) >= self._carried(best) > 0:
+            if self._appraiser.rate:
+                self._appraiser.check([full])
+            self._shown = [full, *(layout for layout in self._shown if layout != full)][: self._wishes.top]
+        else:
+            self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
 
     def _carried(self, layout: Layout) -> float:
         found = self._appraiser.goodput(layout)
@@ -334,6 +226,7 @@ class _Planner:
             self._is_decided,
             is_estimated=self._is_estimated,
             none_carries=search.none_carries,
+            fuller=self._fuller,
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
 
@@ -371,13 +264,6 @@ class _Planner:
                 break
             layout = larger
         return [layout]
-
-
-_INTERRUPTED = "it was interrupted"
-
-
-def _time_over(budget_s: float) -> str:
-    return f"the time was over (--budget-s {budget_s:g})"
 
 
 def _by_gpus(layouts: Iterable[Layout]) -> list[list[Layout]]:

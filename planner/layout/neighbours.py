@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ampd.types import Role
 from planner.layout.layout import Layout, replicas_of
@@ -11,6 +11,8 @@ from planner.layout.layout import Layout, replicas_of
 Counts = Counter[tuple[Role, int]]
 """(role, degree) -> replicas."""
 
+_RAISED = 1 + 1e-9
+"""Less than this factor is rounding."""
 _OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.MIXED: Role.DECODE}
 """The role that one replica changes to."""
 _TOGETHER = ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.MIXED), (Role.MIXED, Role.PREFILL))
@@ -40,6 +42,21 @@ def scaled(layout: Layout, factor: int) -> Layout:
 def grown(layout: Layout, factor: float) -> Layout:
     """A layout of about `factor` times as many replicas, of each kind at least one more."""
     return layout_of(Counter({key: max(round(factor * count), count + 1) for key, count in counts_of(layout).items()}))
+
+
+def filled(layout: Layout, degrees: Sequence[int], most_gpus: int, bound: Callable[[Layout], float]) -> Layout:
+    """The layout with further replicas of its roles, as long as there are GPUs for one that raises the bound.
+
+    Args:
+        bound: about the rate that a layout carries.
+    """
+    while True:
+        counts = counts_of(layout)
+        more = [layout_of(_with(counts, {(role, degree): 1})) for role in layout.groups for degree in degrees]
+        able = [each for each in more if each.gpus <= most_gpus and bound(each) > bound(layout) * _RAISED]
+        if not able:
+            return layout
+        layout = max(able, key=bound)
 
 
 def is_part(layout: Layout, whole: Layout) -> bool:

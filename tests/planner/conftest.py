@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.layout import appraisal, goodput_plan, goodput_search, trial
+from planner.layout import appraisal, goodput_plan, goodput_search, trial, whole
 from planner.layout.trial import Horizon
 
 
@@ -13,7 +13,7 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (goodput_search, goodput_plan):
         monkeypatch.setattr(module, "SHORT", short)
     monkeypatch.setattr(trial, "_LIFETIME", 1)
-    monkeypatch.setattr(goodput_plan, "ONCE", short)
+    monkeypatch.setattr(whole, "ONCE", short)
     long = Horizon(4.0, 0.0, 30, 120)
     for module in (appraisal, trial):
         monkeypatch.setattr(module, "LONG", long)

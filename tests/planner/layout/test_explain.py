@@ -10,8 +10,8 @@ import pytest
 from planner.layout.appraisal import VARIATIONS, Appraised, Figure
 from planner.layout.demand import Demand
 from planner.layout.explain import headroom_of, sentences, shortfall, slack_of
-from planner.layout.goodput_plan import GoodputPlan, NextStep
 from planner.layout.layout import Layout
+from planner.layout.plan import GoodputPlan, NextStep
 from planner.layout.trial import Trial
 
 from .lab import CASE
@@ -65,10 +65,10 @@ def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
     text = explained(replace(PLAN, layouts=[seen], has_fewest_gpus=True, scale=8))
     assert "are too many to try layouts one by one" in text
     assert "on 1/8 of the GPUs at 1/8 of the rate, and each replica found stands for 8" in text
-    assert "simulated once, with 300 sessions: prefill 1xTP1, decode 1xTP2 does not carry the rate there" in text
+    assert "simulated with 3 seeds, with 300 sessions: prefill 1xTP1, decode 1xTP2 does not carry the" in text
     text = explained(replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False))
     assert "The whole cluster was not simulated, because it was interrupted: the figures of prefill 1xTP1" in text
-    assert "simulated once" not in text
+    assert "simulated with 3 seeds" not in text
 
 
 def test_a_goodput_above_which_no_rate_failed_is_said_to_be_the_least() -> None:

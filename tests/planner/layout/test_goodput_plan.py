@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from math import inf
+from typing import Any
 
 import pytest
 
 from ampd.types import Slo
-from planner.layout import goodput_plan
-from planner.layout.case import PlanCase
+from planner.layout import goodput_plan, goodput_search
 from planner.layout.explain import sentences
-from planner.layout.goodput_plan import Wishes, make_goodput_plan, scale_of
+from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
+from planner.layout.plan import Wishes
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 
 from .lab import CASE as LAB_CASE
@@ -101,70 +101,35 @@ def test_without_a_rate_and_with_targets_that_none_meets_the_lowest_rate_that_wa
     assert "carry any rate that was tried" in " ".join(sentences(plan, case, {}))
 
 
-@pytest.mark.slow
-def test_a_large_cluster_is_planned_in_parts_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
-    assert scale_of(CASE, uses_all=False) == 1  # One GPU is enough for the rate.
-    assert scale_of(CASE, uses_all=True) == 2
-    plan = make_goodput_plan(CASE, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
-    assert plan.scale == 2
-    assert plan.rate == CASE.rate
-    (checked,) = plan.layouts
-    assert checked.layout.gpus == 2
-    assert checked.attainment.seeds == 1
-    assert checked.simulated["rounds"] > 0
-
-
-@pytest.mark.slow
-def test_a_large_cluster_that_does_not_carry_what_its_part_does_is_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(CASE, rate=150.0, gpus=8)
-    run = TrialTask.run
-    wholes: list[int] = []
-
-    def failing_at_first(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
-        made = run(task, case, end_s)
-        if task.rate < 150.0:
-            return made
-        wholes.append(task.layout.gpus)
-        return replace(made, met=0.5) if len(wholes) == 1 else made
-
-    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
-    monkeypatch.setattr(TrialTask, "run", failing_at_first)
-    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
-    assert plan.scale > 1
-    assert plan.enlarged == 1
-    assert plan.carries
-    assert wholes[0] < wholes[1] == plan.layouts[0].layout.gpus
-    assert "each kind of replica got more, 1 times" in " ".join(sentences(plan, case, {}))
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_without_the_check_of_a_large_cluster_the_figures_are_those_of_its_part(
-    is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = TrialTask.run
-
-    def interrupted(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
-        if end_s < inf:
-            raise KeyboardInterrupt
-        return run(task, case)
-
-    monkeypatch.setattr(goodput_plan, "MOST_GPUS", 1)
-    if is_interrupted:
-        monkeypatch.setattr(TrialTask, "run", interrupted)
-    plan = make_goodput_plan(CASE, Wishes(uses_all=True, jobs=1, budget_s=0.0))
-    (part,) = plan.layouts
-    assert not plan.is_checked
-    assert "--budget-s 0" in plan.stopped
-    assert (plan.scale, plan.rate, part.layout.gpus, part.goodput) == (2, CASE.rate, 2, None)
-    assert part.simulated["rounds"] > 0
-
-
 def test_a_check_is_given_up_when_the_time_is_over() -> None:
     task = TrialTask(Layout((), ((1, 1),)), CASE.rate, ONCE, 0, margin=None)
     with pytest.raises(TimeOverError):
         task.run(CASE, time.monotonic())
     assert task.run(CASE).is_whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_worse", [False, True])
+def test_gpus_that_are_left_get_replicas_unless_these_carry_less(
+    is_worse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single, both = Layout((), ((1, 1),)), Layout((), ((1, 2),))
+    monkeypatch.setattr(goodput_search, "proposals", lambda *_: [single])
+    monkeypatch.setattr(goodput_search, "neighbours", lambda *_: [])
+    run = TrialTask.run
+
+    def failing(task: TrialTask, *rest: Any) -> Trial:
+        made = run(task, *rest)
+        return replace(made, met=0.1) if is_worse and task.layout == both else made
+
+    monkeypatch.setattr(TrialTask, "run", failing)
+    case = replace(CASE, rate=0.0, kv_capacity_tokens={1: CASE.kv_capacity_tokens[1]})
+    plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert plan.layouts[0].layout == (single if is_worse else both)
+    text = " ".join(sentences(plan, case, {}))
+    assert (
+        "1 GPU remain unused, because more replicas are no better in simulations: co-located 2xTP1" in text
+    ) == is_worse
 
 
 @pytest.mark.slow

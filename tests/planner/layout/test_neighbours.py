@@ -6,7 +6,7 @@ import pytest
 
 from ampd.types import Role
 from planner.layout.layout import Layout
-from planner.layout.neighbours import counts_of, layout_of, neighbours
+from planner.layout.neighbours import counts_of, filled, layout_of, neighbours
 
 SPLIT = Layout(((2, 1),), ((2, 1),))
 DEGREES = (1, 2, 4)
@@ -62,3 +62,14 @@ def test_counts_and_layouts_are_the_same_thing() -> None:
     layout = Layout(((1, 3), (4, 1)), ((2, 2),), ((8, 1),))
     assert layout_of(counts_of(layout)) == layout
     assert counts_of(layout)[Role.PREFILL, 1] == 3
+
+
+def test_gpus_that_are_left_are_filled_with_replicas_that_raise_the_bound() -> None:
+    layout = Layout(((2, 1),), ((1, 1),))
+
+    def useful(each: Layout) -> float:
+        return float(sum(degree * count for degree, count in each.decode))
+
+    assert filled(layout, (1, 2, 4), 8, useful) == Layout(((2, 1),), ((1, 2), (4, 1)))
+    assert filled(layout, (1, 2, 4), 3, useful) == layout
+    assert filled(layout, (1, 2, 4), 8, lambda _: 1.0) == layout

@@ -1,0 +1,100 @@
+"""A plan: its layouts with their figures, and how it was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.layout.appraisal import Appraised, Figure
+from planner.layout.demand import Demand
+from planner.layout.layout import Layout
+from planner.layout.trial import Variation
+from planner.layout.trials import BUDGET_S
+
+INTERRUPTED = "it was interrupted"
+
+
+def time_over(budget_s: float) -> str:
+    """Why a search ended early."""
+    return f"the time was over (--budget-s {budget_s:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """More GPUs, the best layout with them, and how much more it carries.
+
+    Attributes:
+        gain: sessions per second, seed by seed.
+    """
+
+    more_gpus: int
+    best: Appraised
+    gain: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputPlan:
+    """The layouts, best first, with their figures.
+
+    Attributes:
+        has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
+        rate: sessions per second that the layouts were checked at.
+        next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
+        variations: attainment of the best layout under other circumstances.
+        stopped: why the simulations ended early; empty: they ended as planned.
+        is_decided: the search had ended before the simulations were stopped, so only figures are missing.
+        trials: how many simulations, or searches of goodput, were made.
+        scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
+            too large. `variations` are of this part. So are goodput and `next_step`, times `scale`.
+        is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
+        filled_gpus: GPUs that remained beside the parts and got replicas too.
+        is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
+            reserve.
+        none_carries: the search of a layout that carries the rate had ended without one before the simulations were
+            stopped.
+        fuller: a layout of more GPUs than the first one, and what its simulations showed, where GPUs are left although
+            as many as possible are wanted.
+        carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
+            not known.
+        enlarged: how often the whole layout was enlarged, because it did not carry the rate as its part did.
+    """
+
+    layouts: list[Appraised]
+    rate: float
+    attainment: float
+    demand: Demand
+    variations: list[tuple[Variation, Figure]]
+    next_step: NextStep | None
+    stopped: str
+    trials: int
+    has_fewest_gpus: bool = False
+    is_decided: bool = True
+    scale: int = 1
+    is_checked: bool = True
+    is_estimated: bool = False
+    none_carries: bool = False
+    carried_rate: float = 0.0
+    enlarged: int = 0
+    filled_gpus: int = 0
+    fuller: tuple[Layout, str] | None = None
+
+    @property
+    def carries(self) -> bool:
+        """Whether the best layout carries the rate."""
+        return self.layouts[0].carries_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to search.
+
+    Attributes:
+        uses_all: the most goodput of all GPUs, instead of the fewest GPUs that carry the rate.
+        top: layouts to show.
+        jobs: processes; None: one per core.
+        budget_s: seconds for the simulations.
+    """
+
+    uses_all: bool = False
+    top: int = 3
+    jobs: int | None = None
+    budget_s: float = BUDGET_S
