@@ -67,7 +67,7 @@ LEAVES_S = 2.0 * SLO.ttft_s
 _PROCESSES = {"prefill": "prefill", "decode": "decode", "coordinator": "router", "frontend": "dynamo.frontend"}
 """Kind of process -> the argument of its command line that names it."""
 _PAGE_BYTES, _TICKS_PER_S = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-_MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
+MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
 _GIB = 1 << 30
 
 
@@ -335,7 +335,7 @@ class Watch:
             most["queue_changes"] = max(most["queue_changes"], await self._redis.hlen(key))
 
     def _memory(self) -> None:
-        for kind, pid in _processes():
+        for kind, pid in graph_processes():
             with suppress(OSError, IndexError):  # it has just ended
                 size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
                 self.most_bytes[kind] = max(self.most_bytes.get(kind, 0), size)
@@ -344,14 +344,14 @@ class Watch:
 def cpu_s() -> dict[str, float]:
     """Kind of process -> seconds of CPU that all of them used."""
     used = Counter[str]()
-    for kind, pid in _processes():
+    for kind, pid in graph_processes():
         with suppress(OSError, IndexError):
             ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
             used[kind] += sum(map(int, ticks)) / _TICKS_PER_S
     return dict(used)
 
 
-def _processes() -> Iterator[tuple[str, int]]:
+def graph_processes() -> Iterator[tuple[str, int]]:
     """The graph's processes with their kinds."""
     for pid in _descendants(os.getpid()):
         with suppress(OSError):
@@ -373,7 +373,7 @@ def _descendants(pid: int) -> list[int]:
 def memory_limits() -> dict[str, int]:
     """Kind of process -> the limit of its memory in the manifest."""
     limits = {}
-    for component in yaml.safe_load(_MANIFEST.read_text(encoding="utf-8"))["spec"]["components"]:
+    for component in yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))["spec"]["components"]:
         for container in component["podTemplate"]["spec"]["containers"]:
             memory = container.get("resources", {}).get("limits", {}).get("memory")
             if container["name"] == "main" and memory:
