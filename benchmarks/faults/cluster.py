@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -290,9 +291,11 @@ class LiveGraph:
         return self._kind.engine
 
     @property
-    def has_usual_size(self) -> bool:
-        """Whether as many workers run as at the start."""
-        return all(len(self.of(kind)) == self._kind.sizes[kind] for kind in _WORKERS)
+    def usual_members(self) -> frozenset[str]:
+        """The names of all processes if as many of each kind run as at the start, and all of them serve; else none."""
+        running = [member for member in self.members if member.is_running]
+        is_usual = Counter(member.kind for member in running) == Counter(self._kind.sizes)
+        return frozenset(member.name for member in running if is_usual and all(each.is_ready for each in running))
 
     def worker(self, worker_id: str) -> Member:
         return next(member for member in self.members if member.id == worker_id)
@@ -358,6 +361,14 @@ class LiveGraph:
             if all(len(self.of(kind)) >= sizes[kind] for kind in KINDS):
                 return
         raise RuntimeError("the processes do not start")
+
+    async def end_surplus(self, spared: Collection[Member]) -> None:
+        """End the workers that are more than at the start, but for those that are spared."""
+        for kind in _WORKERS:
+            leaving = [member for member in self.of(kind) if member not in spared]
+            for member in leaving[: max(0, len(self.of(kind)) - self._kind.sizes[kind])]:
+                await self.end(member, signal.SIGTERM)
+        await self.until_whole()
 
     # -- state
 

@@ -21,6 +21,9 @@ from typing import Any
 SOCKET_VARIABLE = "FAULTS_SOCKET"
 """Environment variable with the path of the process' socket."""
 
+WITHOUT_KV = "known sessions without KV"
+"""Figure of sessions whose KV a worker has dropped before they ended. It forgets them after half an hour."""
+
 TASK_EXCEPTION = "task-exception"
 KV_FAILS = "kv-fails"
 KV_STALLS = "kv-stalls"
@@ -101,6 +104,12 @@ async def open_control(figures: Callable[[], dict[str, Any]]) -> asyncio.Server:
             await writer.drain()
 
     return await asyncio.start_unix_server(answer, os.environ[SOCKET_VARIABLE])
+
+
+def session_figures(sessions: Any) -> dict[str, int]:
+    """Sessions that a worker keeps KV of, and those that it only knows until their time to live is over."""
+    kept = sum(use.is_held or bool(use.running) for use in sessions._uses.values())
+    return {"kept sessions": kept, WITHOUT_KV: len(sessions._uses) - kept}
 
 
 def _process_figures() -> dict[str, Any]:

@@ -16,6 +16,8 @@ MUST_BE_ZERO = (
     "page leases",
     "writers",
     "session tokens",
+    "kept sessions",
+    "NIXL reads",
     "watched calls",
     "undeleted bindings",
     "background work",

@@ -14,11 +14,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, SOCKET_VARIABLE
+from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, SOCKET_VARIABLE, session_figures
 from tests.harness.forked_engines import fork
 
 WATCHDOG_S = 6.0
 """How long an engine may stand still here. Real workers wait a minute."""
+
+RESTART_WINDOW_S = 60.0
+"""An engine that is lost more than three times within this time stays lost. In real workers it is ten minutes, in which
+the harness breaks more engines."""
 
 FORGET_S = 60.0
 """A worker from which nothing was read for this long is forgotten. Real workers forget it after ten minutes."""
@@ -129,7 +133,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "page leases": len(directory._leases),
         "writers": len(directory._writers),
         "session tokens": directory.session_tokens,
-        "kept sessions": len(rounds._sessions._uses),
+        **session_figures(rounds._sessions),
         "store tokens": directory.figures.used_tokens,
         "NIXL peers": len(transport._remotes) + len(transport._leaving),
         "NIXL reads": len(transport._active),

@@ -28,6 +28,7 @@ from benchmarks.faults.inside import (
     REPEATS_TOKENS,
     fail_on_demand,
     open_control,
+    session_figures,
 )
 
 DEADLY_PROMPT = [299] * 8
@@ -52,6 +53,7 @@ def install() -> None:
         from benchmarks.faults import sglang_worker
 
         supervised.STALL_FLOOR_S = sglang_worker.WATCHDOG_S
+        supervised.RESTART_WINDOW_S = sglang_worker.RESTART_WINDOW_S
         sglang_worker.install_engines()
         sglang_worker.install_kv()
         _install_control(sglang_worker.figures)
@@ -90,7 +92,7 @@ def figures(worker: Any) -> dict[str, Any]:
         "page leases": len(directory._leases),
         "writers": len(directory._writers),
         "session tokens": directory.session_tokens,
-        "kept sessions": len(rounds._sessions._uses),
+        **session_figures(rounds._sessions),
         "store tokens": directory.figures.used_tokens,
     }
 

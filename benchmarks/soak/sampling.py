@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.faults.cluster import LiveGraph, Member
-from benchmarks.soak.trend import NOT_JUDGED, OTHER_SIZE, Point
+from benchmarks.soak.trend import NOT_JUDGED, UNSETTLED, Point
 
 REDIS = "redis"
 _ANSWER_S = 2.0
@@ -26,7 +26,12 @@ _NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descrip
 _KIB = 1024
 
 _PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue", "NIXL peers")
-"""Figures that follow the number of workers, which churn changes. They have another name then."""
+"""Figures that follow the number of processes, which churn changes. They have another name then."""
+
+SETTLED_S = 5.0
+"""How long the usual processes have served before connections between them count.
+
+A worker that replaces another one is a process long before the others are connected with it."""
 
 
 class Sampler:
@@ -44,6 +49,8 @@ class Sampler:
         self._graph = graph
         self._interval_s = interval_s
         self._is_over = asyncio.Event()
+        self._members: frozenset[str] = frozenset()
+        self._members_since_s = self.start_s
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Sampler:
@@ -96,11 +103,18 @@ class Sampler:
                 figures |= {"used bytes": info["used_memory"], "connections": info["connected_clients"]}
                 self._add(REDIS, figures)
 
+    def is_settled(self) -> bool:
+        """Whether as many processes serve as at the start, and have done so for `SETTLED_S`, as far as was looked."""
+        members, now_s = self._graph.usual_members, time.monotonic()
+        if members != self._members:
+            self._members, self._members_since_s = members, now_s
+        return bool(members) and now_s >= self._members_since_s + SETTLED_S
+
     def _add(self, process: str, figures: dict[str, float]) -> None:
         at_s = time.monotonic()
-        other_size = "" if self._graph.has_usual_size else OTHER_SIZE
+        unsettled = "" if self.is_settled() else UNSETTLED
         for figure, value in figures.items():
-            self.series[process, figure + other_size * (figure in _PER_WORKER)].append((at_s, value))
+            self.series[process, figure + unsettled * (figure in _PER_WORKER)].append((at_s, value))
         if self.file is not None:
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"at_s": at_s - self.start_s, "process": process, **figures}) + "\n")
@@ -137,7 +151,7 @@ def _engine_figures(pids: Collection[int]) -> dict[str, float]:
     with suppress(OSError):
         for pid in pids:
             sums.update(process_figures(pid))
-        return {f"engine {figure}": value for figure, value in sums.items() if figure != NOT_JUDGED}
+        return {f"engine {figure}": value for figure, value in sums.items() if figure not in NOT_JUDGED}
     return {}
 
 

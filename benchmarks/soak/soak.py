@@ -25,7 +25,7 @@ from benchmarks.faults.moments import Moment, Stage
 from benchmarks.faults.strike import strike
 from benchmarks.soak.churn import Change, change
 from benchmarks.soak.replay import ReplayedLoad
-from benchmarks.soak.sampling import REDIS, Sampler
+from benchmarks.soak.sampling import REDIS, SETTLED_S, Sampler
 from benchmarks.soak.soaked import Soaked, modelled
 from benchmarks.soak.trend import WINDOWS, Trend, trends
 from tests.waiting import until
@@ -38,6 +38,7 @@ INTERVAL_S = 5.0
 REST_AFTER_WINDOWS = 0.5
 """The load rests after this share of a window of the trends, so that each window has a sample without sessions."""
 RELEASED_WITHIN_S = 10.0
+SETTLED_WITHIN_S = 3 * SETTLED_S
 
 
 @dataclass
@@ -48,7 +49,8 @@ class SoakResult:
         events: by name; those that missed their moment are counted in `missed` as well.
         rounds: by ending. errors: the beginnings of the texts of rounds that failed clearly, with their number.
         ended_late: sessions that were still open when the load rested, because the event that they belonged to had
-            failed, or because their last round had. The harness has then ended them.
+            failed, or because their last round was not served within `Soaked.bound_s`, although it was sent again and
+            again. The harness has then ended them. Each one is a violation, too.
         violations: of the invariants, with what was left behind at the end.
         trends: of the processes that lived through the second half.
     """
@@ -140,6 +142,7 @@ class _Run:
                     await load.rest()
                     await self._end_open_sessions()
                     await self._until_released()
+                    await self._until_settled(sampler)
                     await sampler.take()
                     load.go_on()
                     rested_s = time.monotonic()
@@ -180,6 +183,7 @@ class _Run:
         """End what a failed event left open, so that only the product's own leaks are left."""
         for session_id in self._client.open_sessions():
             self.result.ended_late.append(session_id)
+            self._violated(session_id, f"its last round was not served within {self._soaked.bound_s:g} s")
             agent = Agent(self._client, self._expected, session_id, random.Random(session_id))
             await agent.round(PAGE_TOKENS, 1, is_final=True, options=tenant_options(session_id))
 
@@ -195,6 +199,12 @@ class _Run:
 
         with suppress(TimeoutError):
             await until(is_released, RELEASED_WITHIN_S, poll_s=0.2)
+
+    async def _until_settled(self, sampler: Sampler) -> None:
+        """As many workers as at the start, so that there are samples in which connections can be judged."""
+        await self._graph.end_surplus(self.elders)
+        with suppress(TimeoutError):
+            await until(sampler.is_settled, SETTLED_WITHIN_S, poll_s=0.2)
 
     async def _restore(self) -> None:
         """After a failed event: end the workers that it has added, and start those that are missing."""

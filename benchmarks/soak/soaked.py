@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.faults import setting
 from benchmarks.faults.faults import FAULTS
+from benchmarks.faults.foreign_workers import FOREIGN_FAULTS
 from benchmarks.faults.setting import Setting
 
 SMALL_STORES = ("--kv-store-tokens", "32768", "--kv-capacity-tokens", "16384")
@@ -15,6 +16,7 @@ _ENDS_ANY_WORKER = ("deadly-request", "rolling-restart", "rolling-weights")
 SOAKED = {name: fault for name, fault in FAULTS.items() if name not in _ENDS_ANY_WORKER}
 """Faults that leave the first process of each kind alive. Churn replaces workers as a rolling restart does."""
 
+_FOREIGN = [fault.name for fault in FOREIGN_FAULTS]
 _WITH_ANY_ENGINE = ("kill-coordinator", "kill-frontend", "redis-killed", "redis-frozen", "duplicates", "client-leaves")
 
 
@@ -42,7 +44,9 @@ def sglang() -> Soaked:
     from benchmarks.faults.sglang import sglang_graph
 
     usual = setting.sglang()
-    faults = {**usual.faults, **{name: FAULTS[name] for name in _WITH_ANY_ENGINE}}
+    # The answers of workers with other weights or another dtype cannot be learnt here.
+    known = {name: fault for name, fault in usual.faults.items() if name not in _FOREIGN}
+    faults = {**known, **{name: FAULTS[name] for name in _WITH_ANY_ENGINE}}
     kind = sglang_graph(prefill=2, store_gib="0.1")
     return Soaked(replace(usual, faults=faults, kind=kind), agents=2, bound_s=120.0)
 

@@ -1,15 +1,19 @@
 """Whether a figure of a process grows: a robust slope over the second half of a soak, against a stated bound.
 
-The load moves most figures up and down. A leak lifts what is left when the load is low. Therefore the slope is that of
-the lowest values: the half is divided into `WINDOWS` equal parts, and each gives its minimum.
+The load moves most figures up and down. The half is divided into `WINDOWS` equal parts, and each gives its lowest value
+and its mean. A leak lifts both. A process that is away for a moment lowers only the lowest values, and a burst of the
+load raises only the means, so that the smaller one of their slopes counts.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
+
+from benchmarks.faults.inside import WITHOUT_KV
 
 Point = tuple[float, float]
 """Seconds since the start, value."""
@@ -17,6 +21,7 @@ Point = tuple[float, float]
 WINDOWS = 15
 _MIB = 1 << 20
 _LEAST_POINTS = 4
+_LEAST_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +39,17 @@ MEMORY_BOUND = Bound(absolute=2.0 * _MIB, share=0.02)
 TOKENS_BOUND = Bound(absolute=512.0, share=0.1)
 COUNT_BOUND = Bound(absolute=1.0, share=0.05)
 
-NOT_JUDGED = "PSS bytes"
-"""The share of memory depends on how many processes share it."""
+NOT_JUDGED = ("PSS bytes", WITHOUT_KV)
+"""The share of memory depends on how many processes share it. A session without KV is forgotten after half an hour."""
 
-OTHER_SIZE = ", other number of workers"
-"""End of the name of a figure that was taken while more or fewer workers ran than at the start. It is not judged."""
+UNSETTLED = ", while processes come and go"
+"""End of the name of a figure that was taken while more or fewer processes served than at the start, or shortly after
+one was replaced. It is not judged."""
 
 
 def bound_of(figure: str) -> Bound | None:
     """None: the figure is not judged."""
-    if figure == NOT_JUDGED or figure.endswith(OTHER_SIZE):
+    if figure in NOT_JUDGED or figure.endswith(UNSETTLED):
         return None
     if figure.endswith("bytes"):
         return MEMORY_BOUND
@@ -56,8 +62,8 @@ class Trend:
 
     Attributes:
         typical, most: median and maximum.
-        growth: slope of the lowest values times the length of the half.
-        bound: the largest growth that counts as flat; None: not judged.
+        growth: slope of the lowest values or of the means, the smaller one, times the length of the half.
+        bound: the largest growth that counts as flat; None: not judged, as where too few samples could be.
     """
 
     process: str
@@ -81,15 +87,26 @@ def slope(points: Sequence[Point]) -> float:
     )
 
 
-def lowest(points: Sequence[Point], start_s: float, end_s: float) -> list[Point]:
-    """The point with the lowest value of each window between `start_s` and `end_s`."""
+def windows(points: Sequence[Point], start_s: float, end_s: float) -> list[list[Point]]:
+    """The points of each window between `start_s` and `end_s` that has any."""
     window_s = (end_s - start_s) / WINDOWS
-    found: dict[int, Point] = {}
+    found: dict[int, list[Point]] = defaultdict(list)
     for point in points:
-        window = int((point[0] - start_s) / window_s)
-        if window not in found or point[1] < found[window][1]:
-            found[window] = point
+        found[int((point[0] - start_s) / window_s)].append(point)
     return list(found.values())
+
+
+def growth_of(points: Sequence[Point], start_s: float, end_s: float) -> float | None:
+    """By how much the lowest values and the means of the windows both grow between `start_s` and `end_s`.
+
+    None: too few windows have points.
+    """
+    found = windows(points, start_s, end_s)
+    if len(found) < _LEAST_WINDOWS:
+        return None
+    lowest = [min(members, key=lambda point: point[1]) for members in found]
+    means = [(fmean(at_s for at_s, _ in members), fmean(value for _, value in members)) for members in found]
+    return min(slope(lowest), slope(means)) * (end_s - start_s)
 
 
 def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, end_s: float) -> list[Trend]:
@@ -112,7 +129,7 @@ def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, en
             continue
         values = [value for _, value in second]
         typical = median(values)
-        growth = slope(lowest(second, half_s, end_s)) * (end_s - half_s)
-        bound = bound_of(figure)
-        found.append(Trend(process, figure, typical, max(values), growth, bound.of(typical) if bound else None))
+        growth = growth_of(second, half_s, end_s)
+        bound = bound_of(figure) if growth is not None else None
+        found.append(Trend(process, figure, typical, max(values), growth or 0.0, bound.of(typical) if bound else None))
     return found

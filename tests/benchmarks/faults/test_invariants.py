@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.faults.cell import disturbances, recover_s
+from benchmarks.faults.inside import WITHOUT_KV, session_figures
 from benchmarks.faults.invariants import MUST_BE_ZERO, check_endings, check_idle, check_owners
 from benchmarks.faults.load import Ending, RoundResult
+from workers.session_releaser import _Use
 
 TASKS = {"decode": {"publisher": 1}}
 
@@ -89,3 +92,8 @@ def test_a_session_recovers_with_its_next_token() -> None:
     assert recover_s(waits, 0.6, lasts=False) == pytest.approx(3.9), "from the fault to the last of them"
     assert recover_s(waits, 0.6, lasts=True) == pytest.approx(2.5), "the longest wait"
     assert recover_s([], 0.6, lasts=True) == recover_s([], 0.6, lasts=False) == 0.0
+
+
+def test_a_session_that_is_kept_has_kv_or_a_round() -> None:
+    uses = {"a": _Use(is_held=True), "b": _Use(running=1), "c": _Use(), "d": _Use(rounds=2)}
+    assert session_figures(SimpleNamespace(_uses=uses)) == {"kept sessions": 2, WITHOUT_KV: 2}

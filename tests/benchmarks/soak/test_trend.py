@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.soak.trend import OTHER_SIZE, Point, slope, trends
+from benchmarks.soak.trend import UNSETTLED, Point, slope, trends
 
 MINUTES = 30
 
@@ -50,7 +50,44 @@ def test_a_figure_of_another_number_of_workers_is_listed_and_not_judged() -> Non
     """Connections follow the number of workers: only those of the usual number show a leak."""
     at_rest = [point for point in series(lambda _: 20.0) if 300 < point[0] % 600 < 540]
     with_more = [(at_s, 20.0 + at_s / 300) for at_s, _ in series(lambda _: 0.0) if not 300 < at_s % 600 < 540]
-    points = {("decode-1", "sockets"): at_rest, ("decode-1", f"sockets{OTHER_SIZE}"): with_more}
+    points = {("decode-1", "sockets"): at_rest, ("decode-1", f"sockets{UNSETTLED}"): with_more}
     found = trends(points, 0.0, MINUTES * 60.0)
-    assert {each.figure: each.bound is None for each in found} == {"sockets": False, f"sockets{OTHER_SIZE}": True}
+    assert {each.figure: each.bound is None for each in found} == {"sockets": False, f"sockets{UNSETTLED}": True}
     assert not any(each.is_growing for each in found)
+
+
+def replaced(at_s: float) -> bool:
+    """Whether a peer is away: for half a minute, in two of five windows of the first quarter of the second half."""
+    return at_s > 900 and at_s < 1200 and at_s % 120 < 40
+
+
+def test_sockets_that_dip_while_a_peer_is_replaced_do_not_grow() -> None:
+    """Early dips would make a slope of the lowest values alone."""
+    rng = random.Random(0)
+    dips = series(lambda at_s: 32 if replaced(at_s) else 35 + rng.choice((0, 0, 1)))
+    assert growing("sockets", dips) == [False]
+
+
+def test_a_leak_of_sockets_is_found_although_they_dip() -> None:
+    rng = random.Random(0)
+    leaking = series(lambda at_s: (32 if replaced(at_s) else 35) + at_s // 180 + rng.choice((0, 0, 1)))
+    assert growing("sockets", leaking) == [True]
+
+
+def test_a_leak_is_found_in_the_few_samples_in_which_the_processes_were_settled() -> None:
+    points = [(at_s, 35.0 + at_s // 240) for at_s, _ in series(lambda _: 0.0) if at_s % 150 < 10]
+    assert growing("sockets", points) == [True]
+
+
+def test_bursts_of_the_load_are_no_growth() -> None:
+    bursts = series(lambda at_s: 20.0 + 10 * (at_s > 1300 and at_s % 120 >= 20))
+    assert growing("descriptors", bursts) == [False]
+
+
+def test_a_figure_with_too_few_samples_is_not_judged() -> None:
+    points = [(at_s, at_s) for at_s in (1790.0, 1792.0, 1794.0, 1796.0, 1798.0)]
+    (found,) = trends(
+        {("decode-1", "sockets"): points, ("decode-1", "rounds"): series(lambda _: 0.0)}, 0.0, MINUTES * 60.0
+    )[:1]
+    assert found.bound is None
+    assert not found.is_growing
