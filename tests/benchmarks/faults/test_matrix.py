@@ -9,15 +9,17 @@ import pytest
 from benchmarks.faults import cell
 from benchmarks.faults.__main__ import run
 from benchmarks.faults.cell import CellResult
+from benchmarks.faults.cluster import live_graph
 from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.kv_faults import SABOTAGE
 from benchmarks.faults.matrix import tables
 from benchmarks.faults.moments import Moment
+from benchmarks.faults.setting import modelled
 from tests.waiting import PATIENCE_S
 
 CELLS = {
     Moment.PREFILLING: ("kill-prefill",),
-    Moment.DECODING: ("kill-decode", "redis-full"),
+    Moment.DECODING: ("redis-full",),
 }
 
 
@@ -36,6 +38,23 @@ async def test_no_round_is_lost_and_no_token_is_wrong(
         assert result.violations == []
         assert (result.failed, result.lost, result.wrong) == (0, 0, 0)
         assert result.completed == result.accepted > 0
+
+
+@pytest.mark.slow
+async def test_a_stream_goes_on_without_a_wrong_token_when_its_decode_worker_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one cell of `make test`, which may take longer than its other tests. No other cell says as much."""
+    monkeypatch.setattr(cell, "BOUND_S", PATIENCE_S)
+    monkeypatch.setattr(cell, "IDLE_WITHIN_S", PATIENCE_S)
+    setting = modelled()
+    async with live_graph(tmp_path, setting.kind) as graph:
+        runner = setting.runner(graph)
+        await runner.start()
+        result = await runner.run(FAULTS["kill-decode"], Moment.DECODING)
+    assert result.violations == []
+    assert (result.failed, result.lost, result.wrong) == (0, 0, 0)
+    assert result.completed == result.accepted > 0
 
 
 @pytest.mark.long
