@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.faults.cluster import Member
 from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
 from benchmarks.faults.load import RETRY_PAUSE_S
 from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, LOCAL, OUTPUT_TOKENS, Moment
@@ -35,8 +36,16 @@ def _nested(levels: int) -> dict[str, Any]:
     return schema
 
 
-TOO_LARGE = "a prompt of 10 MB"
-"""More than the frontends' limit of bodies."""
+TOO_LARGE = {"a prompt of 10 MB": 10_000_000, "a prompt of 45 MB": 45_000_000}
+"""Bytes of text, more than the frontends' limit of bodies."""
+
+_BROKEN_GRAMMAR = 'root ::= ("a" | missing'
+_ENDLESS_GRAMMAR = 'root ::= root root | "a"'
+_EXPLODING_GRAMMAR = 'root ::= part{60,100}\npart ::= part part part | "a" | part "a" | "a" part'
+_EXPLODING = "(((a{1,100}){1,100}){1,100}){60,100}"
+"""A text fits it in so many ways that each further token takes longer than the one before."""
+
+_MANY_STEPS = {"max_tokens": 60}
 
 POISON: dict[str, dict[str, Any]] = {
     "a token id outside the vocabulary": {"prompt": [10**9] * 20},
@@ -48,7 +57,7 @@ POISON: dict[str, dict[str, Any]] = {
     "a negative length": {"prompt": [30] * 20, "max_tokens": -1},
     "a length that is no number": {"prompt": [30] * 20, "max_tokens": "many"},
     "an unknown model": {"prompt": [30] * 20, "model": "nobody"},
-    TOO_LARGE: {"prompt": "x" * 10_000_000},
+    **{name: {"prompt": "x" * size} for name, size in TOO_LARGE.items()},
     "many choices": {"prompt": [30] * 300, "n": 128},
 }
 """As completions, of which Dynamo's frontend turns each error of a coordinator into status 500."""
@@ -56,6 +65,13 @@ POISON: dict[str, dict[str, Any]] = {
 POISON_CHATS: dict[str, dict[str, Any]] = {
     "a target that is no number": {"nvext": {"annotations": ["ttft_target:soon"]}},
     "a target beyond all numbers": {"nvext": {"annotations": ["ttft_target:1e999", "itl_target:-1"]}},
+    "targets of the smallest number": {"nvext": {"annotations": ["ttft_target:5e-324", "itl_target:5e-324"]}},
+    "an EBNF grammar": {"guided_grammar": 'root ::= "yes" | "no"'},
+    "an EBNF grammar without its end": {"guided_grammar": _BROKEN_GRAMMAR},
+    "an EBNF grammar that refers to itself": {"guided_grammar": _ENDLESS_GRAMMAR, **_MANY_STEPS},
+    "an EBNF grammar that explodes": {"guided_grammar": _EXPLODING_GRAMMAR, **_MANY_STEPS},
+    "a regular expression that explodes": {"guided_regex": _EXPLODING, **_MANY_STEPS},
+    "a pattern that explodes": {**_within({"type": "string", "pattern": _EXPLODING}), **_MANY_STEPS},
     "a regular expression without its end": _within({"type": "string", "pattern": "("}),
     "an expression that repeats repetitions": _within({"type": "string", "pattern": "(((a{1,50}){1,50}){1,50})"}),
     "a schema of many levels": _within(_nested(60)),
@@ -121,7 +137,7 @@ async def complaints_of(
         reply = await http.post(path, json=body, headers=headers)
     except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
         # A frontend answers 413 before it has read the body, and closes. Then the client may miss the answer.
-        return [] if name == TOO_LARGE else [f"{name}: {error!r}"]
+        return [] if name in TOO_LARGE else [f"{name}: {error!r}"]
     except httpx.HTTPError as error:
         return [f"{name}: {error!r}"]
     is_hidden = path == "/v1/completions" and "Failed to fold completions stream" in reply.text
@@ -149,8 +165,13 @@ _DEADLY_SENDINGS = 5
 
 
 async def _kill_by_request(scene: Scene) -> None:
+    """Begin to send it. All sendings together may take longer than the victim is at the moment."""
+    scene.kept["alive"] = scene.graph.workers
+    scene.running.append(asyncio.create_task(_send_deadly(scene, scene.kept["alive"])))
+
+
+async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     """It ends two workers at most. Sent again, as clients do, it is refused by each coordinator and ends no other."""
-    scene.kept["alive"] = alive = scene.graph.workers
     # Another prompt for each run, because coordinators refuse it for ten minutes.
     body = completion([*DEADLY_PROMPT, *random_prompt(scene.stage.rng(scene.stage.name), 40)], max_tokens=2)
     for number in range(1, _DEADLY_SENDINGS + 1):
@@ -203,6 +224,7 @@ REQUEST_FAULTS = [
         _GROUP,
         f"a request that ends each worker which takes it, sent {_DEADLY_SENDINGS} times",
         _kill_by_request,
+        _join,
         has_struck=_has_ended_workers,
         aim_s=DEATH_AIM_S,
     ),

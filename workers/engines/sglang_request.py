@@ -55,8 +55,9 @@ def sampling_params(
     params = {
         **{name: options.get(name) for name in _SAMPLING_FIELDS},
         "sampling_seed": options.get("seed"),
-        "ignore_eos": stop.get("ignore_eos"),
-        # A grammar says when the output ends. Then only a stop token is left, which `min_new_tokens` would forbid.
+        # A grammar says when the output ends. Then only a stop token is left, which `min_new_tokens` would forbid, and
+        # behind which `ignore_eos` would add tokens that the grammar does not allow.
+        "ignore_eos": None if guide else stop.get("ignore_eos"),
         "min_new_tokens": None if guide else _min_tokens(request, stop),
         "stop_token_ids": known_tokens(stop_token_ids, vocabulary_size) or None,
         **guide,

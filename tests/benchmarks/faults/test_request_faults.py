@@ -11,7 +11,6 @@ import pytest
 import router.coordinator
 from benchmarks.faults.request_faults import (
     COORDINATOR_FAILED,
-    TOO_LARGE,
     complaints_of,
     deadly_complaints,
     unexpected_failures,
@@ -43,8 +42,8 @@ def test_coordinators_log_this_line() -> None:
         ("a", COMPLETIONS, FOLDED, True),
         ("a", CHATS, httpx.ReadError("closed"), False),
         ("a", CHATS, httpx.ReadTimeout("late"), False),
-        (TOO_LARGE, COMPLETIONS, httpx.ReadError("closed"), True),
-        (TOO_LARGE, COMPLETIONS, httpx.ReadTimeout("late"), False),
+        ("a prompt of 45 MB", COMPLETIONS, httpx.ReadError("closed"), True),
+        ("a prompt of 45 MB", COMPLETIONS, httpx.ReadTimeout("late"), False),
     ],
 )
 async def test_a_poisonous_request_needs_a_clear_refusal(

@@ -30,12 +30,15 @@ def test_min_p_is_refused_where_sglang_would_end() -> None:
 
 
 def test_a_grammar_decides_when_its_output_may_end() -> None:
-    """At its end only a stop token is left, and SGLang ends where `min_new_tokens` forbids it."""
-    stops = {"min_tokens": 20, "stop_token_ids": [7]}
+    """At its end only a stop token is left. `min_new_tokens` forbids it, and `ignore_eos` goes on behind it."""
+    stops = {"min_tokens": 20, "stop_token_ids": [7], "ignore_eos": True}
     guided = {"sampling_options": {"guided_decoding": {"choice": ["a", "b"]}}, "stop_conditions": stops}
-    assert "min_new_tokens" not in sampling_params(EngineRequest("r", "s", [1, 2], 40, request=guided))
+    assert (
+        not {"min_new_tokens", "ignore_eos"}
+        & sampling_params(EngineRequest("r", "s", [1, 2], 40, request=guided)).keys()
+    )
     free = sampling_params(EngineRequest("r", "s", [1, 2], 40, request={"stop_conditions": stops}))
-    assert free["min_new_tokens"] == 20
+    assert (free["min_new_tokens"], free["ignore_eos"]) == (20, True)
 
 
 GUIDES: dict[str, tuple[str, Any]] = {
