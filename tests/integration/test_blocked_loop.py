@@ -15,7 +15,7 @@ from tests.harness.graph import Graph, completion, profile
 from tests.harness.hanging_policies import DEADLY_TOKENS
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 HOST = "127.0.0.1"
 
