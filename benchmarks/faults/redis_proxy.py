@@ -15,7 +15,21 @@ from dataclasses import dataclass, field
 from benchmarks.faults.redis_server import PASSWORD, USER
 from tests.harness.tcp_proxy import TcpProxy
 
-_ERROR = re.compile(rb"(?:^|\r\n)-([A-Z]+) ")
+_ERROR = re.compile(rb"(?:^|\r\n)-([A-Z]+ [^\r\n]*)")
+_WORD = re.compile(rb"(?:^|: -)([A-Z]+) ")
+"""Of an error. That of a script has the word of the command's own error behind its line number."""
+
+_NO_PERMISSION = b"The user executing the script can't run"
+"""A script's error has no word of its own for NOPERM."""
+
+
+def refusals(data: bytes) -> list[str]:
+    """The words of the error answers among `data`."""
+    found = []
+    for error in _ERROR.findall(data):
+        found += [word.decode() for word in _WORD.findall(error)]
+        found += ["NOPERM"] * (_NO_PERMISSION in error)
+    return found
 
 
 @dataclass
@@ -23,7 +37,7 @@ class Seen:
     """What has passed since the latest fault.
 
     Attributes:
-        refusals: error answers, by their first word. delayed: answers that the proxy has held back.
+        refusals: error answers, by their word. delayed: answers that the proxy has held back.
         broken: connections that a server has closed or not taken. opened: new ones, by the port of the server.
         waiting_since_s: connection -> when its oldest command without an answer passed.
     """
@@ -43,7 +57,7 @@ class Seen:
         """A client gets something."""
         self.end(client)
         self.delayed += delay_s > 0
-        self.refusals.update(word.decode() for word in _ERROR.findall(data))
+        self.refusals.update(refusals(data))
 
     def end(self, client: asyncio.StreamWriter) -> None:
         """A client waits no more, perhaps because it has gone."""

@@ -26,6 +26,7 @@ _SLOW_TO_STRIKE = ("redis-loading", "redis-frozen", "redis-slow-1000ms")
 """These take seconds."""
 
 _ANSWER_S = 3.0
+_WRITES = "return redis.call('SET', KEYS[1], 'value')"
 
 TRIED = [
     pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] * (fault.name in _SLOW_TO_STRIKE))
@@ -47,11 +48,11 @@ async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def use(scene: Scene, times: int = 3) -> None:
-    """Commands as a process of the graph sends them: a write, and a script that asks for the time."""
+    """Scripts as a process of the graph sends them: one asks for the time, one writes."""
     for _ in range(times):
         async with Redis.from_url(scene.graph.proxy.url, socket_timeout=_ANSWER_S) as client:
             with suppress(RedisError, OSError):
-                await client.set("key", "value")
+                await client.eval(_WRITES, 1, "key")
             with suppress(RedisError, OSError):
                 await client.eval("return redis.call('TIME')", 0)
         await asyncio.sleep(0)
