@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.layout.case import PlanCase
 from planner.layout.costs import Costs, costs_of
+from planner.layout.feedback import corrected
 from planner.layout.fluid import fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, is_part, neighbours, scaled
@@ -74,6 +75,8 @@ class Search:
         self._trials = trials
         self._failed: list[Layout] = []
         self._scaled_up: Layout | None = None
+        self._most_carried: dict[Layout, float] = {}
+        """The highest rates that layouts carried in short trials."""
 
     def fewest(self) -> None:
         """Layouts of few GPUs that carry the case's rate, as `carrying`; empty: none was found."""
@@ -219,6 +222,7 @@ class Search:
         self._show()
         self.rate = max((self.expected.bound(layout) for layout in standing), default=1.0)
         standing = self._raised(self._lowered(standing), _WIDE)
+        self._feed_back()
         centres: set[Layout] = set()
         for _ in range(_ROUNDS):
             fresh = [layout for layout in self.best[:_CENTRES] if layout not in centres]
@@ -232,6 +236,15 @@ class Search:
             carrying = [layout for layout in self.best if self._carries(layout)]
             if carrying:
                 self._raised(carrying, _NARROW)
+
+    def _feed_back(self) -> None:
+        """Try what the programme proposes with costs that fit to the rates that layouts carried."""
+        proposed = proposals(corrected(self.expected, self._most_carried), self.case.gpus)
+        fresh = [layout for layout in proposed if layout not in self.best]
+        carrying = [layout for layout, trial in self._tried(fresh) if trial.carries(self.case.attainment)]
+        self._rank(list(dict.fromkeys([*self.best, *fresh])))
+        if carrying:
+            self._raised(carrying, _NARROW)
 
     def _lowered(self, layouts: Sequence[Layout]) -> list[Layout]:
         """The layouts that carry a rate, which is lowered until one does."""
@@ -274,7 +287,11 @@ class Search:
 
     def _tried(self, layouts: Sequence[Layout]) -> list[tuple[Layout, Trial]]:
         tasks = [self._task(layout) for layout in layouts]
-        return list(zip(layouts, self._trials.trials(tasks), strict=True))
+        tried = list(zip(layouts, self._trials.trials(tasks), strict=True))
+        for layout, trial in tried:
+            if trial.carries(self.case.attainment):
+                self._most_carried[layout] = max(self._most_carried.get(layout, 0.0), self.rate)
+        return tried
 
     def _known(self, layout: Layout) -> Trial | None:
         known: Trial | None = self._trials.known(self._task(layout))

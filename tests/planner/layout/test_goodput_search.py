@@ -9,6 +9,7 @@ import pytest
 from ampd.types import Slo
 from benchmarks.layout_regret import every_layout
 from planner.layout import goodput_search as search_module
+from planner.layout.costs import Costs
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.trial import Horizon, TrialTask
@@ -96,3 +97,23 @@ def test_no_layout_carries_more_than_the_one_that_was_found() -> None:
         search = Search(CASE, trials)
         search.most()
     assert not carrying(search.rate * 1.25) - set(search.best[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_trials")
+def test_what_trials_show_is_fed_back_into_the_programme(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Layout((), ((1, 1),)), Layout((), ((2, 1),))
+    asked: list[bool] = []
+
+    def proposed(costs: Costs, _: int) -> list[Layout]:
+        asked.append(costs != search.expected and costs != search.costs)
+        return [second] if asked[-1] else [first]
+
+    monkeypatch.setattr(search_module, "proposals", proposed)
+    monkeypatch.setattr(search_module, "neighbours", lambda *_: [])
+    with Trials(CASE, 1, MUCH) as trials:
+        search = Search(CASE, trials)
+        search.most()
+    assert asked == [False, False, True]
+    assert set(search.best) == {first, second}
+    assert second in search._most_carried
