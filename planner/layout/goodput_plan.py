@@ -26,8 +26,9 @@ from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
 from planner.layout.whole import scale_of, whole_plan
 
-_SEARCH_SHARE = 0.6
-"""The search for a part of a cluster has this share of the time. The rest is for the check of the whole cluster."""
+_SEARCH_SHARE, _FIGURES_SHARE = 0.8, 0.6
+"""The search for a part of a cluster ends after the first share of the time, and its figures after the second one. The
+rest is for the check of the whole cluster."""
 _CHECKED = 4
 """Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
 _FINALISTS = 6
@@ -51,7 +52,7 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     if scale > 1:
         search_s *= _SEARCH_SHARE
         # Only the best layout of a part is shown.
-        wishes = replace(wishes, top=1)
+        wishes = replace(wishes, top=1, figures_share=_FIGURES_SHARE)
         print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
     with Trials(part, wishes.jobs, search_s) as trials:
         plan = _Planner(part, wishes, trials).plan()
@@ -78,7 +79,7 @@ class _Planner:
             if self._wishes.uses_all or not self._find_fewest():
                 self._search.most()
                 self._compare()
-            self._is_decided = True
+            self._decided()
             self._appraiser.vary(self._shown[0])
             self._look_ahead()
         return self._plan()
@@ -115,13 +116,18 @@ class _Planner:
     def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
         """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
         appraiser, rate = self._appraiser, self._case.rate
-        self._shown, self._has_fewest, self._is_decided = [best], True, True
+        self._shown, self._has_fewest = [best], True
+        self._decided()
         appraiser.search_goodput([best], SEEDS, rate)
         alternatives = [layout for layout in others if layout != best][: self._wishes.top - 1]
         appraiser.check(alternatives, 1)
         self._shown += alternatives
         appraiser.search_goodput(alternatives, 1, rate)
         self._shown.sort(key=lambda each: (each != best, not appraiser.carries(each), each.gpus))
+
+    def _decided(self) -> None:
+        self._is_decided = True
+        self._trials.end_at(self._wishes.figures_share * self._wishes.budget_s)
 
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:

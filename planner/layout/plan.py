@@ -92,9 +92,11 @@ class Wishes:
         top: layouts to show.
         jobs: processes; None: one per core.
         budget_s: seconds for the simulations.
+        figures_share: the share of them after which no figures are added to a layout that was chosen.
     """
 
     uses_all: bool = False
     top: int = 3
     jobs: int | None = None
     budget_s: float = BUDGET_S
+    figures_share: float = 1.0

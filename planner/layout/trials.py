@@ -57,6 +57,10 @@ class Trials:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
+    def end_at(self, budget_s: float) -> None:
+        """Await no result later than this many seconds after the start."""
+        self._budget_s = min(self._budget_s, budget_s)
+
     def trials(self, tasks: Sequence[TrialTask]) -> list[Trial]:
         """The outcomes, in the order of the tasks. Raises `TimeOverError`; the outcomes until then stay known."""
         self._run(tasks)

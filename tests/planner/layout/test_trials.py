@@ -39,6 +39,14 @@ def test_nothing_is_awaited_after_the_time_is_over_but_a_trial_can_be_made(jobs:
         assert trials.make(TASKS[0]) == TASKS[0].run(CASE)
 
 
+def test_the_time_can_be_made_shorter_and_never_longer() -> None:
+    with Trials(CASE, 1, 1e6) as trials:
+        trials.end_at(0.0)
+        trials.end_at(1e6)
+        with pytest.raises(TimeOverError):
+            trials.trials(TASKS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_trials_that_still_run_are_ended_when_the_time_is_over(jobs: int) -> None:
