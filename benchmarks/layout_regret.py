@@ -47,7 +47,7 @@ from workloads.trace import Session, load_trace
 _SEEDS = (977, 978)
 """Of the enumeration. The planner uses 0, 1 and 2."""
 _QUICK = Horizon(30.0, 1.0, 40, 600)
-_FULL = Horizon(60.0, 3.0, 100, 6000)
+_FULL = Horizon(120.0, 6.0, 100, 6000)
 _CLEARLY = 0.05
 """A short trial fails clearly if it attains this much less than the wanted share."""
 _ASKED = 0.7
@@ -168,11 +168,7 @@ class Enumeration:
         )
 
     def _contenders(self) -> list[Layout]:
-        """The few layouts that carry the highest rates in short trials.
-
-        Where sessions last for a minute, short trials end before they fill a cluster, and many layouts carry every
-        rate in them. Those that can compute most are taken then. `best` tries the others in long trials.
-        """
+        """The few layouts that carry the highest rates in short trials. `best` tries the others in long trials."""
         standing, rate = self.layouts, _START * self._highest
         while len(standing) > _FEW and rate <= self._highest:
             carrying = [

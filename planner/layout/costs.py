@@ -11,6 +11,7 @@ from ampd.types import Parallelism
 from planner.layout.case import PlanCase
 from planner.layout.demand import mean_stay
 from planner.layout.layout import Layout
+from planner.layout.population import population_of
 from workloads.trace import Session
 
 _SESSIONS = 100
@@ -75,7 +76,8 @@ class Costs:
 
 def costs_of(case: PlanCase) -> Costs:
     """The costs of the mean session."""
-    sessions = even_choice(case.sessions, _SESSIONS)
+    lives = population_of(case.sessions, case.slo).lives
+    sessions = even_choice([life.session for life in lives], _SESSIONS)
     stay = mean_stay(sessions, case.model)
     running = {degree: float(tokens) for degree, tokens in case.kv_capacity_tokens.items() if tokens}
     is_limited = len(running) == len(case.degrees)

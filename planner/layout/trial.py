@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -13,51 +11,62 @@ from ampd.perf.model import PerformanceModel
 from ampd.perf.scaled import ScaledModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
-from ampd.types import Slo
 from planner.layout.case import PlanCase
+from planner.layout.counting import Counts, Limits, Progress, Span, TimeOverError, TooManyMissedError
 from planner.layout.layout import Layout
+from planner.layout.population import Population, population_of
+from planner.layout.steady_load import Load, steady_load
 from planner.simulator.options import Policies
-from planner.simulator.outcome import SimulatedRound
+from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, end_s, in_time_share, longest_s, time_at_targets_s
-from workloads.results import meets
-from workloads.retime import retime
-from workloads.trace import Session
+from planner.sustained import IN_TIME
+
+__all__ = ["TimeOverError"]
 
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The length of a trial.
+    """The time of a trial that counts. Before it, the decode batches fill.
 
     Attributes:
-        arrivals_s, lifetimes: arrivals last `arrivals_s` seconds and `lifetimes` times as long as a session at its
-            targets.
-        least_sessions: at least this many sessions arrive.
-        most_rounds: at most about this many rounds arrive, unless `least_sessions` sessions have more. Arrivals of
-            `_FILLS` lifetimes may have `_LIFETIME` times as many rounds, because a shorter trial would not fill the
-            cluster.
+        seconds, lifetimes: it lasts `seconds`, and `lifetimes` times as long as a session at its targets.
+        least_sessions: at least as long as it takes for this many sessions to arrive.
+        most_rounds: at most as long as it takes for about this many rounds, unless `least_sessions` sessions or
+            `_ROUND_TIMES` times the time of a round take longer.
     """
 
-    arrivals_s: float
+    seconds: float
     lifetimes: float
     least_sessions: int
     most_rounds: int
 
-    def sessions(self, case: PlanCase, rate: float) -> int:
-        """Sessions of a trial."""
-        rounds, lifetime_s = _means(case.sessions, case.slo)
-        wanted = rate * max(self.arrivals_s, self.lifetimes * lifetime_s)
-        most = self.most_rounds / rounds
-        lifetime = min(_FILLS * rate * lifetime_s, wanted, _LIFETIME * most)
-        return int(max(min(wanted, most), lifetime, self.least_sessions))
+    def span(self, population: Population, rate: float, speed: float) -> Span:
+        """The span that counts. `speed`: how long rounds take, as a share of their targets."""
+        wanted_s = max(self.seconds, self.lifetimes * population.lifetime_s)
+        seconds = max(
+            min(wanted_s, self.most_rounds / rate / population.rounds),
+            self.least_sessions / rate,
+            _ROUND_TIMES * population.round_s,
+        )
+        sessions = rate * seconds
+        return Span(_FILLS * speed * population.start_s, seconds, sessions, sessions * population.rounds)
 
 
-SHORT = Horizon(30.0, 2.0, 40, 600)
+_FILLS = 1.0
+"""Decode batches fill for so many times as long as they need."""
+_ROUND_TIMES = 5
+
+SHORT = Horizon(30.0, 1.0, 40, 600)
 """Of the search, which tries many layouts."""
-LONG = Horizon(60.0, 3.0, 100, 3000)
-"""Of the figures that a plan shows. Work that piles up shows after several lifetimes of a session only."""
+LONG = Horizon(120.0, 6.0, 100, 5000)
+"""Of the figures that a plan shows. Sessions that are left behind become many only after several lifetimes."""
 ONCE = Horizon(30.0, 1.0, 300, 1500)
 """Of the single check of a cluster that is too large for longer trials."""
+
+_GUESS = 0.5
+"""How long rounds take, as a share of their targets, before it was tried."""
+_PILOT_ROUNDS = 200
+"""At least about this many rounds are simulated to find out how long rounds take."""
 
 
 RANKS = 0.15
@@ -97,6 +106,7 @@ class Trial:
         result: the keys of a simulation's result, if asked for.
         refused: rounds that no replica or the model can take, with those of the same sessions that never came after
             them.
+        most: the share of the rounds that it attains at most. A trial that stopped knows no more than that.
     """
 
     met: float
@@ -106,6 +116,7 @@ class Trial:
     is_whole: bool = True
     result: dict[str, Any] | None = None
     refused: float = 0.0
+    most: float = 1.0
 
     def carries(self, attainment: float) -> bool:
         """Whether enough rounds met their targets, and enough sessions ended in time."""
@@ -129,131 +140,97 @@ class TrialTask:
     keeps_result: bool = False
     variation: Variation = AS_PLANNED
 
-    def run(self, case: PlanCase, end_s: float = inf) -> Trial:
+    def run(self, case: PlanCase, over_s: float = inf) -> Trial:
         """Simulate.
 
         Raises:
-            TimeOverError: the monotonic clock is at `end_s`, and the simulation has not ended.
+            TimeOverError: the monotonic clock is at `over_s`, and the simulation has not ended.
         """
+        population = population_of(case.sessions, case.slo)
         rate = self.rate * self.variation.rate
-        count = self.horizon.sessions(case, rate)
-        sessions = retime(_longer(case.sessions[:count], self.variation.tokens), rate, self.seed, count)
-        allowed = None if self.margin is None else self.margin + 1 - case.attainment
-        watch = _Watch(sessions, case.slo, allowed, end_s)
+        speed = self._speed(case, population, rate, over_s)
+        span = self.horizon.span(population, rate, speed)
+        load = self._load(case, population, rate, span.end_s, speed)
+        limits = None if self.margin is None else Limits.of(case.attainment, self.margin)
+        counts = Counts(load.sessions, case.slo, span, limits, over_s)
         try:
-            run = simulate(
-                sessions,
-                self.layout.cluster(
-                    case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens
-                ),
-                _slower(case.model, self.variation.seconds),
-                Policies(
-                    create_named("binding", defaults.BINDING),
-                    create_named("routing", case.routing),
-                    create_named("ordering", case.ordering),
-                    create_named("slicing", case.slicing),
-                ),
-                case.slo,
-                case.options,
-                on_round=watch,
-                belief=case.model,
-            )
-        except _TooManyMissedError:
-            return watch.trial(0.0, is_whole=False)
-        result = run.result(case.slo, case.model.profile.kv_bytes_per_token) if self.keeps_result else None
-        return watch.trial(in_time_share(run.rounds, sessions, case.slo), result=result)
+            run = self._simulated(case, load, counts, span.end_s, span.start_s)
+        except TooManyMissedError:
+            return _stopped(counts, span)
+        in_time = counts.close()
+        due = counts.met + counts.missed
+        met = counts.met / due if due else 1.0
+        late, slow, refused = (each / due if due else 0.0 for each in (counts.late, counts.slow, counts.refused))
+        result = _result(case, run, load, counts, span, met) if self.keeps_result else None
+        return Trial(met, late, slow, in_time, True, result, refused, met)
+
+    def _speed(self, case: PlanCase, population: Population, rate: float, over_s: float) -> float:
+        """How long rounds take, as a share of their targets. A short simulation tells.
+
+        The number of sessions in progress follows from it. If rounds take longer than their targets, the rate is too
+        high anyway.
+        """
+        from_s = _GUESS * population.start_s
+        end_s = from_s + max(from_s / 2, _PILOT_ROUNDS / rate / population.rounds)
+        load = self._load(case, population, rate, end_s, _GUESS)
+        progress = Progress(load.sessions, from_s, over_s)
+        self._simulated(case, load, progress, end_s)
+        return min(progress.speed(_GUESS), 1.0)
+
+    def _load(self, case: PlanCase, population: Population, rate: float, seconds: float, speed: float) -> Load:
+        owners = [*self.layout.decode, *self.layout.mixed]
+        capacities = [case.kv_capacity_tokens[degree] for degree, _ in owners]
+        limits = [max(capacities) if all(capacities) else 0, case.model.profile.max_context_tokens or 0]
+        most_tokens = min((limit for limit in limits if limit), default=0)
+        return steady_load(
+            population, rate, seconds, speed, self.seed, most_tokens=most_tokens, tokens=self.variation.tokens
+        )
+
+    def _simulated(
+        self,
+        case: PlanCase,
+        load: Load,
+        on_round: Callable[[SimulatedRound], object],
+        until_s: float,
+        gaps_from_s: float = 0.0,
+    ) -> SimulationRun:
+        return simulate(
+            [served.session for served in load.sessions.values()],
+            self.layout.cluster(
+                case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens
+            ),
+            _slower(case.model, self.variation.seconds),
+            Policies(
+                create_named("binding", defaults.BINDING),
+                create_named("routing", case.routing),
+                create_named("ordering", case.ordering),
+                create_named("slicing", case.slicing),
+            ),
+            case.slo,
+            replace(case.options, under_way=load.under_way, until_s=until_s, gaps_from_s=gaps_from_s),
+            on_round=on_round,
+            belief=case.model,
+        )
 
 
-_FILLS = 2
-_LIFETIME = 4
-_OVERDUE = 0.1
-"""A trial also stops when more than this share of its sessions is overdue. A rate is carried with 1 %."""
+def _stopped(counts: Counts, span: Span) -> Trial:
+    """The outcome of a trial that was stopped: shares of the expected rounds, and misses of those that ended."""
+    seen = counts.met + counts.missed
+    late, slow, refused = (each / seen for each in (counts.late, counts.slow, counts.refused))
+    most = max(1 - counts.missed / span.rounds, 0.0)
+    return Trial(min(counts.met / span.rounds, most), late, slow, 0.0, False, None, refused, most)
 
 
-class TimeOverError(Exception):
-    """The time for trials is over."""
-
-
-class _TooManyMissedError(Exception):
-    """Enough of a trial was simulated."""
-
-
-class _Watch:
-    """Counts the rounds of a trial, and stops it when too many have missed, or too many sessions are overdue.
-
-    Args:
-        share: of the rounds that may miss; None: the trial never stops.
-        end_s: the monotonic time at which the trial is given up.
-    """
-
-    def __init__(self, sessions: Sequence[Session], slo: Slo, share: float | None, end_s: float) -> None:
-        self._slo = slo
-        self._end_s = end_s
-        self._due = sum(len(session.rounds) for session in sessions)
-        self._allowed = self._due if share is None else share * self._due
-        self._met = self._late = self._slow = self._missed = self._refused = self._never_came = 0
-        self._rounds = {session.session_id: len(session.rounds) for session in sessions}
-        self._allowed_overdue = len(sessions) * (1.0 if share is None else _OVERDUE)
-        # Once per session: each of its rounds asks.
-        self._in_time = {session.session_id: (session.arrival_s, longest_s(session, slo)) for session in sessions}
-        self._overdue: set[str] = set()
-
-    def __call__(self, record: SimulatedRound) -> None:
-        if time.monotonic() >= self._end_s:
-            raise TimeOverError
-        arrival_s, most_s = self._in_time[record.session_id]
-        if end_s(record) - arrival_s > most_s:
-            self._overdue.add(record.session_id)
-            if len(self._overdue) > self._allowed_overdue:
-                raise _TooManyMissedError
-        if meets(record, self._slo):
-            self._met += 1
-            return
-        self._missed += 1
-        if record.error is not None:
-            # A refused round ends its session.
-            never_came = self._rounds[record.session_id] - record.index - 1
-            self._refused += 1 + never_came
-            self._never_came += never_came
-        else:
-            self._late += not self._slo.ttft_met(record.ttft_s)
-            self._slow += not self._slo.itl_met(record.itl_s)
-        if self._missed > self._allowed:
-            raise _TooManyMissedError
-
-    def trial(self, in_time: float, *, is_whole: bool = True, result: dict[str, Any] | None = None) -> Trial:
-        """The counts as shares of the rounds that were due. If it stopped, misses of those known."""
-        due = self._due
-        seen = due if is_whole else self._met + self._missed + self._never_came
-        shares = (self._late / seen, self._slow / seen)
-        return Trial(self._met / due, *shares, in_time, is_whole, result, self._refused / seen)
-
-
-@cache
-def _means(sessions: tuple[Session, ...], slo: Slo) -> tuple[float, float]:
-    """The means over sessions of the rounds, and of the seconds that they take at the targets."""
-    rounds = sum(len(session.rounds) for session in sessions)
-    seconds = sum(time_at_targets_s(session, slo) for session in sessions)
-    return rounds / len(sessions), seconds / len(sessions)
+def _result(case: PlanCase, run: SimulationRun, load: Load, counts: Counts, span: Span, met: float) -> dict[str, Any]:
+    """The keys of a simulation's result, for the rounds that count."""
+    for record in counts.records:
+        record.index += load.sessions[record.session_id].begun_rounds
+    counted = replace(run, rounds=counts.records, rounds_planned=counts.due, duration_s=span.seconds)
+    result = counted.result(case.slo, case.model.profile.kv_bytes_per_token)
+    # With the rounds that are still under way and past their targets, as in the figures of the trial.
+    result["attainment"]["rounds"] = met
+    return result
 
 
 def _slower(model: PerformanceModel, factor: float) -> PerformanceModel:
     return model if factor == 1.0 else ScaledModel(model, prefill=factor, decode=factor)
-
-
-def _longer(sessions: Sequence[Session], factor: float) -> Sequence[Session]:
-    """The sessions with longer prompts. The part of the context that a round keeps grows as much."""
-    if factor == 1.0:
-        return sessions
-    return [_longer_session(session, factor) for session in sessions]
-
-
-def _longer_session(session: Session, factor: float) -> Session:
-    rounds = []
-    context = 0
-    for item, (hist, _) in zip(session.rounds, session.prompts_tokens(), strict=True):
-        kept = None if item.keep_tokens is None else min(round(hist * factor), context)
-        longer = item.model_copy(update={"incr_tokens": max(round(item.incr_tokens * factor), 1), "keep_tokens": kept})
-        context = (context if kept is None else kept) + longer.incr_tokens + longer.output_tokens
-        rounds.append(longer)
-    return session.model_copy(update={"rounds": tuple(rounds)})

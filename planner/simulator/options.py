@@ -37,12 +37,15 @@ class UnderWay:
         owner: id of the worker that it belongs to, whatever its role is; "": it is placed where the least KV is.
         prefill: id of the worker in whose queue the round is already; "": it is routed.
         waited_s: time since the round was sent.
+        is_idle: it is between two rounds until then. Its KV is there from the beginning, and may be evicted. Idle
+            sessions are listed in the order of their last use.
     """
 
     context_tokens: int
     owner: str = ""
     prefill: str = ""
     waited_s: float = 0.0
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class SimulationOptions:
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
         under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
+        gaps_from_s: virtual time from which the gaps between tokens are recorded.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
     """
@@ -89,5 +93,6 @@ class SimulationOptions:
     moves: bool = False
     knows_prefixes: bool = True
     under_way: Mapping[str, UnderWay] = field(default_factory=dict)
+    gaps_from_s: float = 0.0
     until_s: float = inf
     keeps_timeline: bool = False

@@ -45,13 +45,20 @@ class SessionRunner:
 
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
+        self._send(self._begun(session))
+
+    def wait(self, session: Session) -> None:
+        """The session is between two rounds now. The next one is sent when it arrives."""
+        self._loop.at(session.arrival_s, self._send, self._begun(session))
+
+    def _begun(self, session: Session) -> ActiveSession:
         active = ActiveSession(session)
         if session.shared_prefix is not None:
             page = self._page_tokens
             tokens = session.shared_prefix.tokens // page * page
             self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
         self._begin(active)
-        self._send(active)
+        return active
 
     def finish(self, round_: ActiveRound, now_s: float) -> None:
         """The round's last token is out."""
