@@ -105,10 +105,12 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
     """Attainment of the first layout if the circumstances differ; none without figures."""
     if not result["variations"]:
         return []
-    planned = ["as planned", *_figure(result["layouts"][0]["attainment"], 100, "%")]
-    rows = [[each["name"], *_figure(each["attainment"], 100, "%")] for each in result["variations"]]
-    head = ("", "rounds attained", "95 % interval")
-    return [Section("If the circumstances differ", head=head, rows=[planned, *rows], is_half=True)]
+    best = result["layouts"][0]
+    each_case = [("as planned", best["attainment"], best["meets_slo"])]
+    each_case += [(each["name"], each["attainment"], each["carries"]) for each in result["variations"]]
+    rows = [[name, *_figure(share, 100, "%"), "yes" if carries else "no"] for name, share, carries in each_case]
+    head = ("", "rounds attained", "95 % interval", "carried")
+    return [Section("If the circumstances differ", head=head, rows=rows, is_half=True)]
 
 
 def _reproduction(result: dict[str, Any]) -> Section:
@@ -137,11 +139,18 @@ def _figure(figure: dict[str, Any], factor: float = 1.0, unit: str = "") -> tupl
 
 
 def _curves(axes: Any, result: dict[str, Any]) -> None:
-    """Attainment at the rates that the search of each layout's goodput tried."""
+    """Attainment at the rates that the search of each layout's goodput tried.
+
+    Full circles are carried, empty ones are not. A triangle is a trial that was stopped, and attains less.
+    """
     for layout, colour in zip(result["layouts"], colours(len(result["layouts"])), strict=True):
         points = [(each["rate"], each["attainment"]) for each in layout["curve"]]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3.5, label=layout_label(layout))
+        axes.plot(*zip(*points, strict=True), color=colour, label=layout_label(layout))
+        for each in layout["curve"]:
+            shape, fill = "v" if each["is_most"] else "o", colour if each["carries"] else "none"
+            axes.plot(
+                each["rate"], each["attainment"], color=colour, marker=shape, markersize=3.5, markerfacecolor=fill
+            )
     axes.axhline(result["attainment_level"], color=TARGET_COLOUR, linestyle="--", linewidth=1)
     axes.axvline(result["rate"], color=TARGET_COLOUR, linestyle=":", linewidth=1)
     axes.set_ylim(0, 1.02)

@@ -16,6 +16,7 @@ from planner.layout.explain import headroom_of, p95_over_target, sentences, slac
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, Wishes
+from planner.layout.trial import Trial
 from planner.plan_settings import PlanSettings
 
 _HOUR_S = 3600
@@ -31,7 +32,10 @@ def planned(
         "explanation": sentences(plan, case, left_out),
         "meets_slo": plan.carries,
         "next_step": _next_step(plan, case, settings),
-        "variations": [{"name": each.name, "attainment": asdict(figure)} for each, figure in plan.variations],
+        "variations": [
+            {"name": each.variation.name, "attainment": asdict(each.attainment), "carries": each.carries}
+            for each in plan.variations
+        ],
         "attainment_level": plan.attainment,
         "gpus": case.gpus,
         "rate": plan.rate,
@@ -79,9 +83,20 @@ def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str
         "attainment": asdict(appraised.attainment),
         "goodput": None if appraised.goodput is None else asdict(appraised.goodput),
         "goodput_is_least": appraised.goodput_is_least,
-        "curve": [{"rate": rate, "attainment": trial.met} for rate, trial in appraised.curve if trial.is_whole],
+        "curve": [_point(rate, trial, plan.attainment) for rate, trial in appraised.curve],
         "slack": {name: value for name, value in asdict(slack).items() if value is not None},
         "simulated": appraised.simulated,
+    }
+
+
+def _point(rate: float, trial: Trial, attainment: float) -> dict[str, Any]:
+    """A rate that was tried. A trial that was stopped knows only what it attains at most."""
+    attained = trial.met if trial.is_whole else trial.most
+    return {
+        "rate": rate,
+        "attainment": attained,
+        "is_most": not trial.is_whole,
+        "carries": trial.carries(attainment),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.intervals import mean_interval
 from planner.layout.case import PlanCase
@@ -60,6 +60,14 @@ class Figure:
         half = self.high - self.mean
         low = mean - half if least is None else max(mean - half, min(least, mean))
         return Figure(mean, low, mean + half, self.seeds)
+
+
+class Varied(NamedTuple):
+    """A layout under other circumstances: the rounds that it attains, and whether it still carries the rate."""
+
+    variation: Variation
+    attainment: Figure
+    carries: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +151,14 @@ class Appraiser:
         """Make the trials in which the load or the engines differ from those of the case."""
         self._trials.trials([task for each in VARIATIONS for task in self._variants(layout, each)[:seeds]])
 
-    def variations(self, layout: Layout) -> list[tuple[Variation, Figure]]:
-        """Attainment in each of the variations that were tried."""
+    def variations(self, layout: Layout) -> list[Varied]:
+        """The variations that were tried, judged as the plan's rate and the goodput are."""
         found = []
         for each in VARIATIONS:
             known = [self._trials.known(task) for task in self._variants(layout, each)]
-            if shares := [trial.met for trial in known if trial is not None]:
-                found.append((each, Figure.of(shares, 1.0)))
+            if trials := [trial for trial in known if trial is not None]:
+                attained = Figure.of([trial.met for trial in trials], 1.0)
+                found.append(Varied(each, attained, carried_on_average(trials, self._case.attainment)))
         return found
 
     def appraised(self, layout: Layout) -> Appraised:
@@ -256,7 +265,7 @@ class Appraiser:
 
     def _variants(self, layout: Layout, variation: Variation) -> list[TrialTask]:
         seed = self._case.options.seed
-        return [TrialTask(layout, self.rate, SHORT, seed + each, None, False, variation) for each in range(SEEDS)]
+        return [TrialTask(layout, self.rate, LONG, seed + each, None, False, variation) for each in range(SEEDS)]
 
     def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
         return TrialTask(layout, rate, LONG, self._case.options.seed + seed, DECIDES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.layout.appraisal import Appraised, Figure
+from planner.layout.appraisal import Appraised, Figure, Varied
 from planner.layout.case import PlanCase
 from planner.layout.demand import memory_needs
 from planner.layout.plan import GoodputPlan, NextStep
@@ -87,7 +87,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
             "replica's KV memory takes. Each ended its session, and counts as missed with the rounds that never came."
         )
     if plan.variations:
-        changes = ", ".join(f"{variation.name} {_share(figure)}" for variation, figure in plan.variations)
+        changes = "; ".join(map(_varied, plan.variations))
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
         lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
     if plan.fuller is not None:
@@ -264,6 +264,11 @@ def _next(step: NextStep) -> str:
     between = "" if gain.low is None or gain.high is None else f" ({gain.low:+.2g} to {gain.high:+.2g})"
     unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
     return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
+
+
+def _varied(varied: Varied) -> str:
+    missed = "" if varied.carries else ", not carried"
+    return f"{varied.variation.name} {_share(varied.attainment)}{missed}"
 
 
 def _share(figure: Figure) -> str:

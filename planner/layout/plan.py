@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.layout.appraisal import Appraised, Figure
+from planner.layout.appraisal import Appraised, Figure, Varied
 from planner.layout.demand import Demand
 from planner.layout.layout import Layout
-from planner.layout.trial import Variation
 from planner.layout.trials import BUDGET_S
 
 INTERRUPTED = "it was interrupted"
@@ -39,7 +38,7 @@ class GoodputPlan:
         has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
         rate: sessions per second that the layouts were checked at.
         next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
-        variations: attainment of the best layout under other circumstances.
+        variations: the best layout under other circumstances.
         stopped: why the simulations ended early; empty: they ended as planned.
         is_decided: the search had ended before the simulations were stopped, so only figures are missing.
         trials: how many simulations, or searches of goodput, were made.
@@ -62,7 +61,7 @@ class GoodputPlan:
     rate: float
     attainment: float
     demand: Demand
-    variations: list[tuple[Variation, Figure]]
+    variations: list[Varied]
     next_step: NextStep | None
     stopped: str
     trials: int

@@ -63,7 +63,10 @@ def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pyte
     assert best["headroom"] == pytest.approx(best["goodput"]["mean"] / plan["rate"])
     assert {"prefill", "decode", "objective", "meets_slo", "slack", "simulated", "curve"} <= best.keys()
     assert plan["next_step"]["more_gpus"] == 1
+    assert [each["carries"] for each in plan["variations"]].count(True) >= 1
     assert len(plan["variations"]) == 4
+    assert any(not point["carries"] for point in best["curve"])
+    assert [point["rate"] for point in best["curve"]] == sorted(point["rate"] for point in best["curve"])
     assert plan["stopped"] is None
     assert any(line.startswith("What binds is") for line in plan["explanation"])
     page = report.read_text()

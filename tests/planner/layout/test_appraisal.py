@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from planner.layout.appraisal import Figure
+from planner.layout.appraisal import Appraiser, Figure
+from planner.layout.layout import Layout
+from planner.layout.trial import LONG, Trial, TrialTask
+from planner.layout.trials import Trials
+
+from .lab import CASE
 
 
 def test_an_interval_needs_two_seeds_and_stays_within_what_is_possible() -> None:
@@ -25,3 +32,23 @@ def test_a_gain_may_be_negative() -> None:
     assert figure.mean == pytest.approx(-0.2)
     assert figure.low is not None
     assert figure.low <= figure.mean
+
+
+class LateSessions:
+    """Trials in which nearly all rounds are met, and every tenth session ends too late."""
+
+    def __init__(self) -> None:
+        self.asked: list[TrialTask] = []
+
+    def known(self, task: TrialTask) -> Trial:
+        self.asked.append(task)
+        return Trial(0.99, 0.01, 0.0, 0.9, most=0.99)
+
+
+def test_other_circumstances_are_judged_as_goodput_is() -> None:
+    trials = LateSessions()
+    appraiser = Appraiser(CASE, cast(Trials, trials), 2.0)
+    found = appraiser.variations(Layout((), ((1, 1),)))
+    assert [each.attainment.mean for each in found] == pytest.approx([0.99] * 4)
+    assert not any(each.carries for each in found), "sessions count too"
+    assert {(task.horizon, task.margin) for task in trials.asked} == {(LONG, None)}

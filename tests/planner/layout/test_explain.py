@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.layout.appraisal import VARIATIONS, Appraised, Figure
+from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
 from planner.layout.demand import Demand
 from planner.layout.explain import headroom_of, sentences, shortfall, slack_of
 from planner.layout.layout import Layout
@@ -156,9 +156,15 @@ def test_refused_rounds_other_circumstances_and_an_early_end_are_said() -> None:
     refused = replace(BEST, simulated=SIMULATED | {"errors": 113})
     assert "113 rounds were refused" in explained(replace(PLAN, layouts=[refused]))
     varied = replace(
-        PLAN, variations=[(VARIATIONS[1], Figure(0.8, 0.7, 0.9, 3))], stopped="it was interrupted", is_decided=False
+        PLAN,
+        variations=[
+            Varied(VARIATIONS[0], Figure(0.99, None, None, 1), carries=True),
+            Varied(VARIATIONS[1], Figure(0.95, 0.9, 1.0, 3), carries=False),
+        ],
+        stopped="it was interrupted",
+        is_decided=False,
     )
-    assert "20 % more load 80.0% (70.0% to 90.0%)" in explained(varied)
+    assert "20 % less load 99.0%; 20 % more load 95.0% (90.0% to 100.0%), not carried." in explained(varied)
     assert "The search ended early, because it was interrupted." in explained(varied)
     decided = explained(replace(varied, is_decided=True))
     assert "ended early" not in decided

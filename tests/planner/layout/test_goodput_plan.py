@@ -38,7 +38,7 @@ def test_all_gpus_carry_the_most_without_a_rate() -> None:
     assert best.goodput.seeds == best.attainment.seeds == 3
     assert best.goodput.low is not None
     assert best.goodput.low <= best.goodput.mean
-    assert [variation.name for variation, _ in plan.variations][:2] == ["20 % less load", "20 % more load"]
+    assert [each.variation.name for each in plan.variations][:2] == ["20 % less load", "20 % more load"]
     assert plan.next_step is not None
     assert plan.next_step.best.layout.gpus == case.gpus + 1
     assert not plan.stopped
