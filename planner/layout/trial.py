@@ -31,8 +31,8 @@ class Horizon:
     Attributes:
         seconds, lifetimes: it lasts `seconds`, and `lifetimes` times as long as a session at its targets.
         least_sessions: at least as long as it takes for this many sessions to arrive.
-        most_rounds: at most as long as it takes for about this many rounds, unless `least_sessions` sessions or
-            `_ROUND_TIMES` times the time of a round take longer.
+        most_rounds: at most as long as it takes for about this many rounds, or for twice as many if that is needed for
+            `_LIVES` lifetimes. It is longer if `least_sessions` sessions or `_ROUND_TIMES` rounds need it.
     """
 
     seconds: float
@@ -43,8 +43,9 @@ class Horizon:
     def span(self, population: Population, rate: float, speed: float) -> Span:
         """The span that counts. `speed`: how long rounds take, as a share of their targets."""
         wanted_s = max(self.seconds, self.lifetimes * population.lifetime_s)
+        most_s = self.most_rounds / rate / population.rounds
         seconds = max(
-            min(wanted_s, self.most_rounds / rate / population.rounds),
+            min(wanted_s, max(most_s, min(2 * most_s, _LIVES * population.lifetime_s))),
             self.least_sessions / rate,
             _ROUND_TIMES * population.round_s,
         )
@@ -55,10 +56,11 @@ class Horizon:
 _FILLS = 1.0
 """Decode batches fill for so many times as long as they need."""
 _ROUND_TIMES = 5
+_LIVES = 2
 
 SHORT = Horizon(30.0, 1.0, 40, 600)
 """Of the search, which tries many layouts."""
-LONG = Horizon(120.0, 6.0, 100, 5000)
+LONG = Horizon(100.0, 6.0, 100, 4000)
 """Of the figures that a plan shows. Sessions that are left behind become many only after several lifetimes."""
 ONCE = Horizon(30.0, 1.0, 300, 1500)
 """Of the single check of a cluster that is too large for longer trials."""
