@@ -49,13 +49,19 @@ class Horizon:
             self.least_sessions / rate,
             _ROUND_TIMES * population.round_s,
         )
+        seconds = min(seconds, _LONGEST * most_s)
         sessions = rate * seconds
-        return Span(_FILLS * speed * population.start_s, seconds, sessions, sessions * population.rounds)
+        fill_s = min(_FILLS * speed * population.start_s, _LONGEST * most_s)
+        return Span(fill_s, seconds, sessions, sessions * population.rounds)
 
 
 _FILLS = 1.0
 """Decode batches fill for so many times as long as they need."""
+_MOST_ROUNDS = 300.0
+"""Rounds per second and GPU. No layout carries as many, and a simulation of more of them would take too long."""
 _ROUND_TIMES = 5
+_LONGEST = 8
+"""Nothing lasts longer than so many times `most_rounds`. Rates may be far too high."""
 _LIVES = 2
 
 SHORT = Horizon(30.0, 1.0, 40, 600)
@@ -67,6 +73,7 @@ ONCE = Horizon(30.0, 1.0, 300, 1500)
 
 _GUESS = 0.5
 """How long rounds take, as a share of their targets, before it was tried."""
+_PILOT_MOST = 5000
 _PILOT_ROUNDS = 200
 """At least about this many rounds are simulated to find out how long rounds take."""
 
@@ -149,7 +156,7 @@ class TrialTask:
             TimeOverError: the monotonic clock is at `over_s`, and the simulation has not ended.
         """
         population = population_of(case.sessions, case.slo)
-        rate = self.rate * self.variation.rate
+        rate = min(self.rate * self.variation.rate, _MOST_ROUNDS * self.layout.gpus / population.rounds)
         speed = self._speed(case, population, rate, over_s)
         span = self.horizon.span(population, rate, speed)
         load = self._load(case, population, rate, span.end_s, speed)
@@ -172,7 +179,7 @@ class TrialTask:
         The number of sessions in progress follows from it. If rounds take longer than their targets, the rate is too
         high anyway.
         """
-        from_s = _GUESS * population.start_s
+        from_s = min(_GUESS * population.start_s, _PILOT_MOST / rate / population.rounds)
         end_s = from_s + max(from_s / 2, _PILOT_ROUNDS / rate / population.rounds)
         load = self._load(case, population, rate, end_s, _GUESS)
         progress = Progress(load.sessions, from_s, over_s)

@@ -115,6 +115,13 @@ def test_other_circumstances_lower_the_attainment(variation: Variation) -> None:
     assert Variation() == AS_PLANNED
 
 
+def test_a_rate_beyond_all_measure_needs_no_more_time_or_memory() -> None:
+    made = replace(TASK, rate=1e9, margin=None).run(CASE)
+    assert made.met < 0.5
+    assert made.result is not None
+    assert made.result["rounds"] < 20_000
+
+
 def test_a_trial_stops_when_too_many_sessions_are_overdue() -> None:
     any_share = replace(CASE, attainment=0.0)
     slow = replace(TASK, variation=Variation(seconds=100.0))

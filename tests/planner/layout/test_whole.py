@@ -65,13 +65,13 @@ def test_a_large_cluster_is_planned_in_parts_and_has_figures_of_several_seeds(mo
 
 @pytest.mark.slow
 def test_a_large_cluster_that_does_not_carry_what_its_part_does_is_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(CASE, rate=120.0, gpus=8)
+    case = replace(CASE, rate=150.0, gpus=8)
     run = TrialTask.run
     wholes: list[int] = []
 
     def failing_at_first(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
         made = run(task, case, end_s)
-        if task.layout.gpus < 3:
+        if task.layout.gpus < 4:
             return made  # Of the part.
         wholes.append(task.layout.gpus)
         return replace(made, met=0.5) if task.layout.gpus == wholes[0] else made
