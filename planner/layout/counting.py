@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -76,6 +76,50 @@ class Progress:
         return self._took_s / self._targets_s if self._targets_s else expected
 
 
+class RoundCounts:
+    """Rounds of a trial: how many met their targets, and why the others did not.
+
+    Attributes:
+        records: those that ended.
+        due: session id -> rounds of it that count, of the sessions that ended or lost a round.
+        missed: with the refused ones. late, slow: of these, the rounds that missed a target.
+        refused: with the rounds of the same sessions that never came.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[SimulatedRound] = []
+        self.due: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self.met = self.late = self.slow = self.missed = self.refused = 0
+
+    def add(self, record: SimulatedRound, slo: Slo, left: int) -> None:
+        """Count a round that ended. `left`: rounds of the session after it. They never come if this one is refused."""
+        self.records.append(record)
+        name = record.session_id
+        self._seen[name] = self._seen.get(name, 0) + 1
+        if record.error is not None:
+            self._seen[name] += left
+            self.missed += 1 + left
+            self.refused += 1 + left
+        elif meets(record, slo):
+            self.met += 1
+        else:
+            self.missed += 1
+            self.late += not slo.ttft_met(record.ttft_s)
+            self.slow += not slo.itl_met(record.itl_s)
+        if record.error is not None or not left:
+            self.due[name] = self._seen[name]
+
+    def add_unfinished(self, names: Sequence[str]) -> None:
+        """Count a round of each of these sessions, which has not ended and is past its targets."""
+        # Whether such a round has its first token is not known, so the more frequent miss is assumed.
+        are_late = self.late >= self.slow
+        self.missed += len(names)
+        self.late += are_late * len(names)
+        self.slow += (not are_late) * len(names)
+        self.due |= {name: self._seen.get(name, 0) + 1 for name in names}
+
+
 class Counts:
     """Counts rounds and sessions of a span, and stops the simulation when too many rounds missed or sessions are late.
 
@@ -84,26 +128,18 @@ class Counts:
     Args:
         limits: beyond which the simulation stops; None: it never stops.
         over_s: the monotonic time at which the simulation is given up.
-
-    Attributes:
-        records: the rounds that ended in the span.
-        due: session id -> rounds of it that count, of the sessions that ended or lost a round.
     """
 
     def __init__(
         self, sessions: Mapping[str, Served], slo: Slo, span: Span, limits: Limits | None, over_s: float
     ) -> None:
         self._sessions, self._slo, self._span, self._over_s = sessions, slo, span, over_s
-        self._allowed = inf if limits is None else limits.missed * span.rounds
-        self._allowed_overdue = inf if limits is None else limits.overdue * span.sessions
+        self._limits = limits or Limits(inf, inf)
         # Of each session in progress: when its next round is sent, that round's index, and the time that it has lost.
         self._next = {name: (served.session.arrival_s, 0, 0.0) for name, served in sessions.items()}
         self._overdue: set[str] = set()
-        self._ended = self._ended_late = 0
-        self.records: list[SimulatedRound] = []
-        self.due: dict[str, int] = {}
-        self._seen: dict[str, int] = {}
-        self.met = self.late = self.slow = self.missed = self.refused = 0
+        self._ended: list[bool] = []
+        self.rounds = RoundCounts()
 
     def __call__(self, record: SimulatedRound) -> None:
         if time.monotonic() >= self._over_s:
@@ -121,49 +157,27 @@ class Counts:
             return
         is_late = lost_s > self._allowance_s(served)
         if is_last:
-            self._ended += 1
-            self._ended_late += is_late
+            self._ended.append(not is_late)
         if is_late:
             self._overdue.add(name)
-        self._count(record, len(rounds) - record.index - 1, is_last=is_last)
-        if self.missed > self._allowed or len(self._overdue) > self._allowed_overdue:
+        self.rounds.add(record, self._slo, len(rounds) - record.index - 1)
+        span, limits = self._span, self._limits
+        if self.rounds.missed > limits.missed * span.rounds or len(self._overdue) > limits.overdue * span.sessions:
             raise TooManyMissedError
-
-    def _count(self, record: SimulatedRound, left: int, *, is_last: bool) -> None:
-        """`left`: rounds of the session after this one. They never come if this one is refused."""
-        self.records.append(record)
-        name = record.session_id
-        self._seen[name] = self._seen.get(name, 0) + 1
-        if record.error is not None:
-            self._seen[name] += left
-            self.missed += 1 + left
-            self.refused += 1 + left
-        elif meets(record, self._slo):
-            self.met += 1
-        else:
-            self.missed += 1
-            self.late += not self._slo.ttft_met(record.ttft_s)
-            self.slow += not self._slo.itl_met(record.itl_s)
-        if is_last:
-            self.due[name] = self._seen[name]
 
     def close(self) -> float:
         """Count the rounds that are under way at the end and past their targets; returns the share of the sessions in
         time, of those that ended and those that are overdue."""
-        end_s, behind = self._span.end_s, 0
-        # Whether such a round has its first token is not known, so the more frequent miss is assumed.
-        are_late = self.late >= self.slow
+        behind, unfinished = 0, []
         for name, (sent_s, index, lost_s) in self._next.items():
             served = self._sessions[name]
-            over_s = end_s - sent_s - served.rounds_s[index]
+            over_s = self._span.end_s - sent_s - served.rounds_s[index]
             if over_s > 0:
-                self.missed += 1
-                self.late += are_late
-                self.slow += not are_late
-                self.due[name] = self._seen.get(name, 0) + 1
+                unfinished.append(name)
             behind += lost_s + max(over_s, 0.0) > self._allowance_s(served)
-        judged = self._ended + behind
-        return 1 - (self._ended_late + behind) / judged if judged else 1.0
+        self.rounds.add_unfinished(unfinished)
+        judged = len(self._ended) + behind
+        return sum(self._ended) / judged if judged else 1.0
 
     def _allowance_s(self, served: Served) -> float:
         return (TIME_FACTOR - 1) * min(served.whole_s, self._span.seconds)

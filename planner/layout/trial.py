@@ -12,7 +12,7 @@ from ampd.perf.scaled import ScaledModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from planner.layout.case import PlanCase
-from planner.layout.counting import Counts, Limits, Progress, Span, TimeOverError, TooManyMissedError
+from planner.layout.counting import Counts, Limits, Progress, RoundCounts, Span, TimeOverError, TooManyMissedError
 from planner.layout.layout import Layout
 from planner.layout.population import Population, population_of
 from planner.layout.steady_load import Load, steady_load
@@ -165,12 +165,13 @@ class TrialTask:
         try:
             run = self._simulated(case, load, counts, span.end_s, span.start_s)
         except TooManyMissedError:
-            return _stopped(counts, span)
+            return _stopped(counts.rounds, span)
         in_time = counts.close()
-        due = counts.met + counts.missed
-        met = counts.met / due if due else 1.0
-        late, slow, refused = (each / due if due else 0.0 for each in (counts.late, counts.slow, counts.refused))
-        result = _result(case, run, load, counts, span, met) if self.keeps_result else None
+        rounds = counts.rounds
+        due = rounds.met + rounds.missed
+        met = rounds.met / due if due else 1.0
+        late, slow, refused = (each / due if due else 0.0 for each in (rounds.late, rounds.slow, rounds.refused))
+        result = _result(case, run, load, rounds, span, met) if self.keeps_result else None
         return Trial(met, late, slow, in_time, True, result, refused, met)
 
     def _speed(self, case: PlanCase, population: Population, rate: float, over_s: float) -> float:
@@ -222,7 +223,7 @@ class TrialTask:
         )
 
 
-def _stopped(counts: Counts, span: Span) -> Trial:
+def _stopped(counts: RoundCounts, span: Span) -> Trial:
     """The outcome of a trial that was stopped: shares of the expected rounds, and misses of those that ended."""
     seen = counts.met + counts.missed
     late, slow, refused = (each / seen for each in (counts.late, counts.slow, counts.refused))
@@ -230,7 +231,9 @@ def _stopped(counts: Counts, span: Span) -> Trial:
     return Trial(min(counts.met / span.rounds, most), late, slow, 0.0, False, None, refused, most)
 
 
-def _result(case: PlanCase, run: SimulationRun, load: Load, counts: Counts, span: Span, met: float) -> dict[str, Any]:
+def _result(
+    case: PlanCase, run: SimulationRun, load: Load, counts: RoundCounts, span: Span, met: float
+) -> dict[str, Any]:
     """The keys of a simulation's result, for the rounds that count."""
     for record in counts.records:
         record.index += load.sessions[record.session_id].begun_rounds

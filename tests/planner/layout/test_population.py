@@ -29,12 +29,12 @@ def drawn(population: Population, count: int, seed: int) -> list[Life]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_the_trace_changes_no_draw(seed: int) -> None:
-    one, other = (Population.of(sessions, SLO) for sessions in (SESSIONS, shuffled(SESSIONS, seed)))
-    assert [life.session.rounds for life in drawn(one, 250, seed)] == [
+    first, other = (Population.of(sessions, SLO) for sessions in (SESSIONS, shuffled(SESSIONS, seed)))
+    assert [life.session.rounds for life in drawn(first, 250, seed)] == [
         life.session.rounds for life in drawn(other, 250, seed)
     ]
-    assert (one.rounds, one.start_s) == (other.rounds, other.start_s)
-    assert drawn(one, 100, seed) != drawn(one, 100, seed + 1)
+    assert (first.rounds, first.start_s) == (other.rounds, other.start_s)
+    assert drawn(first, 100, seed) != drawn(first, 100, seed + 1)
 
 
 @pytest.mark.parametrize("count", [1, 7, 10, 23, 100])
