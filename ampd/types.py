@@ -99,9 +99,12 @@ class PrefillTask:
         hist_tokens: context whose KV already exists on the session's decode worker (0 for an initial prefill).
         incr_tokens: new tokens to prefill in this round.
         arrival_s: when the round was handed to the system, on the clock of the `now_s` that the policy is called with.
+            A round whose output has begun has no TTFT left to meet: it counts from when a lost worker made it wait
+            again.
         slo: the round's targets.
         postponements: how often a later task of the same queue was run before this one.
         session_missed: an earlier round of the session has missed a target, and with it the whole session.
+        has_output: the client has some of the round's output, which a refusal would make worthless.
     """
 
     task_id: str
@@ -112,6 +115,7 @@ class PrefillTask:
     slo: Slo
     postponements: int = 0
     session_missed: bool = False
+    has_output: bool = False
 
     @property
     def context_tokens(self) -> int:
@@ -130,6 +134,7 @@ class PrefillTask:
             self.slo,
             self.postponements + 1,
             self.session_missed,
+            self.has_output,
         )
 
 

@@ -51,6 +51,16 @@ class ClientStream:
         return self.has_finished_choice or self._record.ttft_s is not None
 
     @property
+    def has_output(self) -> bool:
+        """Whether the client has got some of the round, also from a coordinator that died."""
+        return self.has_begun or self._request.continued_tokens > 0
+
+    @property
+    def waits_since_s(self) -> float:
+        """When the wait began that a placement now would end: TTFT counts from the arrival, later gaps from now."""
+        return self._clock() if self.has_output else self.arrival_s
+
+    @property
     def fingerprint_mark(self) -> int:
         """Of the weights that the output so far came from; 0: there is no output, or they are not known."""
         return self._fingerprint_mark if self.emitted or self._request.continued_tokens else 0

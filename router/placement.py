@@ -184,6 +184,8 @@ class Placer:
         decode = self._view.decode()
         self._foreign.note_decode(decode)
         live = [view for view in decode if view.worker_id not in unplaced.lost]
+        if decode and not live:
+            raise RoundRefusedError(503, "every decode worker has failed or refused this round; send it again later")
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
         able = [view for view in live if may_continue(unplaced.fingerprint_mark, view)]
@@ -317,6 +319,7 @@ def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
         arrival_s=unplaced.arrival_s,
         slo=unplaced.slo,
         session_missed=unplaced.session_missed,
+        has_output=unplaced.has_output,
     )
 
 

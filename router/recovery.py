@@ -25,7 +25,7 @@ class Recovery:
         deaths: of workers, under this round's request.
 
     Attributes:
-        lost: workers that failed this round.
+        lost: workers that failed this round, or refused it after its output had begun.
         kv_source: the prefill worker that has the KV of the whole context; None: the decode worker prefills.
         holder: the owner before, if the session moved with this round; it still has the KV of the history.
     """
@@ -48,16 +48,22 @@ class Recovery:
         """Why the next prefill must run on the decode worker; None: it may run anywhere."""
         return local_only(self._failure, self._request.uncarried)
 
-    def after_prefill(self, error: WorkerLostError | WorkerRefusedError) -> None:
+    def after_prefill(self, error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -> None:
         """Make ready to prefill locally because a prefill worker failed.
+
+        Args:
+            has_output: the client has some of the round's output.
 
         Raises:
             RoundRefusedError: the round cannot go on.
         """
         if isinstance(error, WorkerRefusedError) and error.status == OVERLOADED:
-            # Another worker would take on what this one cannot, at the cost of rounds that are on time.
-            raise RoundRefusedError(OVERLOADED, str(error))
-        if isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
+            if not has_output:
+                # Another worker would take on what this one cannot, at the cost of rounds that are on time.
+                raise RoundRefusedError(OVERLOADED, str(error))
+            self._failure = PREFILL_WORKER_REFUSED
+            self.lost.add(error.worker_id)
+        elif isinstance(error, WorkerRefusedError) and error.status != UNAVAILABLE:
             self._failure = PREFILL_WORKER_REFUSED
         else:
             self._failure = PREFILL_WORKER_LOST
@@ -78,7 +84,10 @@ class Recovery:
             RoundRefusedError: the round cannot go on.
         """
         request, record = self._request, self._record
-        self._leave_out(error.worker_id)
+        if error.is_overloaded:
+            self.lost.add(error.worker_id)
+        else:
+            self._leave_out(error.worker_id)
         record.retries += 1
         self._check_death(error)
         if record.retries > self._retries:
@@ -104,10 +113,17 @@ class Recovery:
         self.lost.add(worker_id)
 
 
-def decode_error(error: WorkerLostError | WorkerRefusedError) -> WorkerLostError | RoundRefusedError:
-    """The error of a failed decode call: a refusal by a worker that is unavailable counts as its loss."""
+def decode_error(
+    error: WorkerLostError | WorkerRefusedError, *, has_output: bool
+) -> WorkerLostError | RoundRefusedError:
+    """The error of a failed decode call: a refusal by a worker that is unavailable counts as its loss.
+
+    So does one because of load if the client has some of the output, because the client would lose that.
+    """
     if isinstance(error, WorkerLostError):
         return error
     if error.status == UNAVAILABLE:
         return WorkerLostError(error.worker_id, str(error))
+    if error.status == OVERLOADED and has_output:
+        return WorkerLostError(error.worker_id, str(error), is_overloaded=True)
     return RoundRefusedError(error.status, str(error))

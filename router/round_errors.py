@@ -30,13 +30,23 @@ class WorkerLostError(Exception):
     Attributes:
         has_died: the worker had taken the round, and then died or hung. The round may be the reason.
         start: see `WorkerDied`.
+        is_overloaded: the worker lives and has too much to do: it is lost for this round only.
     """
 
-    def __init__(self, worker_id: str, message: str, *, has_died: bool = False, start: int | None = None) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        message: str,
+        *,
+        has_died: bool = False,
+        start: int | None = None,
+        is_overloaded: bool = False,
+    ) -> None:
         super().__init__(f"worker {worker_id}: {message}")
         self.worker_id = worker_id
         self.has_died = has_died
         self.start = start
+        self.is_overloaded = is_overloaded
 
 
 class WorkerRefusedError(Exception):

@@ -119,7 +119,8 @@ class RoundRun:
             tenant=request.tenant,
             prompt_tokens=len(request.token_ids) + len(self._stream.emitted),
             slo=request.slo,
-            arrival_s=self._stream.arrival_s,
+            arrival_s=self._stream.waits_since_s,
+            has_output=self._stream.has_output,
             hist_tokens=self._history.held_by,
             shared_tokens=self._history.shared,
             local_only=self._recovery.local_only,
@@ -164,7 +165,8 @@ class RoundRun:
             if not self._context.is_stopped():
                 self._withdraw(placement)
                 has_died = has_begun and access.view.knows(worker_id)
-                self._recovery.after_prefill(worker_error(worker_id, error, has_died=has_died))
+                failure = worker_error(worker_id, error, has_died=has_died)
+                self._recovery.after_prefill(failure, has_output=self._stream.has_output)
             return None
 
     def _prefill_request(self, placement: Placement) -> PrefillRequest:
@@ -258,7 +260,8 @@ class RoundRun:
             if self._stream.is_complete:
                 return  # the client has all of it, and another worker would add to it
             has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)
-            raise decode_error(worker_error(worker_id, error, has_died=has_died)) from None
+            failure = worker_error(worker_id, error, has_died=has_died)
+            raise decode_error(failure, has_output=self._stream.has_output) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
 

@@ -37,7 +37,9 @@ class UnplacedRound:
             known.
         local_only: why the prefill must be local, if it must.
         binding: the binding that this replica knows; it may be out of date.
-        lost: workers that failed this round already.
+        arrival_s: as in its task (`PrefillTask`).
+        has_output: the client has some of the round's output.
+        lost: workers that failed this round already, or refused it.
         fingerprint_mark: of the weights that the round's output so far came from; 0: any worker may continue it.
         session_missed: an earlier round of the session missed a target.
         is_admitted: the round was placed before, and a worker failed it.
@@ -56,6 +58,7 @@ class UnplacedRound:
     lost: Collection[str] = ()
     fingerprint_mark: int = 0
     session_missed: bool = False
+    has_output: bool = False
     is_admitted: bool = False
     moving: MovingSession = STAYS
     shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]] = lambda _: {}

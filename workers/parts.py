@@ -61,7 +61,7 @@ class WorkerParts:
             engine.info.parallelism,
             on_change=self.changes.changed,
             clock=clock,
-            patience_s=lambda task: patience_s(task.slo, settings.slo, settings.max_wait),
+            patience_s=lambda task: patience_s(task, settings.slo, settings.max_wait),
         )
         self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
         ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)

@@ -43,15 +43,17 @@ class QueuePlace:
     def __init__(self, queue: AsyncPrefillQueue, task: PrefillTask, fetches: bool) -> None:
         self._queue = queue
         self._turn = asyncio.Event()
+        self._entered_s = queue.now_s()
         self._entry = queue.enter(task, fetches, self._wake)
 
     async def picked(self) -> None:
         """Wait until the policy has chosen this prefill: the moment to read its history.
 
         Raises:
-            PrefillRefusedError: it has waited for longer than the queue's patience since its arrival.
+            PrefillRefusedError: it has waited in this queue for longer than the queue's patience.
         """
-        await self._chosen(self._entry.task.arrival_s)
+        # Not since its arrival: a round that a lost worker has held up for long would be given up at once.
+        await self._chosen(self._entered_s)
 
     async def slot(self) -> None:
         """Report that the history is here (or will be recomputed) and wait for room in the engine."""
@@ -112,8 +114,8 @@ class AsyncPrefillQueue(PrefillQueue):
     """`ampd.serving.prefill_queue.PrefillQueue` on the real clock, entered with a `with` block.
 
     Args:
-        patience_s: how long a prefill waits for its turn before it is given up: since its arrival, or since the end of
-            its last slice, because a long prompt may compute for longer than that.
+        patience_s: how long a prefill waits for its turn before it is given up: since it entered the queue, or since
+            the end of its last slice, because a long prompt may compute for longer than that.
 
     Attributes:
         dropped: prefills that were refused, by the reason in `names.DROPS`.
@@ -166,6 +168,8 @@ class AsyncPrefillQueue(PrefillQueue):
             place.leave()
 
     def _check_room(self, task: PrefillTask) -> None:
+        if task.has_output:
+            return  # these are few: rounds that a lost worker was decoding
         waiting = self.tasks()
         tokens = sum([each.context_tokens for each in waiting]) + task.context_tokens
         if len(waiting) >= MOST_ROUNDS or (waiting and tokens > MOST_TOKENS):

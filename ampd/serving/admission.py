@@ -16,7 +16,7 @@ from enum import StrEnum
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import prefill_share, queued_in_passes_s, step_with_s
-from ampd.types import Slo, WorkerView
+from ampd.types import PrefillTask, Slo, WorkerView
 
 MAX_ROUNDS = 1024
 """Most rounds in progress at one coordinator; the default of the live graph. This many streams give far more tokens per
@@ -30,6 +30,9 @@ NEW_ROUNDS_SHARE = 0.75
 
 PATIENCE = 2.0
 """Longest waits after which a worker gives up a prefill that waits. Its round was admitted, but others went first."""
+
+OUTPUT_PATIENCE = 10.0
+"""Times as long waits a round whose output has begun, because its client would lose what it has."""
 
 _LONGEST_RETRY_S = 60.0
 _JITTER = 1.0
@@ -87,9 +90,11 @@ def is_in_progress(session_id: str, owners: Iterable[WorkerView], *, is_bound: b
     return is_bound or any(session_id in worker.held_tokens for worker in owners)
 
 
-def patience_s(slo: Slo, graph_slo: Slo, max_wait: float) -> float:
-    """Seconds after its arrival at which a waiting prefill is given up; infinite if `max_wait` is 0."""
-    return PATIENCE * max_wait * max(slo.ttft_s, graph_slo.ttft_s) if max_wait else math.inf
+def patience_s(task: PrefillTask, graph_slo: Slo, max_wait: float) -> float:
+    """Seconds for which a prefill may wait in the queue of one worker; infinite if `max_wait` is 0."""
+    if not max_wait:
+        return math.inf
+    return PATIENCE * max_wait * max(task.slo.ttft_s, graph_slo.ttft_s) * (OUTPUT_PATIENCE if task.has_output else 1.0)
 
 
 class Admission:

@@ -313,6 +313,7 @@ def prefill_task(
     arrival_s: float,
     slo: Slo,
     session_missed: bool = False,
+    has_output: bool = False,
 ) -> PrefillTask:
     """The prefill of a round whose decode worker holds the KV of the prompt's first `held_tokens`.
 
@@ -320,7 +321,16 @@ def prefill_task(
     """
     hist_tokens = min(held_tokens, prompt_tokens - 1)
     incr_tokens = prompt_tokens - hist_tokens
-    return PrefillTask(task_id, session_id, hist_tokens, incr_tokens, arrival_s, slo, session_missed=session_missed)
+    return PrefillTask(
+        task_id,
+        session_id,
+        hist_tokens,
+        incr_tokens,
+        arrival_s,
+        slo,
+        session_missed=session_missed,
+        has_output=has_output,
+    )
 
 
 def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:

@@ -17,8 +17,9 @@ MESSAGE: dict[str, Any] = {
     "itl_s": 0.1,
     "postponements": 3,
     "session_missed": True,
+    "has_output": True,
 }
-TASK = PrefillTask("t", "s", 30, 12, 9.5, Slo(1.0, 0.1), postponements=3, session_missed=True)
+TASK = PrefillTask("t", "s", 30, 12, 9.5, Slo(1.0, 0.1), postponements=3, session_missed=True, has_output=True)
 
 
 def test_a_task_is_sent_under_these_keys() -> None:
@@ -30,7 +31,8 @@ def test_a_task_counts_back_from_its_arrival_here() -> None:
 
 
 def test_what_another_version_sends_is_read() -> None:
-    required = {name: value for name, value in MESSAGE.items() if name not in ("postponements", "session_missed")}
+    optional = ("postponements", "session_missed", "has_output")
+    required = {name: value for name, value in MESSAGE.items() if name not in optional}
     assert decode_task({**required, "later": 1}, 10.0) == PrefillTask("t", "s", 30, 12, 9.5, Slo(1.0, 0.1))
 
 

@@ -87,11 +87,11 @@ async def test_a_round_that_was_admitted_is_not_refused_when_its_worker_is_lost(
 
 
 async def test_a_worker_that_refuses_because_of_load_ends_the_round_and_is_not_replaced_by_another() -> None:
-    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
-    async with Replica(state) as replica:
-        for endpoint, name in (("prefill", "p1"), ("generate", "d1")):
+    """The client has nothing of it. For streams that have begun see `test_long_streams.py`."""
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p1", Role.PREFILL))
+    for endpoint, name, routing in (("prefill", "p1", "always-remote"), ("generate", "d1", "always-local")):
+        async with Replica(state, routing) as replica:
             replica.workers.fail = {(endpoint, name): WorkerRefusedError(name, 429, "full; retry after 2 s")}
-            replica.workers.calls.clear()
             with pytest.raises(RoundRefusedError, match="retry after 2 s") as refused:
                 await replica.round()
             assert refused.value.status == 429

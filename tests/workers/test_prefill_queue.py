@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -261,19 +261,39 @@ async def test_a_prefill_that_cannot_enter_leaves_nothing() -> None:
 
 
 async def test_a_prefill_that_waits_far_too_long_is_given_up_and_one_that_was_picked_is_not() -> None:
+    now_s = 10.0
     queue = AsyncPrefillQueue(
-        create("ordering", "fcfs"), MODEL, Parallelism(1), clock=lambda: 10.0, patience_s=lambda task: task.slo.ttft_s
+        create("ordering", "fcfs"), MODEL, Parallelism(1), clock=lambda: now_s, patience_s=lambda task: task.slo.ttft_s
     )
     with queue.place(task("runs", arrival_s=0.0), fetches=False) as runs:
         await runs.picked()
         late = task("waits", arrival_s=0.0)
-        with pytest.raises(PrefillRefusedError, match=r"10.0 s") as refused, queue.place(late, fetches=False) as waits:
-            await waits.picked()
+        with queue.place(late, fetches=False) as waits:
+            now_s = 20.0
+            with pytest.raises(PrefillRefusedError, match=r"10.0 s") as refused:
+                await waits.picked()
         assert (refused.value.status, retry_after_s(str(refused.value))) == (429, 1)
         await runs.slot()
         assert [each.task_id for each in queue.tasks()] == ["runs"]
     assert queue.dropped == {"patience": 1}
     assert len(queue) == 0
+
+
+async def test_a_prefill_that_waited_long_elsewhere_still_waits_for_its_turn() -> None:
+    """A lost worker has held it up."""
+    queue = AsyncPrefillQueue(
+        create("ordering", "fcfs"), MODEL, Parallelism(1), clock=lambda: 100.0, patience_s=lambda _: PATIENCE_S
+    )
+    with queue.place(task("runs", arrival_s=0.0), fetches=False) as runs:
+        await runs.picked()
+        with queue.place(task("resumed", arrival_s=-PATIENCE_S), fetches=False) as resumed:
+            waiting = asyncio.ensure_future(resumed.picked())
+            await settle()
+            assert not waiting.done()
+            await runs.slot()
+            runs.leave()
+            await waiting
+    assert not queue.dropped
 
 
 async def test_a_prefill_that_waits_far_too_long_between_two_slices_is_given_up() -> None:
@@ -310,8 +330,11 @@ async def test_a_full_queue_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> No
         enter_one_more()
     monkeypatch.setattr(prefill_queue, "MOST_TOKENS", 150)
     large = queue.place(task("large", incr_tokens=1000), fetches=False)  # alone it may be of any size
+    large_again = queue.place(task("large", incr_tokens=1000), fetches=False)
     with large, pytest.raises(PrefillRefusedError, match="1100 tokens"):
         enter_one_more()
+    with large_again, queue.place(replace(task("resumed"), has_output=True), fetches=False):
+        assert len(queue) == 2  # its client would lose what it has
     enter_one_more()
     assert queue.dropped == {"queue-full": 2}
     assert len(queue) == 0

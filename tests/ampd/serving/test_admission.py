@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from ampd.errors import UserError
-from ampd.serving.admission import Admission, AdmissionSituation, Refusal, RefusalReason, is_in_progress
+from ampd.serving.admission import Admission, AdmissionSituation, Refusal, RefusalReason, is_in_progress, patience_s
 from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
 
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
@@ -119,3 +119,11 @@ def test_a_session_in_progress_is_known_by_its_binding_or_by_what_is_held_of_it(
     assert is_in_progress("s", (), is_bound=True)
     assert is_in_progress("t", (other, holder), is_bound=False)
     assert not is_in_progress("s", (other, holder), is_bound=False)
+
+
+def test_a_round_with_output_waits_ten_times_as_long() -> None:
+    new = PrefillTask("t", "s", 0, 10, 0.0, SLO)
+    resumed = PrefillTask("t", "s", 0, 10, 0.0, SLO, has_output=True)
+    assert (patience_s(new, SLO, 4.0), patience_s(resumed, SLO, 4.0)) == (16.0, 160.0)
+    assert patience_s(PrefillTask("t", "s", 0, 10, 0.0, Slo(5.0, 0.1)), SLO, 4.0) == 40.0
+    assert patience_s(resumed, SLO, 0.0) == float("inf")
