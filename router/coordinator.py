@@ -95,6 +95,8 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         deaths = WorkerDeaths(clock, self._announce_death)
+        limits = _session_limits(settings)
+        sessions = SessionMemory(settings.context_memory_mib << 20, limits, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
@@ -102,6 +104,7 @@ class Coordinator:
             model=policies.model,
             serves=OwnTokenizer(tokenizer).serves,
             on_death=deaths.announced,
+            on_session_end=sessions.forget,
         )
         guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
         ended = EndedSessions(
@@ -120,14 +123,14 @@ class Coordinator:
                 self.view,
                 store,
                 placement,
-                _session_limits(settings),
+                limits,
                 SUSPECT_S,
                 self.gate,
                 SessionMoves(self.view, is_on=settings.moves),
                 clock,
             ),
             access=WorkerAccess(self.view, store, calls, guard, ended, CALL_TIMEOUT_S),
-            sessions=SessionMemory(settings.context_memory_mib << 20),
+            sessions=sessions,
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,

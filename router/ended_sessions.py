@@ -32,7 +32,7 @@ class EndedSessions(InBackground):
     """Deletes bindings until the shared state has done it, and releases KV until its worker has done it.
 
     A session may begin again under its old id before that. This replica then leaves its binding alone. If another
-    replica has bound it, the binding is deleted; the session's next round writes it again.
+    replica has bound it, the binding is deleted; the session's next round binds it again.
 
     Args:
         release: may raise `WorkerLostError` and `WorkerRefusedError`.

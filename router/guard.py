@@ -17,12 +17,13 @@ from router.round_errors import WorkerLostError
 class Stream:
     """A call in progress, which the current task reads. `answered` marks each sign of life."""
 
-    __slots__ = ("_clock", "_task", "context", "seen_s", "was_given_up", "was_stopped", "worker_id")
+    __slots__ = ("_clock", "_task", "context", "has_died", "seen_s", "was_given_up", "was_stopped", "worker_id")
 
     def __init__(self, worker_id: str, context: CallContext, clock: Callable[[], float]) -> None:
         self.worker_id = worker_id
         self.context = context
         self.was_given_up = False
+        self.has_died = False
         self.was_stopped = False
         self._clock = clock
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
@@ -37,9 +38,10 @@ class Stream:
         """Whether the call was stopped, because the client has gone."""
         return self.context.is_stopped()
 
-    def give_up(self) -> None:
+    def give_up(self, *, has_died: bool) -> None:
         """End the wait. Stopping the call alone is not enough, because a worker that hangs does not react."""
         self.was_given_up = True
+        self.has_died = has_died
         self.was_stopped = self.is_stopped
         self.context.stop_generating()
         if self._task is not None:
@@ -55,6 +57,9 @@ class StreamGuard(InBackground):
     A worker that was killed closes its connections, and its calls fail at once. One that hangs keeps them open: its
     lease runs out, and a call that has been silent for as long is given up, so that the round can go on elsewhere. A
     call that is as silent after its client has gone is given up too: Dynamo can lose the end of a stopped stream.
+
+    While the shared state is lost, one missed probe is all that is known of such a worker. It may only be busy, so that
+    its call is given up, but does not count as a death under its request.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class StreamGuard(InBackground):
                 raise
             if stream.was_stopped:
                 raise WorkerLostError(worker_id, "silent after its client has gone") from None
-            raise WorkerLostError(worker_id, "silent, and its lease has run out", has_died=True) from None
+            raise WorkerLostError(worker_id, "silent, and its lease has run out", has_died=stream.has_died) from None
         finally:
             self._streams.discard(stream)
 
@@ -98,4 +103,4 @@ class StreamGuard(InBackground):
         horizon_s = self._clock() - self._silent_s
         for stream in list(self._streams):
             if stream.seen_s <= horizon_s and (stream.is_stopped or not self._view.lives(stream.worker_id)):
-                stream.give_up()
+                stream.give_up(has_died=self._view.connected)

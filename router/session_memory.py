@@ -1,18 +1,22 @@
 """This replica's memory of its sessions: the last context and the binding, to see how much of a prompt is known.
 
 It is only a hint, because another replica may have served the session since. Only the worker knows which KV exists.
+
+A binding that outlives its session is more than a wrong hint: the store takes a binding that it lacks for one that it
+has lost, and counts it against no limit. So a session is forgotten when any replica ends it, and with its TTL.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ampd.state.store import Binding
+from ampd.state.store import Binding, SessionLimits
 
 _ENTRY_BYTES = 512
 """Approximate size of an entry without its tokens: dictionary slot, key, objects."""
@@ -72,6 +76,7 @@ class _Entry:
     binding: Binding
     context: bytes
     computed_tokens: int
+    expires_s: float
     has_missed: bool = False
     owner: SessionOwner | None = None
     moved_s: float = float("-inf")
@@ -82,10 +87,13 @@ class SessionMemory:
 
     Args:
         max_bytes: bound on the memory of the contexts; bindings of forgotten contexts go with them.
+        limits: says for how long a session lives after a round.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
+        self._limits = limits
+        self._clock = clock
         self._bytes = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
@@ -94,27 +102,27 @@ class SessionMemory:
 
     def binding(self, session_id: str) -> Binding | None:
         """The binding that held when this replica last served the session."""
-        entry = self._entries.get(session_id)
+        entry = self._find(session_id)
         return entry.binding if entry else None
 
     def has_missed(self, session_id: str) -> bool:
         """Whether a round of the session that was served here missed one of its targets."""
-        entry = self._entries.get(session_id)
+        entry = self._find(session_id)
         return entry is not None and entry.has_missed
 
     def owner(self, session_id: str) -> SessionOwner | None:
         """The client's side of a session that was served here; None: it was not."""
-        entry = self._entries.get(session_id)
+        entry = self._find(session_id)
         return entry.owner if entry else None
 
     def moved_s(self, session_id: str) -> float:
         """When a round that was served here found the session at another owner than the round before."""
-        entry = self._entries.get(session_id)
+        entry = self._find(session_id)
         return entry.moved_s if entry else float("-inf")
 
     def overlap(self, session_id: str, prompt: bytes) -> Overlap:
         """Compare a packed prompt with the session's last context."""
-        entry = self._entries.get(session_id)
+        entry = self._find(session_id)
         if entry is None or not entry.context:
             return Overlap()
         common_tokens = common_prefix_tokens(entry.context, prompt)
@@ -137,11 +145,13 @@ class SessionMemory:
         """
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
+        # A second round may have been served elsewhere. Then the store says that the session is bound.
+        expires_s = self._clock() + (self._limits.new_ttl_s if before is None else self._limits.ttl_s)
         if owner is not None and before is not None and before.worker_id != binding.worker_id:
             moved_s = owner.served_s
         self.forget(binding.session_id)
         computed = len(context) // 4 if computed_tokens is None else computed_tokens
-        self._entries[binding.session_id] = _Entry(binding, context, computed, missed, owner, moved_s)
+        self._entries[binding.session_id] = _Entry(binding, context, computed, expires_s, missed, owner, moved_s)
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))
@@ -151,3 +161,10 @@ class SessionMemory:
         entry = self._entries.pop(session_id, None)
         if entry is not None:
             self._bytes -= len(entry.context) + _ENTRY_BYTES
+
+    def _find(self, session_id: str) -> _Entry | None:
+        entry = self._entries.get(session_id)
+        if entry is not None and entry.expires_s <= self._clock():
+            self.forget(session_id)
+            return None
+        return entry

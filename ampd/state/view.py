@@ -71,6 +71,7 @@ class ClusterView:
         model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
         serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
         on_death: gets the deaths under requests that coordinators announce, and which of these requests were served.
+        on_session_end: gets the ids of sessions that ended, at any coordinator.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ClusterView:
         model: PerformanceModel | None = None,
         serves: Callable[[WorkerView], bool] = lambda _: True,
         on_death: Callable[[DeathNews], None] = lambda _: None,
+        on_session_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
         self._store = store
@@ -90,6 +92,7 @@ class ClusterView:
         self._model = model
         self._serves = serves
         self._on_death = on_death
+        self._on_session_end = on_session_end
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
         self._leaving: dict[str, KnownWorker] = {}
@@ -248,8 +251,10 @@ class ClusterView:
                     worker.finish(task_id, self._clock())
             case WorkerDied() | RequestServed():
                 self._on_death(event)
-            case SessionEnded() | RoleAssigned():
-                pass  # a worker's own views say what it holds and what its role is
+            case SessionEnded(session_id):
+                self._on_session_end(session_id)  # a worker's own views say what it holds
+            case RoleAssigned():
+                pass  # a worker's own views say what its role is
         self._lists = None
         self.counters.events += 1
 

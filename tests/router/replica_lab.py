@@ -157,8 +157,14 @@ class Replica:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
         deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce_death(death)))
+        limits = SessionLimits(60.0, per_graph=max_sessions)
+        sessions = SessionMemory(1 << 20, limits)
         self.view = ClusterView(
-            self.store, lease_s=60.0, serves=OwnTokenizer(tokenizer).serves, on_death=deaths.announced
+            self.store,
+            lease_s=60.0,
+            serves=OwnTokenizer(tokenizer).serves,
+            on_death=deaths.announced,
+            on_session_end=sessions.forget,
         )
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[None]] = []
@@ -184,13 +190,13 @@ class Replica:
                 self.view,
                 self.store,
                 policies,
-                limits=SessionLimits(60.0, per_graph=max_sessions),
+                limits=limits,
                 suspect_s=60.0,
                 gate=self.gate,
                 moves=SessionMoves(self.view, is_on=moves),
             ),
             access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), self.ended, 1.0),
-            sessions=SessionMemory(1 << 20),
+            sessions=sessions,
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,

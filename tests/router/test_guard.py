@@ -37,6 +37,7 @@ async def go(view: ClusterView, store: MemoryStore) -> None:
 
 
 LEASE_S = 10.0
+VIEW_LEASE_S = 3600.0
 Scenario = Callable[[StreamGuard, MemoryStore], Awaitable[None]]
 
 
@@ -48,8 +49,8 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
         async def main() -> None:
             clock = asyncio.get_running_loop().time
             store = MemoryStore(MemoryState(clock))
-            await store.publish_worker(worker("d1"), 3600.0)
-            async with ClusterView(store, lease_s=3600.0, clock=clock) as view:
+            await store.publish_worker(worker("d1"), VIEW_LEASE_S)
+            async with ClusterView(store, lease_s=VIEW_LEASE_S, clock=clock) as view:
                 guard = StreamGuard(view, LEASE_S, clock=clock)
                 guard.start()
                 await scenario(guard, store)
@@ -81,6 +82,24 @@ def test_a_silent_call_is_given_up_once_its_worker_has_gone(guarded: Callable[[S
         assert lost.value.has_died
         assert context.is_stopped()
         assert clock() - gone_s < 1.0
+
+    guarded(scenario)
+
+
+def test_a_worker_that_misses_a_probe_while_the_state_is_lost_has_not_died(
+    guarded: Callable[[Scenario], None],
+) -> None:
+    """It may only be busy: its lease is over because nothing can renew it."""
+
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        call = asyncio.create_task(silent_call(guard, FakeContext()))
+        store._state.lose()
+        await asyncio.sleep(2 * VIEW_LEASE_S)
+        assert not call.done()
+        guard._view.drop_overdue("d1")
+        with pytest.raises(WorkerLostError, match="lease has run out") as lost:
+            await call
+        assert not lost.value.has_died
 
     guarded(scenario)
 

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.state.store import Binding
+from ampd.state.store import Binding, SessionLimits
 from router.session_memory import Overlap, SessionMemory, common_prefix_tokens, pack_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FEW = st.lists(st.integers(0, 2), max_size=40)
+LIMITS = SessionLimits(ttl_s=1800.0, first_ttl_s=300.0)
 
 
 def naive(first: list[int], second: list[int]) -> int:
@@ -24,7 +25,7 @@ def test_the_common_prefix_is_the_longest_one(shared: list[int], first: list[int
 
 @given(FEW, FEW)
 def test_a_prompt_that_extends_the_context_is_not_rewritten(context: list[int], more: list[int]) -> None:
-    memory = SessionMemory(1 << 20)
+    memory = SessionMemory(1 << 20, LIMITS)
     memory.remember(Binding("s", "w", 1), pack_tokens(context))
     overlap = memory.overlap("s", pack_tokens(context + more))
     assert overlap == Overlap(len(context), len(context), len(context))
@@ -34,13 +35,13 @@ def test_a_prompt_that_extends_the_context_is_not_rewritten(context: list[int], 
 @pytest.mark.parametrize(("prompt", "kept_tokens"), [([1, 2, 3, 4, 5], 2), ([1, 9], 1), ([9], 0)])
 def test_a_context_that_was_never_computed_is_not_kept(prompt: list[int], kept_tokens: int) -> None:
     """The client of the round before left while its prefill waited."""
-    memory = SessionMemory(1 << 20)
+    memory = SessionMemory(1 << 20, LIMITS)
     memory.remember(Binding("s", "w", 1), pack_tokens([1, 2, 3, 4]), computed_tokens=2)
     assert memory.overlap("s", pack_tokens(prompt)).kept_tokens == kept_tokens
 
 
 def test_the_last_token_of_a_context_may_differ_for_it_has_no_kv() -> None:
-    memory = SessionMemory(1 << 20)
+    memory = SessionMemory(1 << 20, LIMITS)
     memory.remember(Binding("s", "w", 1), pack_tokens([1, 2, 3, 4]))
     assert not memory.overlap("s", pack_tokens([1, 2, 3, 9, 9])).is_rewritten
     assert memory.overlap("s", pack_tokens([1, 2, 9, 9, 9])).is_rewritten
@@ -48,7 +49,7 @@ def test_the_last_token_of_a_context_may_differ_for_it_has_no_kv() -> None:
 
 
 def test_unknown_sessions_have_no_overlap_and_no_binding() -> None:
-    memory = SessionMemory(1 << 20)
+    memory = SessionMemory(1 << 20, LIMITS)
     assert memory.overlap("s", pack_tokens([1])) == Overlap()
     assert memory.binding("s") is None
 
@@ -56,7 +57,7 @@ def test_unknown_sessions_have_no_overlap_and_no_binding() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), max_size=60))
 def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple[int, int]]) -> None:
     bound = 8_000
-    memory = SessionMemory(bound)
+    memory = SessionMemory(bound, LIMITS)
     order: list[str] = []
     for number, tokens in writes:
         name = f"s{number}"
@@ -69,3 +70,20 @@ def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple
     for name in order:
         memory.forget(name)
     assert memory._bytes == 0
+
+
+def test_a_session_is_forgotten_with_its_ttl() -> None:
+    """It has ended in the shared state by then, which would take the old binding for one that it has lost."""
+    now_s = 0.0
+    memory = SessionMemory(1 << 20, LIMITS, lambda: now_s)
+    for name in ("once", "twice", "twice"):
+        memory.remember(Binding(name, "w", 1), pack_tokens([1, 2]))
+    now_s = 299.0
+    assert memory.binding("once")
+    now_s = 300.0
+    assert memory.binding("once") is None
+    assert memory.overlap("once", pack_tokens([1, 2])) == Overlap()
+    assert memory.binding("twice")
+    now_s = 1800.0
+    assert memory.binding("twice") is None
+    assert memory._bytes == len(memory) == 0

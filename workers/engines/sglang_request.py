@@ -163,7 +163,8 @@ def _constraint(guided: dict[str, Any]) -> dict[str, Any]:
     if (regex := guided.get("regex")) is not None:
         return {"regex": regex}
     if (options := guided.get("choice")) is not None:
-        return {"ebnf": "root ::= " + " | ".join(json.dumps(str(option)) for option in options)}
+        # EBNF has no surrogates, so that characters beyond the BMP stay as they are.
+        return {"ebnf": "root ::= " + " | ".join(json.dumps(str(option), ensure_ascii=False) for option in options)}
     if (grammar := guided.get("grammar")) is not None:
         return {"ebnf": grammar}
     return {}

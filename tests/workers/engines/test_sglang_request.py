@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import xgrammar
+from hypothesis import given
+from hypothesis import strategies as st
+from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from workers.engines.base import EngineError, EngineRequest
 from workers.engines.sglang_request import MOST_GUIDE_CHARS, sampling_params
@@ -63,3 +67,17 @@ def test_the_longest_guide_is_served() -> None:
     assert parameters(regex="a" * MOST_GUIDE_CHARS["regex"])["regex"]
     tools = {"anyOf": [{"type": "object", "description": "x" * 1000} for _ in range(100)]}
     assert parameters(json=tools)["json_schema"]
+
+
+ODD = st.text(
+    st.sampled_from("ab\"'\\\n\r\t\x00\x08\x0c\x1b\x7f\x85\u00e9\u2028\ufeff\uffff\U0001f600\U0010ffff/un|[]()"),
+    max_size=6,
+)
+
+
+@given(st.lists(ODD | st.text(max_size=6), min_size=1, max_size=3), st.text(max_size=3))
+def test_a_choice_is_quoted_so_that_its_grammar_accepts_exactly_its_texts(texts: list[str], other: str) -> None:
+    grammar = xgrammar.Grammar.from_ebnf(parameters(choice=texts)["ebnf"])
+    for text in texts:
+        for probe in (text, text[:-1], text + other, other, text.replace("\\", "")):
+            assert accepts(grammar, probe) == (probe in texts)
