@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,31 +40,38 @@ def check_endings(results: Iterable[RoundResult]) -> list[str]:
 def check_owners(results: Sequence[RoundResult], bindings: Mapping[str, str]) -> list[str]:
     """An epoch of a session names one decode worker, epochs never go back, and the shared state names the last owner.
 
+    A final round that fails may have ended its session. The session lives anew when that round is sent again, and its
+    epochs begin anew.
+
     Args:
         results: in the order in which the rounds were sent.
         bindings: session id -> decode worker, from the shared state, of sessions that have completed a round since the
             fault was healed.
     """
     violations = []
-    owners: dict[tuple[str, int], set[str]] = defaultdict(set)
-    last: dict[str, tuple[int, str]] = {}
+    lives: Counter[str] = Counter()
+    owners: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    epochs: dict[tuple[str, int], int] = {}
+    last: dict[str, str] = {}
     for result in results:
+        life = (result.session_id, lives[result.session_id])
+        lives[result.session_id] += result.is_final
         for record in result.records:
-            owners[result.session_id, record["epoch"]].add(record["decode_worker"])
+            owners[*life, record["epoch"]].add(record["decode_worker"])
         if result.ending is Ending.COMPLETED and result.records:
             record = result.records[-1]
-            epoch = record["epoch"]
-            before = last.get(result.session_id, (0, ""))
-            if epoch < before[0]:
-                violations.append(f"{result.session_id}: epoch {epoch} after epoch {before[0]}")
-            last[result.session_id] = (epoch, record["decode_worker"])
-    for (session_id, epoch), workers in owners.items():
+            epoch, before = record["epoch"], epochs.get(life, 0)
+            if epoch < before:
+                violations.append(f"{result.session_id}: epoch {epoch} after epoch {before}")
+            epochs[life] = epoch
+            last[result.session_id] = record["decode_worker"]
+    for (session_id, _, epoch), workers in owners.items():
         if len(workers) > 1:
             violations.append(f"{session_id}: epoch {epoch} has the owners {', '.join(sorted(workers))}")
     for session_id, worker_id in bindings.items():
-        if session_id in last and last[session_id][1] != worker_id:
+        if session_id in last and last[session_id] != worker_id:
             violations.append(
-                f"{session_id}: its last round was on {last[session_id][1]}, the shared state names {worker_id}"
+                f"{session_id}: its last round was on {last[session_id]}, the shared state names {worker_id}"
             )
     return violations
 

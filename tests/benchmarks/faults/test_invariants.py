@@ -53,6 +53,13 @@ def test_an_owner_that_was_replaced_and_serves_again_is_reported() -> None:
     assert check_owners(results, {}) == ["s1: epoch 1 after epoch 2"]
 
 
+def test_a_session_that_its_final_round_ended_lives_anew_when_that_round_is_sent_again() -> None:
+    left = replace(result(), ending=Ending.FAILED, detail="the connection broke", is_final=True)
+    again = replace(result(worker_id="b"), is_final=True)
+    assert check_owners([result(), left, again], {}) == []
+    assert check_owners([result(), again], {}) == ["s1: epoch 1 has the owners a, b"]
+
+
 def test_an_owner_that_the_shared_state_does_not_know_is_reported() -> None:
     assert check_owners([result()], {"s1": "b"}) == ["s1: its last round was on a, the shared state names b"]
 
