@@ -186,6 +186,33 @@ async def test_a_process_that_is_gone_fails_its_requests_and_starts_again_over_t
 
 
 @pytest.mark.long
+async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
+    model: Path,
+    forked: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests go on coming, and the scheduler stores the KV of each of them."""
+    async with supervision(model) as (engine, lost):
+        victim = process_of(engine, DETOKENIZER)
+        assert "detokenizer" in name_of(engine, victim)
+        monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
+        monkeypatch.setattr(engine, "_may_restart", lambda: False)  # the start of the next one is tested above
+        os.kill(victim, signal.SIGSTOP)
+        stored_before, calls = engine.kv.activity, []
+        async with asyncio.timeout(PATIENCE_S):
+            while not lost.done():
+                number = len(calls) + 1
+                calls.append(asyncio.create_task(run(engine, f"session-{number}", text(number, PROMPT_TOKENS), 8)))
+                await asyncio.wait({lost}, timeout=0.25)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert "the engine hangs" in await lost
+        assert {type(end) for end in ends} == {EngineLostError}
+        stored = engine.kv.activity - stored_before
+        print(f"{len(calls)} requests while the detokenizer stood still, {stored} offers of KV")
+        assert stored > 1, "prefills went on"
+
+
+@pytest.mark.long
 async def test_peers_read_the_store_while_the_engine_starts_again(
     model: Path,
     forked: None,  # noqa: ARG001
