@@ -162,6 +162,8 @@ _MOST_DEATHS = 2
 
 _DEADLY_SENDINGS = 5
 """More than twice the number of coordinators, which take turns."""
+_MOST_REFUSALS = 60
+"""Behind the prefills that hold up a waiting victim, it is refused for load at first, and then sent again too."""
 
 
 async def _kill_by_request(scene: Scene) -> None:
@@ -174,10 +176,16 @@ async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     """It ends two workers at most. Sent again, as clients do, it is refused by each coordinator and ends no other."""
     # Another prompt for each run, because coordinators refuse it for ten minutes.
     body = completion([*DEADLY_PROMPT, *random_prompt(scene.stage.rng(scene.stage.name), 40)], max_tokens=2)
-    for number in range(1, _DEADLY_SENDINGS + 1):
+    number = 0
+    for _ in range(_DEADLY_SENDINGS + _MOST_REFUSALS):
         async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
             reply = await http.post("/v1/completions", json=body)
-        scene.complaints += deadly_complaints(number, reply, sum(not member.is_running for member in alive))
+        ended = sum(not member.is_running for member in alive)
+        if ended:
+            number += 1
+            scene.complaints += deadly_complaints(number, reply, ended)
+        if number == _DEADLY_SENDINGS:
+            return
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
