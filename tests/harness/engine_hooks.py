@@ -98,7 +98,7 @@ def delay_rank(late: str, longest_s: float) -> None:
 
     patches: Any = RankLink, PageLoader
     patches[0].__init__, patches[1]._copy = make_slow, copy_late
-    for name in ("_answer", "offer", "held", "begin_load", "end_load", "reset"):
+    for name in ("_answer", "offer", "loadable", "begin_load", "end_load", "reset"):
         setattr(RankLink, name, _after(pause, getattr(RankLink, name)))
 
 
