@@ -52,30 +52,6 @@ class Limits(NamedTuple):
         return cls(1 - attainment + margin, 1 - IN_TIME + _OVERDUE * margin)
 
 
-class Progress:
-    """Notes how long rounds take, in units of their targets. Gives up when the time is over.
-
-    Args:
-        from_s: rounds that end before are not noted.
-        over_s: the monotonic time at which the simulation is given up.
-    """
-
-    def __init__(self, sessions: Mapping[str, Served], from_s: float, over_s: float) -> None:
-        self._sessions, self._from_s, self._over_s = sessions, from_s, over_s
-        self._took_s = self._targets_s = 0.0
-
-    def __call__(self, record: SimulatedRound) -> None:
-        if time.monotonic() >= self._over_s:
-            raise TimeOverError
-        if record.e2e_s is not None and end_s(record) >= self._from_s:
-            self._took_s += record.e2e_s
-            self._targets_s += self._sessions[record.session_id].rounds_s[record.index]
-
-    def speed(self, expected: float) -> float:
-        """The time of rounds as a share of their targets; `expected`, if none ended."""
-        return self._took_s / self._targets_s if self._targets_s else expected
-
-
 class RoundCounts:
     """Rounds of a trial: how many met their targets, and why the others did not.
 

@@ -12,7 +12,7 @@ from ampd.perf.scaled import ScaledModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from planner.layout.case import PlanCase
-from planner.layout.counting import Counts, Limits, Progress, RoundCounts, Span, TimeOverError, TooManyMissedError
+from planner.layout.counting import Counts, Limits, RoundCounts, Span, TimeOverError, TooManyMissedError
 from planner.layout.layout import Layout
 from planner.layout.population import Population, population_of
 from planner.layout.steady_load import Load, steady_load
@@ -40,8 +40,8 @@ class Horizon:
     least_sessions: int
     most_rounds: int
 
-    def span(self, population: Population, rate: float, speed: float) -> Span:
-        """The span that counts. `speed`: how long rounds take, as a share of their targets."""
+    def span(self, population: Population, rate: float) -> Span:
+        """The span that counts."""
         wanted_s = max(self.seconds, self.lifetimes * population.lifetime_s)
         most_s = self.most_rounds / rate / population.rounds
         seconds = max(
@@ -51,7 +51,7 @@ class Horizon:
         )
         seconds = min(seconds, _LONGEST * most_s)
         sessions = rate * seconds
-        fill_s = min(_FILLS * speed * population.start_s, _LONGEST * most_s)
+        fill_s = min(_FILLS * _SPEED * population.start_s, _LONGEST * most_s)
         return Span(fill_s, seconds, sessions, sessions * population.rounds)
 
 
@@ -71,11 +71,13 @@ LONG = Horizon(100.0, 6.0, 100, 4000)
 ONCE = Horizon(30.0, 1.0, 300, 1500)
 """Of the single check of a cluster that is too large for longer trials."""
 
-_GUESS = 0.5
-"""How long rounds take, as a share of their targets, before it was tried."""
-_PILOT_MOST = 5000
-_PILOT_ROUNDS = 200
-"""At least about this many rounds are simulated to find out how long rounds take."""
+_SPEED = 0.8
+"""How long rounds in progress take when a trial begins, as a share of their targets.
+
+As many sessions are in progress as if all rounds took so long, which is more than a cluster has that carries the rate
+with ease. Such a cluster soon has fewer. One that does not carry the rate soon misses targets. From a lower start a
+trial would have to last much longer, because the sessions that are too many come slowly.
+"""
 
 
 RANKS = 0.15
@@ -157,9 +159,8 @@ class TrialTask:
         """
         population = population_of(case.sessions, case.slo)
         rate = min(self.rate * self.variation.rate, _MOST_ROUNDS * self.layout.gpus / population.rounds)
-        speed = self._speed(case, population, rate, over_s)
-        span = self.horizon.span(population, rate, speed)
-        load = self._load(case, population, rate, span.end_s, speed)
+        span = self.horizon.span(population, rate)
+        load = self._load(case, population, rate, span.end_s)
         limits = None if self.margin is None else Limits.of(case.attainment, self.margin)
         counts = Counts(load.sessions, case.slo, span, limits, over_s)
         try:
@@ -174,26 +175,13 @@ class TrialTask:
         result = _result(case, run, load, rounds, span, met) if self.keeps_result else None
         return Trial(met, late, slow, in_time, True, result, refused, met)
 
-    def _speed(self, case: PlanCase, population: Population, rate: float, over_s: float) -> float:
-        """How long rounds take, as a share of their targets. A short simulation tells.
-
-        The number of sessions in progress follows from it. If rounds take longer than their targets, the rate is too
-        high anyway.
-        """
-        from_s = min(_GUESS * population.start_s, _PILOT_MOST / rate / population.rounds)
-        end_s = from_s + max(from_s / 2, _PILOT_ROUNDS / rate / population.rounds)
-        load = self._load(case, population, rate, end_s, _GUESS)
-        progress = Progress(load.sessions, from_s, over_s)
-        self._simulated(case, load, progress, end_s)
-        return min(progress.speed(_GUESS), 1.0)
-
-    def _load(self, case: PlanCase, population: Population, rate: float, seconds: float, speed: float) -> Load:
+    def _load(self, case: PlanCase, population: Population, rate: float, seconds: float) -> Load:
         owners = [*self.layout.decode, *self.layout.mixed]
         capacities = [case.kv_capacity_tokens[degree] for degree, _ in owners]
         limits = [max(capacities) if all(capacities) else 0, case.model.profile.max_context_tokens or 0]
         most_tokens = min((limit for limit in limits if limit), default=0)
         return steady_load(
-            population, rate, seconds, speed, self.seed, most_tokens=most_tokens, tokens=self.variation.tokens
+            population, rate, seconds, _SPEED, self.seed, most_tokens=most_tokens, tokens=self.variation.tokens
         )
 
     def _simulated(

@@ -12,7 +12,6 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Horizon(2.0, 0.0, 20, 60)
     for module in (goodput_search, goodput_plan):
         monkeypatch.setattr(module, "SHORT", short)
-    monkeypatch.setattr(trial, "_PILOT_ROUNDS", 20)
     monkeypatch.setattr(trial, "_ROUND_TIMES", 1)
     monkeypatch.setattr(whole, "ONCE", short)
     long = Horizon(4.0, 0.0, 30, 120)

@@ -51,7 +51,7 @@ def test_no_layout_of_fewer_gpus_carries_the_rate(rate: float) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_trials")
 def test_other_layouts_of_as_many_gpus_are_found_when_the_first_ones_are_not_enough() -> None:
-    case = replace(CASE, rate=110.0)
+    case = replace(CASE, rate=90.0)
     with Trials(case, 1, MUCH) as trials:
         search = Search(case, trials)
         search.fewest()
@@ -59,7 +59,7 @@ def test_other_layouts_of_as_many_gpus_are_found_when_the_first_ones_are_not_eno
         search.beside(first)
         others = [layout for layout in search.carrying if layout.gpus == first[0].gpus and layout not in first]
     assert others
-    assert set(others) < carrying(110.0)
+    assert set(others) < carrying(90.0)
 
 
 @pytest.mark.slow

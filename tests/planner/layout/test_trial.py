@@ -25,7 +25,7 @@ def test_a_trial_that_is_carried_runs_to_its_end() -> None:
     assert made.met == made.most == 1.0
     assert made.result is not None
     assert made.result["attainment"]["rounds"] == made.met
-    span = SHORT.span(population_of(CASE.sessions, CASE.slo), 2.0, 0.5)
+    span = SHORT.span(population_of(CASE.sessions, CASE.slo), 2.0)
     assert span.seconds == SHORT.seconds
     assert made.result["rounds"] == pytest.approx(span.rounds, rel=0.2)
 
