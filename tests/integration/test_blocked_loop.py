@@ -12,12 +12,13 @@ from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.metrics import free_ports, system_environment, system_url
 from ampd.telemetry.metrics.system import LIVENESS_PATH
 from tests.harness.graph import Graph, completion, profile
-from tests.harness.hanging_policies import DEADLY_TOKENS
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 HOST = "127.0.0.1"
+DEADLY_TOKENS = 500
+"""As in `tests.harness.hanging_policies`. Only the graph's processes import that, because it registers its policies."""
 
 
 @pytest.mark.parametrize("blocked", ["coordinator", "worker"])

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,7 +102,7 @@ STUBBORN = _python("import signal, time; signal.signal(15, signal.SIG_IGN); prin
 def test_only_the_wanted_processes_are_stopped(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     for name in ("coordinator-0", "worker-0"):
-        supervisor.start(ProcessSpec(name, ("sleep", "1000")))
+        supervisor.start(ProcessSpec(name, (str(shutil.which("sleep")), "1000")))
     pids = {child.spec.name: child.process.pid for child in supervisor._children}
     supervisor.stop(wanted=lambda name: name.startswith("coordinator"))
     assert [alive(pids[name]) for name in ("coordinator-0", "worker-0")] == [False, True]
