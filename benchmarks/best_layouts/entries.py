@@ -68,7 +68,8 @@ def all_settings() -> list[Setting]:
         Setting("qwen3-32b", "h20", "gaia", "2xTP4", "2xTP4", 1.0, 0.035),
     ]
     two = [*real_settings(), *(setting for setting in paper_settings() if setting.trace != "gaia")]
-    return [replace(each, duration_s=max(each.duration_s, _DURATION_S)) for each in four + two]
+    settings = dict.fromkeys(replace(each, duration_s=max(each.duration_s, _DURATION_S)) for each in four + two)
+    return list(settings)
 
 
 def ours(setting: Setting) -> list[Entry]:
