@@ -19,8 +19,6 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from ampd.policies import defaults
-from ampd.policies.registry import create_named
 from benchmarks.layout_regret import Instance
 from benchmarks.rate_search import RateSearch
 from planner.layout.case import PlanCase
@@ -28,7 +26,6 @@ from planner.layout.costs import costs_of
 from planner.layout.layout import Layout
 from planner.layout.population import population_of
 from planner.layout.trial import LONG, SHORT, Horizon, TrialTask
-from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from planner.sustained import IN_TIME, in_time_share
 
@@ -82,14 +79,9 @@ def long_simulation(case: PlanCase, layout: Layout, rate: float, lifetimes: floa
         now_s += rng.expovariate(rate)
     run = simulate(
         sessions,
-        layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens),
+        case.cluster_of(layout),
         case.model,
-        Policies(
-            create_named("binding", defaults.BINDING),
-            create_named("routing", case.routing),
-            create_named("ordering", case.ordering),
-            create_named("slicing", case.slicing),
-        ),
+        case.new_policies(),
         case.slo,
         case.options,
     )

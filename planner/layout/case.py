@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.policies import defaults
+from ampd.policies.registry import create_named
 from ampd.types import ATTAINMENT, Slo
-from planner.simulator.options import SimulationOptions
+from planner.layout.layout import Layout
+from planner.simulator.cluster import Cluster
+from planner.simulator.options import Policies, SimulationOptions
 from workloads.trace import Session
 
 
@@ -37,3 +41,16 @@ class PlanCase:
     @property
     def degrees(self) -> tuple[int, ...]:
         return tuple(sorted(self.kv_capacity_tokens))
+
+    def cluster_of(self, layout: Layout) -> Cluster:
+        """The simulated cluster of a layout."""
+        return layout.cluster(self.kv_capacity_tokens, self.model.profile.max_context_tokens or 0, self.kv_store_tokens)
+
+    def new_policies(self) -> Policies:
+        """The online policies of one simulation. Some remember what they have seen, so each simulation has its own."""
+        return Policies(
+            create_named("binding", defaults.BINDING),
+            create_named("routing", self.routing),
+            create_named("ordering", self.ordering),
+            create_named("slicing", self.slicing),
+        )

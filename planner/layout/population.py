@@ -134,5 +134,5 @@ def _population(sessions: _Same, slo: Slo) -> Population:
 
 
 def population_of(sessions: tuple[Session, ...], slo: Slo) -> Population:
-    """The population of these sessions. It is made once."""
+    """The population of these sessions, made once for all trials of a plan."""
     return _population(_Same(sessions), slo)

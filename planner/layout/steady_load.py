@@ -1,9 +1,9 @@
 """The load of a trial: sessions in progress when it begins, and sessions that arrive.
 
 A cluster that begins empty needs the time of several sessions until as many of them are in progress as later on. So a
-trial begins in the middle: with about as many sessions in progress as there are on average, each at a random moment of
-its life. Their KV is there. A round that runs at that moment has just ended instead, so decode batches must fill
-before anything is counted. That takes the time of a round, and not of a session.
+trial begins in the middle: with as many sessions in progress as there are on average if rounds take a given share of
+their targets, each at a random moment of its life. Their KV is there. A round that runs at that moment has just ended
+instead, so decode batches must fill before anything is counted. That takes the time of a round, and not of a session.
 """
 
 from __future__ import annotations

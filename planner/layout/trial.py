@@ -9,14 +9,11 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.scaled import ScaledModel
-from ampd.policies import defaults
-from ampd.policies.registry import create_named
 from planner.layout.case import PlanCase
 from planner.layout.counting import Counts, Limits, RoundCounts, Span, TimeOverError, TooManyMissedError
 from planner.layout.layout import Layout
 from planner.layout.population import Population, population_of
 from planner.layout.steady_load import Load, steady_load
-from planner.simulator.options import Policies
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
 from planner.sustained import IN_TIME
@@ -194,16 +191,9 @@ class TrialTask:
     ) -> SimulationRun:
         return simulate(
             [served.session for served in load.sessions.values()],
-            self.layout.cluster(
-                case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens
-            ),
+            case.cluster_of(self.layout),
             _slower(case.model, self.variation.seconds),
-            Policies(
-                create_named("binding", defaults.BINDING),
-                create_named("routing", case.routing),
-                create_named("ordering", case.ordering),
-                create_named("slicing", case.slicing),
-            ),
+            case.new_policies(),
             case.slo,
             replace(case.options, under_way=load.under_way, until_s=until_s, gaps_from_s=gaps_from_s),
             on_round=on_round,
