@@ -36,8 +36,9 @@ class GraphSettings(Settings):
     max_wait: float = Field(
         4.0,
         ge=0,
-        description="Longest predicted wait of a round before it is refused with 429, in TTFT targets; a quarter of it "
-        "for the first round of a session. A round that has waited twice as long is given up. 0: no such bounds.",
+        description="Longest predicted wait of a round before it is refused with 429, in TTFT targets; a quarter of "
+        "it, its own prefill included, for the first round of a session. A round that has waited twice as long is "
+        "given up. 0: no such bounds.",
     )
     perf: str = Field(
         "tiny-cpu", description="Performance model: the name of a shipped profile, or the path of a profile file."

@@ -36,12 +36,13 @@ class AdmissionGate:
         """Call `on_refused` at each refusal from now on."""
         self._on_refused.append(on_refused)
 
-    def check(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView) -> None:
+    def check(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
         """Let a round in, or not, that is about to be entered at a worker.
 
         Args:
             decode: the worker that owns its session, or would own it.
             prefill: the worker that the routing policy chose.
+            now_s: on the coordinator's clock.
 
         Raises:
             RoundOverloadedError: it is refused because of load.
@@ -56,6 +57,7 @@ class AdmissionGate:
                 decode=decode,
                 prefill=prefill,
                 rounds=self._rounds() - 1,
+                now_s=now_s,
             )
         )
         session = names.RUNNING_SESSION if is_running else names.NEW_SESSION

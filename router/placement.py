@@ -121,7 +121,8 @@ class Placer:
             _with_room(unplaced, [decode])
             plan = await self._plan(unplaced, known, decode)
             if not is_admitted:
-                self._gate.check(unplaced, plan.decode, self._view.worker(plan.decision.worker_id) or plan.decode)
+                prefill = self._view.worker(plan.decision.worker_id) or plan.decode
+                self._gate.check(unplaced, plan.decode, prefill, self._clock())
                 is_admitted = True
             if known is not None and plan.move_reason:
                 # Planned again: another replica may have moved the session there before, with a longer history.

@@ -23,7 +23,10 @@ MAX_ROUNDS = 1024
 second than one coordinator can pass on."""
 
 NEW_WAIT_SHARE = 0.25
-"""Share of the longest wait that is left for the first round of a new session."""
+"""Share of the longest wait that is left for the first round of a new session, its own prefill included."""
+
+_OWN_PREFILL_SHARE = 0.5
+"""Most of that share that its own prefill takes away. Otherwise a long prompt would need an empty queue."""
 
 NEW_ROUNDS_SHARE = 0.75
 """Share of the rounds in progress that new sessions may fill."""
@@ -70,6 +73,7 @@ class AdmissionSituation:
         decode: the worker that owns its session, or would own it.
         prefill: the worker that the routing policy chose; the same one if the route is local.
         rounds: rounds in progress at this coordinator, without this one.
+        now_s: on the clock of the arrivals in the queues.
     """
 
     prompt_tokens: int
@@ -77,6 +81,7 @@ class AdmissionSituation:
     decode: WorkerView
     prefill: WorkerView
     rounds: int
+    now_s: float
 
 
 def is_in_progress(session_id: str, owners: Iterable[WorkerView], *, is_bound: bool) -> bool:
@@ -101,8 +106,12 @@ class Admission:
     """Decides whether a round is taken. Live and simulated coordinators ask the same object.
 
     A round of a running session is refused if the worker that would prefill it has more than `max_wait` TTFT targets of
-    work to do before. A first round is refused at a quarter of that, or if the decode batch with it would step slower
-    than its ITL target. The policies have chosen the workers, so that other workers would not serve it sooner.
+    work to do before. The policies have chosen the workers, so that other workers would not serve it sooner.
+
+    A first round is refused in three more cases: if a quarter of that is less than the work before it and its own
+    prefill, if a round there has waited beyond its target, and if the decode batch with it would step slower than its
+    ITL target. The second case is what holds 90 % of the rounds in time under any load: refused clients come back and
+    fill each gap in the queue, and a session that enters a gap brings its later rounds with it.
 
     The targets are the graph's. A round's own ones do not count: a tight one would turn a round away that would
     otherwise be served late, and loose ones would let new sessions in before rounds of running ones.
@@ -143,14 +152,29 @@ class Admission:
         return self._refused(RefusalReason.ROUNDS, message, self._slo.ttft_s)
 
     def _over_wait(self, situation: AdmissionSituation) -> Refusal | None:
-        limit_s = self._max_wait * self._slo.ttft_s
-        if not situation.is_running:
-            limit_s *= NEW_WAIT_SHARE
-        wait_s = self._wait_s(situation)
-        if wait_s <= limit_s:
-            return None
-        message = f"the predicted wait is {wait_s:.1f} s, the longest one {_of(situation)} is {limit_s:.1f} s"
-        return self._refused(RefusalReason.WAIT, message, wait_s - limit_s)
+        limit_s, wait_s = self._longest_wait_s(situation), self._wait_s(situation)
+        if wait_s > limit_s:
+            message = f"the predicted wait is {wait_s:.1f} s, the longest one {_of(situation)} is {limit_s:.1f} s"
+            return self._refused(RefusalReason.WAIT, message, wait_s - limit_s)
+        if not situation.is_running and any(self._is_overdue(task, situation) for task in situation.prefill.queue):
+            message = "a round of another session waits beyond its TTFT target"
+            return self._refused(RefusalReason.WAIT, message, wait_s)
+        return None
+
+    def _longest_wait_s(self, situation: AdmissionSituation) -> float:
+        longest_s = self._max_wait * self._slo.ttft_s
+        if situation.is_running:
+            return longest_s
+        longest_s *= NEW_WAIT_SHARE
+        own_s = self._model.prefill_s(0, situation.prompt_tokens, situation.prefill.parallelism)
+        return longest_s - min(own_s, _OWN_PREFILL_SHARE * longest_s)
+
+    def _is_overdue(self, task: PrefillTask, situation: AdmissionSituation) -> bool:
+        """Whether others made a round late. A long prompt may be late because of its own prefill."""
+        overdue_s = situation.now_s - task.arrival_s - max(task.slo.ttft_s, self._slo.ttft_s)
+        if overdue_s <= 0.0:
+            return False
+        return overdue_s > self._model.prefill_s(task.hist_tokens, task.incr_tokens, situation.prefill.parallelism)
 
     def _over_batch(self, situation: AdmissionSituation) -> Refusal | None:
         excess = self._step_excess(situation)

@@ -134,6 +134,7 @@ class Coordinators:
                 decode=decode,
                 prefill=self._views.worker(coordinator, prefill),
                 rounds=0,
+                now_s=self._loop.now_s,
             )
         )
 

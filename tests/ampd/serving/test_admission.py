@@ -43,6 +43,7 @@ def refusal(*, max_wait: float = 8.0, max_rounds: int = 100, seed: int = 1, **fi
         "decode": decode(),
         "prefill": decode(queued_s=0.0),
         "rounds": 0,
+        "now_s": 0.0,
     }
     return admission.refusal(AdmissionSituation(**(situation | fields)))
 
@@ -54,7 +55,7 @@ def reason(**fields: Any) -> RefusalReason | None:
 
 def test_a_first_round_is_refused_long_before_a_round_of_a_running_session() -> None:
     for queued_s, new, running in (
-        (0.2 * WAIT_S, None, None),
+        (0.15 * WAIT_S, None, None),
         (0.3 * WAIT_S, RefusalReason.WAIT, None),
         (0.9 * WAIT_S, RefusalReason.WAIT, None),
         (1.1 * WAIT_S, RefusalReason.WAIT, RefusalReason.WAIT),
@@ -62,6 +63,31 @@ def test_a_first_round_is_refused_long_before_a_round_of_a_running_session() -> 
         prefill = worker("p", queued_s)
         assert reason(prefill=prefill, is_running=False) is new
         assert reason(prefill=prefill, is_running=True) is running
+
+
+def test_the_first_prefill_of_a_session_counts_as_wait_up_to_half_of_the_longest() -> None:
+    """A quarter of the longest wait is 4 s. A prompt of 60 s may still wait for 2 s."""
+    for prompt_tokens, waits_s, is_refused in ((1000, 2.9, False), (1000, 3.1, True), (60_000, 1.9, False)):
+        refused = reason(prefill=worker("p", waits_s), is_running=False, prompt_tokens=prompt_tokens)
+        assert refused is (RefusalReason.WAIT if is_refused else None)
+        assert reason(prefill=worker("p", waits_s), prompt_tokens=prompt_tokens) is None
+
+
+def test_no_session_begins_where_a_round_waits_beyond_its_target() -> None:
+    """The round came at 0 and its prefill takes 1 s, so that others have made it late from 3 s on."""
+    for now_s, new in ((2.9, None), (3.1, RefusalReason.WAIT)):
+        assert reason(prefill=worker("p", 1.0), now_s=now_s, is_running=False) is new
+        assert reason(prefill=worker("p", 1.0), now_s=now_s) is None
+    refused = refusal(prefill=worker("p", 1.0), now_s=3.1, is_running=False)
+    assert refused is not None
+    assert 1.0 <= refused.retry_after_s <= 2.0
+
+
+def test_a_round_with_a_loose_target_of_its_own_may_wait_without_closing_the_door() -> None:
+    loose = PrefillTask("t", "s", 0, 1000, 0.0, Slo(30.0, 0.1))
+    tight = PrefillTask("t", "s", 0, 1000, 0.0, Slo(0.1, 0.1))
+    for task, now_s, new in ((loose, 20.0, None), (tight, 2.9, None), (tight, 3.1, RefusalReason.WAIT)):
+        assert reason(prefill=WorkerView("p", Role.PREFILL, queue=(task,)), now_s=now_s, is_running=False) is new
 
 
 def test_a_client_comes_back_when_the_wait_is_short_enough_again() -> None:
@@ -93,7 +119,9 @@ def test_an_itl_target_out_of_reach_does_not_close_the_graph() -> None:
     out_of_reach = Admission(8.0, 0, Model(), Slo(2.0, 0.001), random.Random(1))
     for batch, is_refused in ((0, False), (1, False), (2, True)):
         here = decode(queued_s=0.0, batch=batch)
-        situation = AdmissionSituation(prompt_tokens=1, is_running=False, decode=here, prefill=here, rounds=0)
+        situation = AdmissionSituation(
+            prompt_tokens=1, is_running=False, decode=here, prefill=here, rounds=0, now_s=0.0
+        )
         assert (out_of_reach.refusal(situation) is not None) == is_refused
 
 
