@@ -21,13 +21,13 @@ from ampd.state.store import DeathNews, SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import AFFINITY
+from ampd.wire import AFFINITY, RELAYED
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.outputs import error_chunk, merged_usage
+from router.outputs import error_chunk, merged_usage, refusal_chunk
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
@@ -214,11 +214,11 @@ class Coordinator:
             self.failures[error.status] += 1
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
             log_fields(log, level, "round refused", status=error.status, error=str(error))
-            send(error_chunk(error.status, trace.quoted(str(error))))
+            _fail(context, send, error.status, trace.quoted(str(error)))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
+            _fail(context, send, _SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}"))
 
     def _announce_death(self, death: DeathNews) -> None:
         self._background.spawn(self._services.access.announce_death(death))
@@ -228,6 +228,12 @@ class Coordinator:
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, len(request.token_ids), 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
+
+
+def _fail(context: CallContext, send: Send[Chunk], status: int, message: str) -> None:
+    if RELAYED in context.metadata:
+        send(refusal_chunk(status, message))
+    send(error_chunk(status, message))
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ampd.handler_stream import Chunk
-from ampd.wire import REPORT_KEY
+from ampd.wire import REPORT_KEY, Refused, refusal_comment
 
 
 def ends_at_prefill(
@@ -47,6 +47,11 @@ def error_chunk(status: int, message: str) -> Chunk:
     """
     payload = json.dumps({"message": message, "code": status})
     return {"_dynamo_annotated": True, "event": "error", "comment": [payload]}
+
+
+def refusal_chunk(status: int, message: str) -> Chunk:
+    """The chunk before `error_chunk` for the status relay: an event that the frontend passes on in a stream."""
+    return {"_dynamo_annotated": True, "event": "refusal", "comment": [refusal_comment(Refused(status, message))]}
 
 
 def first_chunk(chunk: Chunk) -> Chunk:

@@ -191,6 +191,13 @@ class Graph:
         usual = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
         return self._start("frontend", "dynamo.frontend", *usual, "--namespace", self.namespace, *flags)
 
+    def start_status_relay(self) -> str:
+        """Another frontend, behind the status relay; returns its URL."""
+        (port,) = free_ports("127.0.0.1", 1)
+        usual = ["--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "round-robin"]
+        self._start("relay", "router.status_relay", *usual, "--namespace", self.namespace)
+        return f"http://127.0.0.1:{port}"
+
     def pid(self, name: str) -> int:
         return pids(self.supervisor)[name]
 

@@ -16,6 +16,7 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.05)
     coordinator = graph.start_coordinator("always-remote", "--max-rounds", "2")
     graph.start_frontend()
+    relay = graph.start_status_relay()
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf)
     await graph.until_answers([coordinator])
@@ -26,6 +27,13 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
             return await client.post(path, json=chat(HELLO, max_tokens=2), headers=session(name))
 
         assert (await ask("running")).status_code == 200
+
+        async def relays() -> bool:
+            body = chat(HELLO, max_tokens=2, stream=True)
+            answer = await client.post(relay + path, json=body, headers=session("running"))
+            return answer.status_code == 200 and "[DONE]" in answer.text
+
+        await until(relays)
         long = chat(HELLO, max_tokens=1000, ignore_eos=True, stream=True)
         async with client.stream("POST", path, json=long, headers=session("long")) as stream:
             chunks = events(stream)  # the stream ends with its last reference
@@ -43,6 +51,11 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
             streamed = await client.post(path, json=chat(HELLO, max_tokens=2, stream=True), headers=session("new"))
             assert streamed.status_code == 200
             assert '"code":500' in streamed.text, streamed.text
+            # The status relay does.
+            for api, body in ((path, chat(HELLO, max_tokens=2)), ("/v1/completions", completion("x", max_tokens=2))):
+                relayed = await client.post(relay + api, json={**body, "stream": True}, headers=session("new"))
+                assert relayed.status_code == 429, relayed.text
+                assert int(relayed.headers["retry-after"]) == retry_after_s(relayed.json()["message"])
             plain = await client.post("/v1/completions", json=completion("hello", max_tokens=2), headers=session("new"))
             assert plain.status_code == 500
 

@@ -23,6 +23,7 @@ from workers.settings import chosen_engine
 pytestmark = needs_kubectl
 
 OURS, DYNAMO, TRANSPORT = "AMPD_", "DYN_", ("UCX_", "NIXL_")
+FRONTENDS = ("dynamo.frontend", "router.status_relay")
 OF_THE_IMAGE = {"HOME", "HF_HUB_OFFLINE"}
 
 
@@ -66,7 +67,7 @@ def clear_environment(patch: pytest.MonkeyPatch) -> None:
 def test_our_own_processes_take_their_flags_and_environment(name: str) -> None:
     settings = {}
     for pod, container, argv, variables in each_process(rendered(name)):
-        if argv[2] != "dynamo.frontend":
+        if argv[2] not in FRONTENDS:
             settings[pod.name, container["name"]] = parsed(argv, variables)
     assert {pod for pod, container in settings if container == "main"} == {"coordinator", "prefill", "decode"}
     shared = {
@@ -85,7 +86,7 @@ def test_our_own_processes_take_their_flags_and_environment(name: str) -> None:
 @for_each(GRAPHS)
 def test_the_policies_exist(name: str) -> None:
     for _, container, argv, variables in each_process(rendered(name)):
-        if container["name"] != "main" or argv[2] == "dynamo.frontend":
+        if container["name"] != "main" or argv[2] in FRONTENDS:
             continue
         settings = parsed(argv, variables)
         for kind in ("routing", "binding", "pools", "ordering", "slicing"):
@@ -124,7 +125,7 @@ def test_dynamos_frontend_takes_its_flags(name: str, monkeypatch: pytest.MonkeyP
 
     clear_environment(monkeypatch)
     for pod, _, argv, variables in each_process(rendered(name)):
-        if pod.name != "frontend" or argv[2] != "dynamo.frontend":
+        if pod.name != "frontend" or argv[2] not in FRONTENDS:
             continue
         for variable, value in variables.items():
             monkeypatch.setenv(variable, value)
@@ -139,9 +140,9 @@ def test_dynamos_frontend_takes_its_flags(name: str, monkeypatch: pytest.MonkeyP
 def test_every_variable_is_read_by_somebody(name: str) -> None:
     documents = rendered(name)
     processes = [(pod, container, argv) for pod, container, argv, _ in each_process(documents)]
-    everywhere = {field for _, _, argv in processes if argv[2] != "dynamo.frontend" for field in fields_of(argv)}
+    everywhere = {field for _, _, argv in processes if argv[2] not in FRONTENDS for field in fields_of(argv)}
     for pod, container, argv in processes:
-        own = fields_of(argv) if argv[2] != "dynamo.frontend" else set()
+        own = fields_of(argv) if argv[2] not in FRONTENDS else set()
         entries = [(entry, own) for entry in container.get("env", [])]
         entries += [(entry, everywhere) for entry in pod.shared_env]
         referred = "".join(entry.get("value", "") for entry, _ in entries)

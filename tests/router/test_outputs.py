@@ -4,7 +4,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage
+from ampd.wire import Refused, refusal_in
+from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage, refusal_chunk
 
 EOS = frozenset({3, 4})
 
@@ -63,6 +64,12 @@ def test_usage_adds_up(prompt: int, completion: int, cached: int | None) -> None
     assert details["audio_tokens"] == 0
     assert details.get("cached_tokens") == (None if cached is None else min(cached, prompt))
     assert usage["prompt_tokens"] == 1
+
+
+def test_a_refusal_is_an_event_without_data() -> None:
+    chunk = refusal_chunk(429, "too many\nrounds")
+    assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "refusal")
+    assert [refusal_in(text) for text in chunk["comment"]] == [Refused(429, "too many\nrounds")]
 
 
 def test_an_error_is_an_event_with_status_and_message() -> None:

@@ -134,4 +134,4 @@ def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
         flags += ["--router-session-affinity-ttl-secs", str(int(settings.session_ttl_s))]
         # A round whose coordinator dies goes on at another one, but only once, so that no request ends them all.
         flags += ["--migration-limit", "1"]
-    return python_module("dynamo.frontend", flags)
+    return python_module("router.status_relay" if settings.status_relay else "dynamo.frontend", flags)

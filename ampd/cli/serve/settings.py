@@ -63,6 +63,11 @@ class ServeSettings(GraphSettings):
         "coordinator's can also list and end sessions there.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
+    status_relay: bool = Field(
+        False,
+        description="Put a relay before the frontend that gives refused streams their HTTP status, and 429 its "
+        "`Retry-After`. Each token passes one more process.",
+    )
     state_url: str = Field(
         EMBEDDED,
         description="Shared state: `embedded` starts a separate Redis; otherwise redis://, rediss:// or unix://.",

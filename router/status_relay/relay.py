@@ -1,0 +1,126 @@
+"""Passes requests on to Dynamo's frontend, and its answers back.
+
+The frontend gives a stream the status 200 before a coordinator has seen the request, and hides why a round was refused.
+So the relay holds a stream's status back until its first event. A coordinator says there that it refuses the round
+(`ampd.wire.refusal_comment`). The client then gets the status of the refusal instead of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from ampd.wire import RELAY_HEADER, Refused, refusal_in, retry_after_s
+
+_CONNECT_TIMEOUT_S = 5.0
+_OF_ONE_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
+)
+"""Headers that describe one connection, or that each side makes anew."""
+
+_EVENT_STREAM = "text/event-stream"
+_UNAVAILABLE = 503
+
+
+class Relay:
+    """Serves all paths by asking the frontend.
+
+    Args:
+        upstream: the frontend's URL, without a path.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._session: aiohttp.ClientSession | None = None
+
+    def application(self) -> web.Application:
+        """The relay as an application of aiohttp. Bodies have no limit here, because the frontend has one."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.cleanup_ctx.append(self._client)
+        return app
+
+    async def _client(self, _: web.Application) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False) as self._session:
+            yield
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        assert self._session is not None
+        url = URL(self._upstream + request.raw_path, encoded=True)
+        body = request.content if request.body_exists else None
+        try:
+            async with self._session.request(
+                request.method, url, headers=_marked(request.headers), data=body, allow_redirects=False
+            ) as answer:
+                if answer.content_type == _EVENT_STREAM:
+                    return await _stream(request, answer)
+                return await _whole(answer)
+        except aiohttp.ClientConnectorError:
+            return _error(Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> web.Response:
+    body, headers = await answer.read(), _kept(answer.headers)
+    headers.popall("content-length", None)
+    if answer.status >= 400 and (seconds := retry_after_s(body.decode(errors="replace"))) is not None:
+        headers["Retry-After"] = str(seconds)
+    return web.Response(status=answer.status, body=body, headers=headers)
+
+
+async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    first = await _first_event(answer.content)
+    if refused := _refusal(first):
+        return _error(refused)
+    response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
+    await response.prepare(request)
+    await response.write(first)
+    async for part in answer.content.iter_any():
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+async def _first_event(stream: aiohttp.StreamReader) -> bytes:
+    """The stream up to its first blank line, with what came along behind it."""
+    read = b""
+    async for part in stream.iter_any():
+        read += part
+        if b"\n\n" in read:
+            break
+    return read
+
+
+def _refusal(events: bytes) -> Refused | None:
+    comments = (line[1:] for line in events.decode(errors="replace").splitlines() if line.startswith(":"))
+    return next((refused for comment in comments if (refused := refusal_in(comment))), None)
+
+
+def _error(refused: Refused) -> web.Response:
+    """The body has the fields of Dynamo's own errors and, for clients of both APIs, the part `error`."""
+    error = {"message": refused.message, "type": _TYPES.get(refused.status, "server_error"), "code": refused.status}
+    response = web.json_response({**error, "error": error}, status=refused.status)
+    if (seconds := retry_after_s(refused.message)) is not None:
+        response.headers["Retry-After"] = str(seconds)
+    return response
+
+
+_TYPES = {400: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error"}
+"""As in the APIs of OpenAI and Anthropic."""
+
+
+def _marked(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    kept = _kept(headers)
+    kept[RELAY_HEADER] = "1"
+    return kept
+
+
+def _kept(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    dropped = set(_OF_ONE_CONNECTION)
+    dropped.update(name.strip().lower() for name in headers.get("connection", "").split(",") if name)
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)

@@ -1,0 +1,152 @@
+"""The relay before Dynamo's frontend, against a frontend of the test's own."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
+from router.status_relay.relay import Relay
+
+FULL = Refused(429, with_retry_after("the queue is full", 7.2))
+EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
+
+
+class Frontend:
+    """Answers as it is told, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.events: tuple[bytes, ...] = EVENTS
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.left = asyncio.Event()
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/stream", self._stream)
+        app.router.add_route("*", "/whole{status:.*}", self._whole)
+        return app
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-own": "1"})
+        await response.prepare(request)
+        try:
+            for number, event in enumerate(self.events):
+                if number:
+                    await self.go_on.wait()
+                await response.write(event)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+        return response
+
+    async def _whole(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.asked.append((request.method, request.raw_path, dict(request.headers), body))
+        status = int(request.query.get("status", "200"))
+        return web.json_response({"message": FULL.message}, status=status, headers={"x-own": "1"})
+
+
+@asynccontextmanager
+async def serving(application: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(application, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    yield f"http://{host}:{port}"
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
+    frontend = Frontend()
+    async with (
+        serving(frontend.application()) as behind,
+        serving(Relay(behind).application()) as url,
+        aiohttp.ClientSession(url) as client,
+    ):
+        yield frontend, client
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+async def test_a_stream_that_is_refused_gets_the_status_of_the_refusal(status: int) -> None:
+    refused = Refused(status, FULL.message)
+    async with relayed() as (frontend, client):
+        event = f"event: refusal\n: {refusal_comment(refused)}\n\n".encode()
+        frontend.events = (event, b'data: {"error": {"message": "Internal server error"}}\n\n', b"data: [DONE]\n\n")
+        async with client.post("/stream") as answer:
+            body = await answer.json()
+            assert (answer.status, answer.headers["retry-after"]) == (status, "8")
+            assert body["message"] == body["error"]["message"] == FULL.message
+            assert body["code"] == status
+
+
+async def test_a_stream_arrives_event_by_event() -> None:
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        async with client.post("/stream") as answer:
+            assert (answer.status, answer.headers["x-own"], answer.content_type) == (200, "1", "text/event-stream")
+            assert await answer.content.readany() == EVENTS[0]
+            frontend.go_on.set()
+            assert await answer.content.read() == b"".join(EVENTS[1:])
+
+
+@pytest.mark.parametrize(
+    "first", [b": keep-alive\n\n", b'data: {"text": ": ampd-refusal {}"}\n\n', b": ampd-refusal 5\n\n"]
+)
+async def test_other_first_events_go_through(first: bytes) -> None:
+    async with relayed() as (frontend, client):
+        frontend.events = (first, *EVENTS)
+        async with client.post("/stream") as answer:
+            assert (answer.status, await answer.content.read()) == (200, first + b"".join(EVENTS))
+
+
+async def test_a_stream_without_any_event_ends() -> None:
+    async with relayed() as (frontend, client):
+        frontend.events = ()
+        async with client.post("/stream") as answer:
+            assert (answer.status, await answer.content.read()) == (200, b"")
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_frontend() -> None:
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        async with client.post("/stream") as answer:
+            await answer.content.readany()
+            answer.close()
+        async with asyncio.timeout(30):
+            await frontend.left.wait()
+
+
+async def test_requests_and_answers_go_through_whole() -> None:
+    async with relayed() as (frontend, client):
+        body = b"x" * (3 << 20)
+        headers = {"x-dynamo-session-id": "s", "connection": "close, x-hop", "x-hop": "1", "expect": "100-continue"}
+        async with client.put("/whole/%2Fa?b=%20c", data=io.BytesIO(body), headers=headers) as answer:
+            assert (answer.status, answer.headers["x-own"]) == (200, "1")
+            assert "retry-after" not in answer.headers
+            assert await answer.json() == {"message": FULL.message}
+        method, path, seen, received = frontend.asked[0]
+        assert (method, path, received) == ("PUT", "/whole/%2Fa?b=%20c", body)
+        assert (seen["x-dynamo-session-id"], seen[RELAY_HEADER]) == ("s", "1")
+        assert "x-hop" not in {name.lower() for name in seen}
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(429, "8"), (503, "8"), (200, None)])
+async def test_an_error_that_names_a_time_gets_the_header(status: int, seconds: str | None) -> None:
+    async with relayed() as (_, client), client.get(f"/whole?status={status}") as answer:
+        assert (answer.status, answer.headers.get("retry-after")) == (status, seconds)
+
+
+async def test_a_frontend_that_does_not_answer_is_503() -> None:
+    async with (
+        serving(Relay("http://127.0.0.1:1").application()) as url,
+        aiohttp.ClientSession(url) as client,
+        client.get("/health") as answer,
+    ):
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
