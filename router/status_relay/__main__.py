@@ -1,4 +1,4 @@
-"""`python -m router.status_relay`: Dynamo's frontend with a relay before it. Its flags are those of `dynamo.frontend`."""
+"""`python -m router.status_relay`: Dynamo's frontend with a relay before it, and the flags of `dynamo.frontend`."""
 
 from __future__ import annotations
 
