@@ -26,7 +26,7 @@ Chunk: TypeAlias = dict[str, Any]
 """A part of a round's output as Dynamo's frontend expects it."""
 
 _PER_TOKEN = ("token_ids", "log_probs", "top_logprobs")
-_MOST_JOINED_TOKENS = 64
+MOST_JOINED_TOKENS = 64
 """Each join copies the tokens that were joined before."""
 
 _OF_TOKENS = frozenset(("index", *_PER_TOKEN))
@@ -38,13 +38,18 @@ def never(_last: Any, _item: Any) -> bool:
     return False
 
 
+def has_only_tokens(chunk: Chunk) -> bool:
+    """Whether a chunk has tokens and nothing that must not wait, such as the end of a choice."""
+    return bool(chunk.get("token_ids")) and chunk.keys() <= _OF_TOKENS
+
+
 def join_chunks(last: Chunk, chunk: Chunk) -> bool:
     """Add the tokens of a chunk to the chunk before it, which was not read yet; False: they cannot be one."""
     if not chunk.keys() <= _OF_TOKENS or "finish_reason" in last or last.get("index") != chunk.get("index"):
         return False
     if any((name in last) != (name in chunk) for name in _OF_TOKENS):
         return False
-    if len(last.get("token_ids", ())) >= _MOST_JOINED_TOKENS:
+    if len(last.get("token_ids", ())) >= MOST_JOINED_TOKENS:
         return False
     for name in _PER_TOKEN:
         if name in chunk:

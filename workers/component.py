@@ -36,6 +36,7 @@ from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.settings import PROG, WorkerSettings
+from workers.token_groups import grouped
 from workers.worker_metrics import WorkerReader
 
 log = logging.getLogger(__name__)
@@ -188,8 +189,10 @@ class Worker:
             tracing.proceed(context)
             try:
                 self._guard.check(context.metadata, endpoint, request)
-                # It works in a task of its own, which begins in this first step.
-                await send_until_stopped(rounds(request), context, send)
+                # An error comes after the tokens before it, so that no more than necessary is computed again.
+                with grouped(send, self._settings.stream_tokens, request["task"]["itl_s"]) as send_grouped:
+                    # It works in a task of its own, which begins in this first step.
+                    await send_until_stopped(rounds(request), context, send_grouped)
             except (EngineError, CallRefusedError) as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

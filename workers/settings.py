@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
+from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.piecewise import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
@@ -44,6 +45,13 @@ class WorkerSettings(GraphSettings):
     ordering: str = Field(defaults.ORDERING, description="Policy that orders the prefill queue.")
     slicing: str = Field(
         defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
+    )
+    stream_tokens: int = Field(
+        1,
+        ge=1,
+        le=MOST_JOINED_TOKENS,
+        description="Tokens of a round that are sent together, after its first one; 1: each at once. None waits longer "
+        "than so many times the round's ITL target, or than 1 s.",
     )
     kv_timeout_s: float = Field(
         5.0,

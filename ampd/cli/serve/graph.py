@@ -109,6 +109,7 @@ def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[
     flags = ["--role", role, "--engine", settings.engine, "--model", str(site.model_path)]
     flags += ["--tp", str(settings.degree(role))]
     flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
+    flags += ["--stream-tokens", str(settings.stream_tokens)]
     flags += ["--replies", str(settings.replies.resolve())] if settings.replies else []
     return python_module("workers", [*flags, *_shared_flags(settings), *shlex.split(settings.worker_args)])
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
+from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.piecewise import profile_names
 from ampd.policies import defaults, registry
 from ampd.types import Role
@@ -51,6 +52,9 @@ class ServeSettings(GraphSettings):
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
     slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
+    stream_tokens: int = Field(
+        1, ge=1, le=MOST_JOINED_TOKENS, description="Tokens that a worker sends together, after a round's first one."
+    )
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field(
         "127.0.0.1",
