@@ -49,7 +49,7 @@ class Contestant:
 CONTESTANTS = (
     Contestant("ours", defaults.BINDING, defaults.ROUTING),
     Contestant("ours, prefixes unknown", defaults.BINDING, defaults.ROUTING, knows_prefixes=False),
-    Contestant("ours, binding predictive", "predictive", defaults.ROUTING),
+    Contestant("ours, binding least-kv", "least-kv", defaults.ROUTING),
     Contestant("kv-router, always-remote", "kv-router", "always-remote"),
     Contestant("kv-router, aggregated", "kv-router", "always-local", is_aggregated=True),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
 
-OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive")
+OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive", binding="predictive")
 OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
 OURS_AHEAD = replace(OURS, label="ours looking ahead", pools="look-ahead")
 COLOCATED_OURS = Contestant(
@@ -70,7 +70,7 @@ ABLATION = (
     ),
     replace(OURS, label="no share for the late", ordering="on-time(late_share=0)"),
     replace(OURS, label="slices as long as the batch allows", slicing="slack(quantum=1000)"),
-    replace(OURS, label="never local while decoding", routing="predictive(least_share=1)"),
+    replace(OURS, label="no long prefill local while decoding", routing="predictive(least_share=1)"),
     replace(OURS, label="no spread", routing="predictive(spread=0)"),
     replace(OURS, label="no headroom", routing="predictive(headroom=1)", ordering="on-time(headroom=1)"),
 )

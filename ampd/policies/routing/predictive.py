@@ -22,6 +22,7 @@ from ampd.policies.estimates import (
 )
 from ampd.policies.expectations import Expectations
 from ampd.policies.moore_hodgson import weight_lost_to
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
 from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
@@ -67,7 +68,9 @@ class PredictiveRouting(Expectations):
        of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
        much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
        in the measured ITL: from 30 % of the target on, the share shrinks in proportion, to nothing at the target. Below
-       `least_share` the worker offers nothing.
+       `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
+       own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
+       the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
        time there, this one included, would have to be given up. The earliest offer without a loss takes the round
        (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
@@ -84,7 +87,7 @@ class PredictiveRouting(Expectations):
     """
 
     least_share: float = Field(
-        0.25, gt=0, le=1, description="Least part of a decode worker's time that is worth a local prefill."
+        0.25, gt=0, le=1, description="Least part of a decode worker's time that is worth a long local prefill."
     )
     spread: float = Field(
         0.02, ge=0, description="Offers that differ by less than this share of the TTFT target count as equal."
@@ -115,10 +118,11 @@ class PredictiveRouting(Expectations):
     def _local(self, situation: RoutingSituation) -> RouteOffer | None:
         task, decode, model = situation.task, situation.decode, situation.model
         share = self._share(situation, decode, joining=1)
-        if share < self.least_share:
+        plain_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
+        if share < self.least_share and share <= self.least_share * _saved(situation, plain_s):
             return None
         stretch = 1.0 / share
-        prefill_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism) * stretch
+        prefill_s = plain_s * stretch
         queue_s = queued_in_passes_s(decode, model) * stretch
         transfer_s = history_read_s(situation, decode)
         total_s = queue_s + transfer_s + prefill_s
@@ -173,6 +177,12 @@ class PredictiveRouting(Expectations):
             return 0.0
         own = self.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
         return weight_lost_to(own, jobs)
+
+
+def _saved(situation: RoutingSituation, plain_s: float) -> float:
+    """The part of a local prefill of `plain_s` seconds that leaving would save the batch: all but the hand-over."""
+    hand_over_s = shortest_pass_s(situation.model, situation.task.context_tokens, situation.decode.parallelism)
+    return 1.0 - hand_over_s / plain_s if plain_s > hand_over_s else 0.0
 
 
 def _ranked(offers: Sequence[RouteOffer], grain_s: float, rng: random.Random) -> list[RouteOffer]:
