@@ -11,7 +11,8 @@ times equals the sum of what is there.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.passes import shortest_pass_s
@@ -159,19 +160,36 @@ class QueueWork:
 
 
 class QueuedPrefills(tuple[PrefillTask, ...]):
-    """The prefills of a queue, in order, together with their work. A part of it is a plain tuple again.
+    """The prefills of a queue, in order, together with their work. A part of it is a plain tuple again."""
 
-    Attributes:
-        work: None if the performance model lacks the worker's parallelism.
-    """
+    _work: QueueWork | None = None
+    _add_up: Callable[[QueuedPrefills], QueueWork | None] | None = None
 
-    work: QueueWork | None = None
+    @property
+    def work(self) -> QueueWork | None:
+        """The work of these prefills; None if the performance model lacks the worker's parallelism."""
+        add_up, self._add_up = self._add_up, None
+        if add_up is not None:
+            self._work = add_up(self)
+        return self._work
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return queued, (tuple(self), self.work)
 
 
 def queued(tasks: Iterable[PrefillTask], work: QueueWork | None) -> QueuedPrefills:
     """The prefills `tasks`, whose work is `work`."""
     prefills = QueuedPrefills(tasks)
-    prefills.work = work
+    prefills._work = work
+    return prefills
+
+
+def queued_lazily(
+    tasks: Iterable[PrefillTask], add_up: Callable[[QueuedPrefills], QueueWork | None]
+) -> QueuedPrefills:
+    """The prefills `tasks`. Their work is added up when it is asked for: many decisions need none."""
+    prefills = QueuedPrefills(tasks)
+    prefills._add_up = add_up
     return prefills
 
 

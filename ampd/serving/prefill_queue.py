@@ -16,7 +16,7 @@ from math import inf
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Run
-from ampd.policies.queue_work import QueuedPrefills, QueueWork, queued
+from ampd.policies.queue_work import QueuedPrefills, QueueWork, queued_lazily
 from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
 
@@ -124,7 +124,10 @@ class PrefillQueue:
         self._paused: list[QueueEntry] = []
         self.postponements = 0
         self._advancing = False
-        self._work = _no_work(model, parallelism)
+        # The work is added up when it is asked for: `_known` is that of the prefills before these changes.
+        self._no_work = self._known = _no_work(model, parallelism)
+        self._entered: list[PrefillTask] = []
+        self._left: list[PrefillTask] = []
         self._tasks: QueuedPrefills | None = None
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
@@ -138,7 +141,7 @@ class PrefillQueue:
             # The owner gets no entry that could leave.
             self._take_out(entry)
             self._count(left=entry.task)
-            entry.stage = Stage.LEFT
+            _end(entry)
             raise
         return entry
 
@@ -186,13 +189,13 @@ class PrefillQueue:
         if entry.stage is not Stage.LEFT:
             self._take_out(entry)
             self._count(left=entry.task)
-            entry.stage = Stage.LEFT
+            _end(entry)
             self._advance()
 
     def tasks(self) -> QueuedPrefills:
         """All prefills here: those that compute, then those that are picked, then those that wait. With their work."""
         if self._tasks is None:
-            self._tasks = queued([entry.task for entry in self._entries()], self._work)
+            self._tasks = queued_lazily([entry.task for entry in self._entries()], self._work_of)
         return self._tasks
 
     def __len__(self) -> int:
@@ -204,8 +207,23 @@ class PrefillQueue:
 
     def _count(self, left: PrefillTask | None = None, entered: PrefillTask | None = None) -> None:
         self._tasks = None
-        if self._work is not None:
-            self._work = self._work.changed(() if left is None else (left,), () if entered is None else (entered,))
+        if self._no_work is None:
+            return
+        if left is not None and not _taken_from(self._entered, left):
+            self._left.append(left)
+        if entered is not None:
+            self._entered.append(entered)
+
+    def _work_of(self, tasks: QueuedPrefills) -> QueueWork | None:
+        """The work of prefills that were here, the present ones as a rule."""
+        if self._no_work is None or self._known is None:
+            return None
+        if tasks is not self._tasks:
+            return self._no_work.changed(entered=tasks)
+        if self._left or self._entered:
+            self._known = self._known.changed(self._left, self._entered)
+            self._left, self._entered = [], []
+        return self._known
 
     def _take_out(self, entry: QueueEntry) -> None:
         self._tasks = None
@@ -299,6 +317,30 @@ def _no_work(model: PerformanceModel, parallelism: Parallelism) -> QueueWork | N
         return QueueWork(model, parallelism)
     except UserError:
         return None
+
+
+def _end(entry: QueueEntry) -> None:
+    """The prefill has left. Its owner has the entry, and the entry must not keep the owner: a cycle lives long."""
+    entry.stage = Stage.LEFT
+    entry.on_turn = _no_turn
+
+
+def _no_turn(_: QueueEntry) -> None:
+    """A prefill that has left has no turn."""
+
+
+def _taken_from(tasks: list[PrefillTask], left: PrefillTask) -> bool:
+    """Remove a prefill from a list, whatever its postponements, which are no work; False: it is not there."""
+    for place, task in enumerate(tasks):
+        if (
+            task.task_id == left.task_id
+            and task.hist_tokens == left.hist_tokens
+            and task.incr_tokens == left.incr_tokens
+            and task.arrival_s == left.arrival_s
+        ):
+            del tasks[place]
+            return True
+    return False
 
 
 def _turn(picked: Pass, before: Stage, after: Stage) -> None:
