@@ -1,7 +1,7 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
     python benchmarks/coordinator_overhead.py [--json] [--sessions] [--prompt-tokens 1000] [--output-tokens 16]
-    python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64]
+    python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
 The workers run the modelled engine with times of zero, so that what is measured is the way, not the model. Bursts of
@@ -11,6 +11,9 @@ connection of its own: on a kept-alive one the end of a stream waits some 40 ms 
 `--cpu` measures the CPU time of each process per token instead: that of long answers, less that of as many short ones,
 by the tokens between them. Without `--step-ms` the tokens come as fast as the processes relay them, and a process that
 is behind joins them. With it, they come at the pace of an engine.
+
+With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
+graphs in turn.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
 
 _MODEL = "tiny"
-_START_S = 90.0
+_START_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="measure the CPU time per token")
     parser.add_argument("--long-tokens", type=int, default=500, help="output tokens of a long answer, with --cpu")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of a decode step")
+    parser.add_argument(
+        "--stream-tokens", type=int, nargs="+", default=[1], metavar="N", help="tokens that a worker sends together"
+    )
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
@@ -80,7 +86,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as redis:
         supervisor = Supervisor(Path(folder))
         try:
-            urls = await _start(Path(folder), redis.url, supervisor, options.step_ms / 1e3)
+            urls = await _start(Path(folder), redis.url, supervisor, options)
             if options.cpu:
                 return await _cpu_per_token(options, urls, supervisor.pids)
             return await _alternate(options, urls)
@@ -88,35 +94,40 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
             supervisor.stop()
 
 
-async def _start(folder: Path, redis_url: str, supervisor: Supervisor, step_s: float) -> dict[str, str]:
+async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: argparse.Namespace) -> dict[str, str]:
     model, profile = str(tiny_model_path()), folder / "instant.json"
-    profile.write_text(json.dumps(_instant(step_s)))
+    profile.write_text(json.dumps(_instant(options.step_ms / 1e3)))
     env = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "error"}
-    shared = ["--dyn-namespace", "with", "--state-url", redis_url, "--perf", str(profile), "--model", model]
-    ports = {name: claim_port("127.0.0.1", 0) for name in ("with", "without")}
+    grouped = {_graph(tokens): tokens for tokens in options.stream_tokens}
+    ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, "without")}
     specs = [
-        ProcessSpec(
-            "worker",
-            python_module("workers", ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", *shared]),
-            env,
-        ),
-        ProcessSpec("coordinator", python_module("router", ["--model-name", _MODEL, *shared]), env),
-        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without", "--perf", str(profile)), env),
+        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without", "--perf", str(profile)), env)
     ]
+    for name, tokens in grouped.items():
+        shared = ["--dyn-namespace", name, "--state-url", redis_url, "--perf", str(profile), "--model", model]
+        flags = ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", "--stream-tokens", str(tokens)]
+        specs.append(ProcessSpec(f"worker-{name}", python_module("workers", [*flags, *shared]), env))
+        flags = ["--model-name", _MODEL]
+        specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), env))
     for name, port in ports.items():
         flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", name]
         specs.append(ProcessSpec(f"frontend-{name}", python_module("dynamo.frontend", flags), env))
     for spec in specs:
         supervisor.start(spec)
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    store = await open_store(redis_url, "with")
     for name, url in urls.items():
-        expected, coordinators = ({Role.DECODE: 1}, 1) if name == "with" else ({}, 0)
+        store = await open_store(redis_url, name)
+        expected, coordinators = ({Role.DECODE: 1}, 1) if name in grouped else ({}, 0)
         await wait_until_ready(
             store, Expected(url, _MODEL, expected, coordinators), supervisor.ended, _START_S, lambda _: None
         )
-    await store.close()
+        await store.close()
     return urls
+
+
+def _graph(stream_tokens: int) -> str:
+    """The name of a graph with a coordinator, which is its namespace."""
+    return "with" if stream_tokens == 1 else f"with-{stream_tokens}"
 
 
 async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[str, Any]:
@@ -129,7 +140,8 @@ async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[
                 if number:  # the first one warms up
                     bursts[name].append(burst)
         figures = {name: _medians(values) for name, values in bursts.items()}
-        figures["ratio"] = {key: figures["with"][key] / figures["without"][key] for key in figures["with"]}
+        first = figures[_graph(options.stream_tokens[0])]
+        figures["ratio"] = {key: first[key] / figures["without"][key] for key in first}
         results[f"concurrency_{concurrency}"] = figures
     return results
 
@@ -293,7 +305,8 @@ def _table(results: dict[str, Any]) -> str:
             ("total_s", "whole ms", 1e3),
             ("requests_per_s", "requests/s", 1),
         ):
-            values = [figures[which][key] * factor for which in ("with", "without")]
+            first = next(iter(figures.values()))
+            values = [each[key] * factor for each in (first, figures["without"])]
             lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f} {figures['ratio'][key]:>9.2f}")
     return "\n".join(lines)
 

@@ -184,9 +184,7 @@ def queued(tasks: Iterable[PrefillTask], work: QueueWork | None) -> QueuedPrefil
     return prefills
 
 
-def queued_lazily(
-    tasks: Iterable[PrefillTask], add_up: Callable[[QueuedPrefills], QueueWork | None]
-) -> QueuedPrefills:
+def queued_lazily(tasks: Iterable[PrefillTask], add_up: Callable[[QueuedPrefills], QueueWork | None]) -> QueuedPrefills:
     """The prefills `tasks`. Their work is added up when it is asked for: many decisions need none."""
     prefills = QueuedPrefills(tasks)
     prefills._add_up = add_up
