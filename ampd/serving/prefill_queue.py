@@ -13,10 +13,10 @@ from enum import Enum
 from itertools import chain
 from math import inf
 
-from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Run
-from ampd.policies.queue_work import QueuedPrefills, QueueWork, queued_lazily
+from ampd.policies.queue_work import QueuedPrefills
+from ampd.serving.lazy_work import LazyWork
 from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
 
@@ -124,23 +124,19 @@ class PrefillQueue:
         self._paused: list[QueueEntry] = []
         self.postponements = 0
         self._advancing = False
-        # The work is added up when it is asked for: `_known` is that of the prefills before these changes.
-        self._no_work = self._known = _no_work(model, parallelism)
-        self._entered: list[PrefillTask] = []
-        self._left: list[PrefillTask] = []
-        self._tasks: QueuedPrefills | None = None
+        self._work = LazyWork(model, parallelism)
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
         """Enter a prefill. Its turn may come before this returns."""
         entry = QueueEntry(task, fetches, on_turn)
         self.waiting.append(entry)
-        self._count(entered=task)
+        self._work.change(entered=task)
         try:
             self._advance()
         except BaseException:
             # The owner gets no entry that could leave.
             self._take_out(entry)
-            self._count(left=entry.task)
+            self._work.change(left=entry.task)
             _end(entry)
             raise
         return entry
@@ -154,7 +150,7 @@ class PrefillQueue:
     def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The part of a prefill that is left is now known better. Its place stays."""
         if entry.stage is not Stage.LEFT:
-            self._count(entry.task, task)
+            self._work.change(entry.task, task)
         entry.task = task
         self._on_change()
 
@@ -179,7 +175,7 @@ class PrefillQueue:
         """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
         if entry.stage in (Stage.COMPUTING, Stage.DISPLACED):
             self._take_out(entry)
-            self._count(entry.task, task)
+            self._work.change(entry.task, task)
             entry.task, entry.fetches, entry.stage, entry.picked = task, False, Stage.WAITING, None
             insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
             self._advance()
@@ -188,15 +184,14 @@ class PrefillQueue:
         """A prefill gives its place and its slot back: it is done or cancelled."""
         if entry.stage is not Stage.LEFT:
             self._take_out(entry)
-            self._count(left=entry.task)
+            self._work.change(left=entry.task)
             _end(entry)
             self._advance()
 
     def tasks(self) -> QueuedPrefills:
         """All prefills here: those that compute, then those that are picked, then those that wait. With their work."""
-        if self._tasks is None:
-            self._tasks = queued_lazily([entry.task for entry in self._entries()], self._work_of)
-        return self._tasks
+        listed = self._work.listed
+        return self._work.relist([entry.task for entry in self._entries()]) if listed is None else listed
 
     def __len__(self) -> int:
         return sum(1 for _ in self._entries())
@@ -205,28 +200,8 @@ class PrefillQueue:
         passes = chain(self.computing, self.staged)
         return chain(chain.from_iterable([picked.members for picked in passes]), self.displaced, self.waiting)
 
-    def _count(self, left: PrefillTask | None = None, entered: PrefillTask | None = None) -> None:
-        self._tasks = None
-        if self._no_work is None:
-            return
-        if left is not None and not _taken_from(self._entered, left):
-            self._left.append(left)
-        if entered is not None:
-            self._entered.append(entered)
-
-    def _work_of(self, tasks: QueuedPrefills) -> QueueWork | None:
-        """The work of prefills that were here, the present ones as a rule."""
-        if self._no_work is None or self._known is None:
-            return None
-        if tasks is not self._tasks:
-            return self._no_work.changed(entered=tasks)
-        if self._left or self._entered:
-            self._known = self._known.changed(self._left, self._entered)
-            self._left, self._entered = [], []
-        return self._known
-
     def _take_out(self, entry: QueueEntry) -> None:
-        self._tasks = None
+        self._work.listed = None
         if entry.stage is Stage.DISPLACED:
             self.displaced.remove(entry)
             return
@@ -293,7 +268,7 @@ class PrefillQueue:
         if free <= 0 and not any(entry.fetches for entry in members):
             return False
         self._postpone(run)
-        self._tasks = None
+        self._work.listed = None
         for position in sorted(positions, reverse=True):
             del waiting[position]
         self._picker.no_slot_unused()
@@ -311,14 +286,6 @@ class PrefillQueue:
             late.task = late.task.postponed()
 
 
-def _no_work(model: PerformanceModel, parallelism: Parallelism) -> QueueWork | None:
-    """The work of an empty queue. None: the model lacks the parallelism, which not every policy needs."""
-    try:
-        return QueueWork(model, parallelism)
-    except UserError:
-        return None
-
-
 def _end(entry: QueueEntry) -> None:
     """The prefill has left. Its owner has the entry, and the entry must not keep the owner: a cycle lives long."""
     entry.stage = Stage.LEFT
@@ -327,20 +294,6 @@ def _end(entry: QueueEntry) -> None:
 
 def _no_turn(_: QueueEntry) -> None:
     """A prefill that has left has no turn."""
-
-
-def _taken_from(tasks: list[PrefillTask], left: PrefillTask) -> bool:
-    """Remove a prefill from a list, whatever its postponements, which are no work; False: it is not there."""
-    for place, task in enumerate(tasks):
-        if (
-            task.task_id == left.task_id
-            and task.hist_tokens == left.hist_tokens
-            and task.incr_tokens == left.incr_tokens
-            and task.arrival_s == left.arrival_s
-        ):
-            del tasks[place]
-            return True
-    return False
 
 
 def _turn(picked: Pass, before: Stage, after: Stage) -> None:

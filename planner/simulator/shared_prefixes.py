@@ -122,10 +122,14 @@ class ResidentPrefixes:
     @property
     def unused_tokens(self) -> int:
         """Memory of prefixes that no session here needs."""
+        if not self._residents:
+            return 0
         return sum([resident.tokens for resident in self._residents.values() if not resident.members])
 
     def published(self) -> dict[str, int]:
         """Key -> tokens of those that two sessions have used here."""
+        if not self._residents:
+            return {}
         return {
             key: resident.computed_tokens
             for key, resident in self._residents.items()
