@@ -118,9 +118,9 @@ BREAKS = (
     Break(
         "queue: its work is the sum over its prefills",
         "ampd/serving/prefill_queue.py",
-        "self._count(left=entry.task)\n            entry.stage = Stage.LEFT\n            self._advance()",
-        "entry.stage = Stage.LEFT\n            self._advance()",
-        ("tests/ampd/serving/test_prefill_queue.py", "tests/ampd/policies/test_queue_work.py"),
+        "self._work.change(left=entry.task)\n            _end(entry)\n            self._advance()",
+        "_end(entry)\n            self._advance()",
+        ("tests/ampd/serving/test_prefill_queue_work.py", "tests/ampd/policies/test_queue_work.py"),
     ),
     Break(
         "Moore-Hodgson: the job that frees the most time is given up",

@@ -113,6 +113,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_HTTP_HOST", "DYN_HTTP_PORT"),
+        "Dynamo",
+        "Where the frontend listens. The status relay listens there in its place, if it is switched on.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_METADATA_HEADER",),
         "Dynamo",
         "Prefix of the headers that Dynamo passes on. `ampd serve` and the manifests set `x-session-`, so that "

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROG, description=__doc__, allow_abbrev=False)
     parser.add_argument("--http-host", default=os.environ.get("DYN_HTTP_HOST", "0.0.0.0"), help="address to listen on")
-    parser.add_argument("--http-port", type=int, default=int(os.environ.get("DYN_HTTP_PORT", "8000")))
+    parser.add_argument("--http-port", type=int, default=os.environ.get("DYN_HTTP_PORT", "8000"))
     options, rest = parser.parse_known_args(argv)
     import uvloop
 
