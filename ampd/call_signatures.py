@@ -28,6 +28,15 @@ SIGNATURE = "ampd-signature"
 RPC_HOST = "DYN_TCP_RPC_HOST"
 """The variable with the address on which Dynamo takes calls: by default an outer one of the machine."""
 
+LOOPBACK: Mapping[str, str] = {
+    RPC_HOST: "127.0.0.1",
+    "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # Dynamo takes the name of an interface here
+    "UCX_NET_DEVICES": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+"""Traffic between the processes of a graph on one machine stays on loopback: requests, answers, KV, collectives."""
+
 MAX_AGE_S = 120.0
 """How much the clocks of two machines may differ, time on the way included."""
 
@@ -65,27 +74,38 @@ def read_secrets(path: Path | None, prog: str) -> tuple[bytes, ...]:
     return found
 
 
-def check_closed(path: Path | None, prog: str, environment: Mapping[str, str] = os.environ) -> None:
+def check_closed(path: Path | None, prog: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Check that not everybody may call a member of a graph: it has a file of secrets, or it listens on loopback.
+
+    Without secrets, variables of `LOOPBACK` that are not set are set, because their owners would take other interfaces.
 
     Raises:
         UserError: it has neither.
     """
+    if path is not None:
+        return
     host = environment.get(RPC_HOST, "")
-    if path is None and not _is_loopback(host):
+    if not _is_loopback(host):
         where = f"{RPC_HOST}={host} is not" if host else f"without {RPC_HOST} it is not"
         raise UserError(
             f"{prog}: --graph-secret-file is missing: the members of a graph need it unless they listen on loopback, "
             f"and {where}, so that any process that reaches this one could read and end sessions; make a file for all "
             f"of them: openssl rand -hex 32 > FILE, or set {RPC_HOST}=127.0.0.1"
         )
+    for variable, value in LOOPBACK.items():
+        if not _is_loopback(given := environment.setdefault(variable, value)):
+            raise UserError(
+                f"{prog}: --graph-secret-file is missing: without it a member of a graph uses loopback only, and "
+                f"{variable}={given} is not loopback; unset {variable}, or make a file for all members of the graph: "
+                "openssl rand -hex 32 > FILE"
+            )
 
 
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host in ("localhost", "lo")
 
 
 class Signer:

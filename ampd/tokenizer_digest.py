@@ -19,7 +19,7 @@ def tokenizer_digest(folder: Path) -> str:
         text = json.loads((folder / "tokenizer.json").read_bytes())
         tokens = {(str(token), int(token_id)) for token, token_id in _vocabulary(text["model"]["vocab"])}
         tokens |= {(str(each["content"]), int(each["id"])) for each in text.get("added_tokens") or ()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return ""
     return sha256(json.dumps(sorted(tokens)).encode()).hexdigest()[:_CHARACTERS]
 

@@ -102,5 +102,7 @@ class StreamGuard(InBackground):
         """Give up the calls that are silent and whose worker or client is gone."""
         horizon_s = self._clock() - self._silent_s
         for stream in list(self._streams):
+            if stream.was_given_up:
+                continue  # a second cancellation would end what the task does about the first
             if stream.seen_s <= horizon_s and (stream.is_stopped or not self._view.lives(stream.worker_id)):
                 stream.give_up(has_died=self._view.connected)

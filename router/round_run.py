@@ -48,7 +48,7 @@ class RoundRun:
             request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
         )
         self._stream = ClientStream(request, self._record, services.clock)
-        self._deaths = services.deaths.of_request(self._record.facts.request_id, request.prompt)
+        self._deaths = services.deaths.of_request(self._record.facts.request_id, request.prompt, request.tenant)
         self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
         self._placement: Placement | None = None
         self._unreached: Placement | None = None

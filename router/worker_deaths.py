@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 
+from ampd.session_key import tenant_key
 from ampd.state.store import DeathNews, RequestServed, WorkerDied
+from ampd.wire import with_retry_after
 from router.round_errors import RoundRefusedError
 
 log = logging.getLogger(__name__)
@@ -61,9 +63,14 @@ class WorkerDeaths:
         self._expiries_s: dict[str, float] = {}
         self.count = 0
 
-    def of_request(self, request_id: str, prompt: bytes) -> RequestDeaths:
-        """The deaths under a request. `prompt`: its packed token ids."""
-        return RequestDeaths(self, request_id, prompt)
+    def of_request(self, request_id: str, prompt: bytes, tenant: str = "") -> RequestDeaths:
+        """The deaths under a request.
+
+        Args:
+            prompt: its packed token ids.
+            tenant: see `ampd.tenant`. No refusal tells a tenant what another one has sent.
+        """
+        return RequestDeaths(self, request_id, prompt, tenant)
 
     def add(self, death: WorkerDied) -> None:
         """A worker died under a request of this coordinator."""
@@ -134,12 +141,13 @@ class WorkerDeaths:
 
 
 class RequestDeaths:
-    """The deaths under one request, which is known by its id and by its prompt, because clients send it again."""
+    """The deaths under one request of a tenant. Its id and its prompt name it, because clients send it again."""
 
-    def __init__(self, deaths: WorkerDeaths, request_id: str, prompt: bytes) -> None:
+    def __init__(self, deaths: WorkerDeaths, request_id: str, prompt: bytes, tenant: str) -> None:
         self._deaths = deaths
         self._request_id = request_id
         self._prompt = prompt
+        self._tenant_key = tenant_key(tenant)
 
     def check(self) -> None:
         """Refuse the request if too many workers died under it.
@@ -158,9 +166,8 @@ class RequestDeaths:
                 500, f"workers died {count} times while they ran this request; it is not tried again"
             )
         if pause_s := self._deaths.pause_s(prompt):
-            raise RoundRefusedError(
-                503, f"workers died {count} times while they ran this request and others; try again in {pause_s:.0f} s"
-            )
+            died = f"workers died {count} times while they ran this request and others"
+            raise RoundRefusedError(503, with_retry_after(died, pause_s))
 
     def add(self, worker_id: str, start: int | None = None) -> None:
         """A worker died while it ran the request.
@@ -180,4 +187,5 @@ class RequestDeaths:
             self._deaths.served(self._keys())
 
     def _keys(self) -> tuple[str, str]:
-        return f"id {self._request_id}", f"{_PROMPT}{blake2b(self._prompt, digest_size=16).hexdigest()}"
+        prompt = blake2b(self._prompt, digest_size=16).hexdigest()
+        return f"id {self._tenant_key} {self._request_id}", f"{_PROMPT}{self._tenant_key} {prompt}"

@@ -81,7 +81,7 @@ class RoundService:
                     await self._picked(place, progress)
                     expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
                     await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
-                    await self._run_slices(place, progress, request)
+                    await self._run_slices(place, progress, request, is_copy=True)
                     chunk = await self._first_token(request, progress)
                     self._events.first_token(progress)
             # The client waits for this token. What is stored after it is published, and the other's read waits for it.
@@ -225,13 +225,24 @@ class RoundService:
             self._events.kv_read(source, part, fetched)
 
     async def _run_slices(
-        self, place: QueuePlace, progress: RoundProgress, request: PrefillRequest | GenerateRequest
+        self,
+        place: QueuePlace,
+        progress: RoundProgress,
+        request: PrefillRequest | GenerateRequest,
+        *,
+        is_copy: bool = False,
     ) -> None:
         """Wait for room in the engine, then compute the slices that come before the round's own call."""
         await place.slot()
         progress.started_s = self._clock()
         progress.sliced = await self._slicer.prepare(
-            place, progress.task, request["token_ids"], request["request"], progress.rid, progress.prompt.page_keys
+            place,
+            progress.task,
+            request["token_ids"],
+            request["request"],
+            progress.rid,
+            progress.prompt.page_keys,
+            is_copy=is_copy,
         )
         progress.rid = progress.sliced.rid
 

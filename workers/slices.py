@@ -67,11 +67,14 @@ class Slicer:
         request: dict[str, Any],
         rid: str,
         page_keys: Sequence[bytes],
+        *,
+        is_copy: bool = False,
     ) -> Sliced:
         """Compute all slices but the last. The prefill has a slot before and after. A cancelled slice is aborted.
 
         Args:
             page_keys: of all full pages of the prompt.
+            is_copy: another worker owns the session, see `EngineRequest`.
 
         Raises:
             EngineError: the engine refused or failed a slice.
@@ -90,7 +93,14 @@ class Slicer:
                 left = left_after(place.pass_tasks[0], step.end_tokens)
                 prefix = token_ids[: step.end_tokens]
                 call = EngineRequest(
-                    sliced.rid, task.session_id, prefix, 0, _GREEDY, known_keys=page_keys, tenant=tenant_of(request)
+                    sliced.rid,
+                    task.session_id,
+                    prefix,
+                    0,
+                    _GREEDY,
+                    known_keys=page_keys,
+                    tenant=tenant_of(request),
+                    is_copy=is_copy,
                 )
                 output = await self._compute(call)
                 sliced.first = sliced.first or output

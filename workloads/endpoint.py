@@ -249,18 +249,32 @@ def _chunk(data: str, now_s: float) -> Chunk:
         raise RequestError(f"the stream holds no JSON: {data[:80]}") from None
     if not isinstance(event, dict) or event.get("error"):
         raise RequestError(_error_message(data.encode()))
-    chunk = Chunk(at_s=now_s, usage=event.get("usage") or {})
+    try:
+        return _chunk_of(event, now_s)
+    except (AttributeError, TypeError, ValueError):
+        raise RequestError(f"the stream holds an event of an unknown form: {data[:80]}") from None
+
+
+def _chunk_of(event: Mapping[str, Any], now_s: float) -> Chunk:
+    """An event as a chunk. A value of a wrong type in it raises AttributeError, TypeError or ValueError."""
+    chunk = Chunk(at_s=now_s, usage=dict(event.get("usage") or {}))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         parts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), _tool_words(delta))
         chunk.text += "".join(part for part in parts if part)
         if choice.get("token_ids") is not None:
-            chunk.token_ids = list(choice["token_ids"])
+            chunk.token_ids = _whole_numbers(choice["token_ids"])
     extensions = event.get("nvext") or {}
     if _TOKEN_IDS_FIELD in extensions:
-        chunk.token_ids = list(extensions[_TOKEN_IDS_FIELD] or ())
-    chunk.engine_data = extensions.get(_DECISION_FIELD) or {}
+        chunk.token_ids = _whole_numbers(extensions[_TOKEN_IDS_FIELD] or [])
+    chunk.engine_data = dict(extensions.get(_DECISION_FIELD) or {})
     return chunk
+
+
+def _whole_numbers(values: Any) -> list[int]:
+    if type(values) is not list or any(type(value) is not int for value in values):
+        raise TypeError("token ids are whole numbers in a list")
+    return values
 
 
 def _tool_words(delta: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.call_signatures import (
+    LOOPBACK,
     MAX_AGE_S,
+    RPC_HOST,
     SIGNATURE,
     SignatureFault,
     Signer,
@@ -189,3 +191,15 @@ def test_a_member_that_anybody_may_call_does_not_start(has_secret: bool, host: s
     with nullcontext() if is_closed else pytest.raises(UserError, match="p: --graph-secret-file is missing") as caught:
         check_closed(Path("secret") if has_secret else None, "p", environment)
     assert is_closed or "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", list(LOOPBACK))
+def test_a_member_without_a_secret_uses_no_other_interface(variable: str) -> None:
+    environment = {RPC_HOST: "127.0.0.1"}
+    check_closed(None, "p", environment)
+    assert environment == LOOPBACK
+    environment[variable] = "10.0.0.7" if variable == RPC_HOST else "eth0"
+    with pytest.raises(UserError, match=f"{variable}=") as caught:
+        check_closed(None, "p", environment)
+    assert "\n" not in str(caught.value)
+    check_closed(Path("secret"), "p", environment)

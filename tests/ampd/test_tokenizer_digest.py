@@ -43,7 +43,25 @@ def test_a_unigram_model_lists_its_tokens_in_order(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("text", [None, [], {}, {"model": {}}, {"model": {"vocab": 3}}, {"model": {"vocab": [1]}}])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        [],
+        {},
+        {"model": {}},
+        {"model": {"vocab": 3}},
+        {"model": {"vocab": [1]}},
+        {"model": {"vocab": {"a": float("inf")}}},
+        {"model": {"vocab": {}}, "added_tokens": 3},
+        {"model": {"vocab": {}}, "added_tokens": "ab"},
+    ],
+)
 def test_a_tokenizer_that_cannot_be_read_is_unknown(text: Any, tmp_path: Path) -> None:
     assert tokenizer_digest(folder_with(tmp_path / "broken", text)) == ""
+    assert tokenizer_digest(tmp_path) == ""
+
+
+def test_a_deep_tokenizer_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
     assert tokenizer_digest(tmp_path) == ""

@@ -86,6 +86,26 @@ def test_a_silent_call_is_given_up_once_its_worker_has_gone(guarded: Callable[[S
     guarded(scenario)
 
 
+async def slow_to_end(guard: StreamGuard) -> None:
+    """A call whose task needs time to react to its end."""
+    with guard.watch("d1", FakeContext()):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(LEASE_S)
+
+
+def test_a_call_is_given_up_once(guarded: Callable[[Scenario], None]) -> None:
+    async def scenario(guard: StreamGuard, store: MemoryStore) -> None:
+        call = asyncio.create_task(slow_to_end(guard))
+        await asyncio.sleep(2 * LEASE_S)
+        await go(guard._view, store)
+        with pytest.raises(WorkerLostError, match="lease has run out"):
+            await call
+
+    guarded(scenario)
+
+
 def test_a_worker_that_misses_a_probe_while_the_state_is_lost_has_not_died(
     guarded: Callable[[Scenario], None],
 ) -> None:

@@ -25,6 +25,16 @@ def test_a_request_is_known_by_its_id_and_by_its_prompt() -> None:
     deaths.of_request("c", b"another").check()
 
 
+def test_no_tenant_learns_what_another_one_sent() -> None:
+    deaths = WorkerDeaths(Clock())
+    deaths.of_request("a", b"prompt", "first").add("w1")
+    with pytest.raises(RoundRefusedError):
+        deaths.of_request("a", b"prompt", "first").add("w2")
+    with pytest.raises(RoundRefusedError):
+        deaths.of_request("b", b"prompt", "first").check()
+    deaths.of_request("b", b"prompt", "second").check()
+
+
 def test_an_engine_that_starts_again_and_dies_again_counts_twice() -> None:
     deaths = WorkerDeaths(Clock())
     deaths.of_request("a", b"prompt").add("w1", 1)
@@ -80,7 +90,7 @@ def test_requests_that_share_their_deaths_are_tried_again_after_a_pause() -> Non
     clock = Clock()
     deaths = WorkerDeaths(clock)
     kill_two(deaths, b"deadly", b"innocent")
-    with pytest.raises(RoundRefusedError, match=r"this request and others; try again in 10 s") as refused:
+    with pytest.raises(RoundRefusedError, match=r"this request and others; retry after 10 s") as refused:
         deaths.of_request("sent again", b"innocent").check()
     assert refused.value.status == 503
     with pytest.raises(RoundRefusedError, match="it is not tried again"):
@@ -118,7 +128,7 @@ def test_each_further_shared_death_doubles_the_pause() -> None:
         with pytest.raises(RoundRefusedError, match="workers died 3 times"):
             deaths.of_request(f"{prompt.decode()} again", prompt).add("w3")
     clock.now_s += 2 * SHARED_PAUSE_S - 1
-    with pytest.raises(RoundRefusedError, match="try again in 1 s"):
+    with pytest.raises(RoundRefusedError, match="retry after 1 s"):
         deaths.of_request("once more", b"innocent").check()
     clock.now_s += 1
     deaths.of_request("once more", b"innocent").check()

@@ -55,12 +55,14 @@ class Recorded:
         self._engine = engine
         self._on_first = on_first
         self.calls: list[tuple[int, int | None, int]] = []
+        self.are_copies: list[bool] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
+        self.are_copies.append(request.is_copy)
         mine = len(self.calls) - 1
         is_first = True
         async with aclosing(self._engine.generate(request)) as outputs:

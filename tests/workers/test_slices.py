@@ -152,6 +152,7 @@ async def test_a_prefill_for_another_worker_is_cut_behind_what_was_read(open_sta
         async with aclosing(station.rounds.prefill(request)) as chunks:
             (chunk,) = [chunk async for chunk in chunks]
         assert station.engine.calls == [(384, 0, 320), (448, 0, 384), (500, 1, 448)]
+        assert station.engine.are_copies == [True, True, True]
         assert station.times.prefills == [(320, 64), (384, 64), (448, 52)]
         # KV is read only where that is predicted to be faster than computing it.
         asked = station.predicted.prefills

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,29 @@ async def test_events_that_are_not_json_are_errors_of_their_request(event: str, 
         await anext(_events(lines()))
     assert str(failure.value).startswith(words + data[:80])
     assert len(str(failure.value)) <= 200
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": [3]},
+        {"choices": 3},
+        {"choices": [{"delta": "text"}]},
+        {"choices": [{"text": 3}]},
+        {"choices": [{"token_ids": "ab"}]},
+        {"choices": [{"delta": {"tool_calls": [3]}}]},
+        {"usage": 3},
+        {"usage": ["ab", "c"]},
+        {"nvext": 3},
+        {"nvext": {"engine_data": 3}},
+    ],
+)
+async def test_events_of_another_form_are_errors_of_their_request(event: Any) -> None:
+    async def lines() -> AsyncIterator[str]:
+        yield f"data: {json.dumps(event)}"
+
+    with pytest.raises(RequestError, match="the stream holds an event of an unknown form: "):
+        await anext(_events(lines()))
 
 
 def test_a_url_that_does_not_answer_is_one_line(

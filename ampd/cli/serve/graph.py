@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
+from ampd.call_signatures import LOOPBACK
 from ampd.cli.serve.metrics import system_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import ServeSettings
@@ -70,17 +71,7 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
         "DYN_HTTP_BODY_LIMIT_MB": str(site.body_limit_mb),
         **environment(),
     }
-    return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), frontend)]
-
-
-LOOPBACK: Mapping[str, str] = {
-    "DYN_TCP_RPC_HOST": "127.0.0.1",
-    "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # Dynamo takes the name of an interface here
-    "UCX_NET_DEVICES": "lo",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-}
-"""Traffic between the processes of a graph on one machine stays on loopback: requests, answers, KV, collectives."""
+    return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), frontend, hides=PREFIX)]
 
 
 def dynamo_environment(discovery_dir: Path) -> dict[str, str]:

@@ -25,11 +25,23 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process of the graph: its name in logs, its command line and its additional environment variables."""
+    """One process of the graph.
+
+    Attributes:
+        name: in logs.
+        env: environment variables beside those of this process.
+        hides: beginning of the names of variables that the process does not inherit, because their values are secret.
+    """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    hides: str | None = None
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of the process."""
+        kept = {name: value for name, value in inherited.items() if not (self.hides and name.startswith(self.hides))}
+        return {**kept, **self.env}
 
 
 class StartedProcess(Protocol):
@@ -86,7 +98,7 @@ class Supervisor:
             start: how, if not as usual.
         """
         log = self._log_dir / f"{spec.name}.log"
-        process = (start or self._start)(spec.argv, {**os.environ, **spec.env}, log)
+        process = (start or self._start)(spec.argv, spec.environment(os.environ), log)
         self._children.append(_Child(spec, process, log))
 
     @property

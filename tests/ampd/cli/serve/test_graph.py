@@ -129,6 +129,14 @@ def test_the_password_of_the_state_is_on_no_command_line() -> None:
     assert [spec.env.get("AMPD_STATE_URL") for spec in specs] == [site.state_url] * 3 + [None]
 
 
+def test_the_frontend_inherits_none_of_our_settings_because_they_hold_passwords() -> None:
+    inherited = {"AMPD_STATE_URL": "redis://:password@host", "AMPD_GRAPH_SECRET_FILE": "file", "DYN_LOG": "warn"}
+    environments = {spec.name: spec.environment(inherited) for spec in _specs()}
+    assert not [name for name in environments["frontend"] if name.startswith("AMPD_")]
+    assert environments["frontend"]["DYN_LOG"] == "warn"
+    assert environments["coordinator-0"]["AMPD_GRAPH_SECRET_FILE"] == "file"
+
+
 def test_further_flags_reach_the_workers() -> None:
     assert _flags(_specs("--worker-args", "--ordering 'a b'")[0])[-2:] == ["--ordering", "a b"]
 

@@ -25,6 +25,12 @@ def test_an_ended_process_is_reported_with_its_code_and_last_line(tmp_path: Path
     supervisor.stop()
 
 
+def test_what_is_hidden_from_a_process_is_not_in_its_environment() -> None:
+    spec = ProcessSpec("frontend", (), {"SHOWN": "1"}, hides="SECRET_")
+    assert spec.environment({"SECRET_URL": "x", "PATH": "/bin"}) == {"PATH": "/bin", "SHOWN": "1"}
+    assert ProcessSpec("worker", ()).environment({"SECRET_URL": "x"}) == {"SECRET_URL": "x"}
+
+
 NOISE = "\nprint('[2026-11-22 02:00:00] kill_process_tree called', flush=True)\nos.kill(os.getpid(), 9)\n"
 CHAINED = """
 def build():
