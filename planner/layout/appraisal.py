@@ -107,7 +107,7 @@ class Appraiser:
         self.rate = rate
         self._seeds: dict[Layout, int] = {}
         self._rates: dict[Layout, dict[float, None]] = {}
-        self._searched: set[Layout] = set()
+        self._searched: dict[Layout, float] = {}
 
     def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
         """Trials at the plan's rate."""
@@ -116,25 +116,25 @@ class Appraiser:
         self._trials.trials([task for layout in layouts for task in self._checks(layout)])
 
     def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """The layouts that carry the rate in one longer trial, best first."""
+        """The layouts, those first that attain most in one longer trial."""
         tasks = [replace(self._task(layout, self.rate, 0), keeps_result=True) for layout in layouts]
         trials = dict(zip(layouts, self._trials.trials(tasks), strict=True))
-        passed = [layout for layout, trial in trials.items() if trial.carries(self._case.attainment)]
-        return sorted(passed, key=lambda layout: -trials[layout].met)
+        return sorted(layouts, key=lambda layout: -trials[layout].met)
 
-    def search_goodput(self, layouts: Sequence[Layout], seeds: int, start: float) -> None:
+    def search_goodput(self, layouts: Sequence[Layout], seeds: int, start: float, precision: float = PRECISION) -> None:
         """Search the highest rate of each layout, all layouts at the same time.
 
         Args:
             seeds: how many, at least.
             start: a rate that is about right.
+            precision: of what the layout carries with all seeds together.
         """
         for layout in layouts:
             self._know(layout, self.rate, seeds)
         self._search({layout: [0] for layout in layouts}, dict.fromkeys(layouts, start))
         starts = {layout: goodput(self._carried(layout, [0])) or start for layout in layouts}
-        self._search({layout: self._seeds_of(layout) for layout in layouts}, starts)
-        self._searched.update(layouts)
+        self._search({layout: self._seeds_of(layout) for layout in layouts}, starts, precision)
+        self._searched.update(dict.fromkeys(layouts, precision))
         for seed in range(1, seeds):
             self._search({layout: [seed] for layout in layouts}, starts, _COARSE)
 
@@ -188,6 +188,12 @@ class Appraiser:
         known = self._known_checks(layout)
         return bool(known) and carried_on_average(known, self._case.attainment)
 
+    def is_close(self, layout: Layout) -> bool:
+        """Whether the shares of rounds and of sessions may suffice: their intervals over the seeds include enough."""
+        known = self._known_checks(layout)
+        needs = ((self._case.attainment, [trial.met for trial in known]), (IN_TIME, [each.in_time for each in known]))
+        return all(share >= least for least, shares in needs for share in [sum(mean_interval(shares)[:2])])
+
     def fails(self, layout: Layout) -> bool:
         """Whether trials have shown that it does not carry the plan's rate: its checks, or its one longer trial."""
         known = self._known_checks(layout)
@@ -206,6 +212,11 @@ class Appraiser:
         singles = [goodput(self._carried(layout, [seed])) for seed in self._seeds_of(layout)]
         return Figure.of(singles).moved(together)
 
+    def carried(self, layout: Layout) -> float:
+        """The highest rate that it carries; 0 if it is not known."""
+        found = self.goodput(layout)
+        return 0.0 if found is None else found.mean
+
     def goodput_is_least(self, layout: Layout) -> bool:
         """Whether the search of its goodput ended although no rate was too high."""
         return layout in self._searched and is_least(self._carried(layout, self._seeds_of(layout)))
@@ -223,8 +234,20 @@ class Appraiser:
         if mine is None or others is None or self.goodput_is_least(layout) or self.goodput_is_least(other):
             return None
         seeds = range(min(self._seeds[layout], self._seeds[other]))
-        singles = [goodput(self._carried(layout, [seed])) - goodput(self._carried(other, [seed])) for seed in seeds]
-        return Figure.of(singles, least=None).moved(mine.mean - others.mean, None)
+        mean, *singles = (
+            goodput(self._carried(layout, each)) - goodput(self._carried(other, each))
+            for each in (seeds, *([seed] for seed in seeds))
+        )
+        return Figure.of(singles, least=None).moved(mean, None)
+
+    def is_separate(self, best: Layout, other: Layout) -> bool:
+        """Whether trials have shown that the other layout carries less: by more than the searches' precision, and with
+        all of the interval of the difference."""
+        gain = self.gain(best, other)
+        if gain is None or gain.low is None:
+            return False
+        precision = max(self._searched[best], self._searched[other])
+        return gain.low > 0 and self.carried(best) > precision * self.carried(other)
 
     def _know(self, layout: Layout, rate: float, seeds: int) -> None:
         self._seeds[layout] = max(self._seeds.get(layout, 0), seeds)

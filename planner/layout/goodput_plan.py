@@ -18,10 +18,12 @@ from planner.layout.appraisal import SEEDS, Appraised, Appraiser
 from planner.layout.case import PlanCase
 from planner.layout.demand import demand_of
 from planner.layout.fluid import proposals
+from planner.layout.goodput import PRECISION
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import filled, neighbours
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
+from planner.layout.race import race
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
 from planner.layout.whole import scale_of, whole_plan
@@ -33,6 +35,8 @@ _CHECKED = 4
 """Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
 _FINALISTS = 6
 """Layouts that are compared by their goodput in long trials, where the most goodput is wanted."""
+_RACE_SHARE = 0.4
+"""No further seeds for layouts that are hard to tell apart after this share of the time. Figures follow."""
 _ENLARGEMENTS = 4
 """Most trials of a layout with a reserve, after the time for the search is over."""
 _ROUNDINGS = 3
@@ -109,6 +113,8 @@ class _Planner:
         """The best layout among these that carries the rate; None if there is none."""
         for layout in self._appraiser.promising(layouts[:_CHECKED]):
             self._appraiser.check([layout])
+            if not self._appraiser.carries(layout) and self._appraiser.is_close(layout):
+                self._appraiser.check([layout], 2 * SEEDS)
             if self._appraiser.carries(layout):
                 return layout
         return None
@@ -146,11 +152,15 @@ class _Planner:
         start = search.carried_rate or search.rate
         several = search.best[: max(self._wishes.top, _FINALISTS)]
         appraiser.search_goodput(several, 1, start)
-        finalists = sorted(several, key=lambda layout: -self._carried(layout))[: self._wishes.top]
-        if appraiser.rate:
-            appraiser.check(finalists, SEEDS)
+        several.sort(key=lambda layout: -self._carried(layout))
+        # One seed does not tell rates apart that are this close.
+        close = [layout for layout in several if self._carried(layout) * PRECISION >= self._carried(several[0])]
+        finalists = list(dict.fromkeys([*several[: self._wishes.top], *close]))
         appraiser.search_goodput(finalists, SEEDS, start)
-        self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))
+        self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))[: self._wishes.top]
+        self._shown = race(appraiser, finalists, self._has_time_to_race)[: self._wishes.top]
+        if appraiser.rate:
+            appraiser.check(self._shown, SEEDS)
         self._fill(start)
         best = self._shown[0]
         for _ in range(_ROUNDINGS):
@@ -181,9 +191,11 @@ class _Planner:
         else:
             self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
 
+    def _has_time_to_race(self) -> bool:
+        return self._trials.elapsed_s < _RACE_SHARE * self._wishes.budget_s
+
     def _carried(self, layout: Layout) -> float:
-        found = self._appraiser.goodput(layout)
-        return 0.0 if found is None else found.mean
+        return self._appraiser.carried(layout)
 
     def _look_ahead(self) -> None:
         """Find the best layout with one replica more: with the fewest further GPUs that suffice for a replica."""
@@ -266,7 +278,8 @@ class _Planner:
         for _ in range(_ENLARGEMENTS):
             trial = self._trials.make(TrialTask(layout, case.rate, SHORT, case.options.seed))
             larger = search.enlarged(layout)
-            if larger is None or (trial.carries(case.attainment) and not self._appraiser.fails(layout)):
+            fails = layout in search.failed or self._appraiser.fails(layout)
+            if larger is None or (trial.carries(case.attainment) and not fails):
                 break
             layout = larger
         return [layout]

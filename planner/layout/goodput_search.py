@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, zip_longest
 from math import ceil
 from typing import Any
 
+from planner.layout.appraisal import SEEDS, carried_on_average
 from planner.layout.case import PlanCase
 from planner.layout.costs import Costs, costs_of
 from planner.layout.feedback import corrected
@@ -20,11 +22,15 @@ from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, is_part, neighbours, scaled
 from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask
 from planner.layout.trials import Trials
+from planner.sustained import IN_TIME
 
 _CONFIRMS: dict[str, Any] = {"horizon": LONG, "margin": DECIDES, "keeps_result": True}
 """Settings of the long trial that a layout gets after it carried the rate in a short one. A plan's figures begin with
 the same trial."""
 _LONG_BATCH = 2
+_CLOSE = 0.03
+"""A long trial that misses the wanted shares by at most this much says little, because a few bursts decide it. Then
+further seeds decide."""
 _ABOVE_BOUND = 1.25
 """A layout may carry this much more than its fluid rate, because passes and larger batches save time."""
 _RESERVE = 1.25
@@ -59,7 +65,9 @@ class Search:
         carried_by: the layout that did.
         best: the layouts so far, best first.
         none_carries: `more` found no further layout that carries the case's rate.
-        carrying: layouts that carry the case's rate in a long trial, those with the fewest GPUs first.
+        carrying: layouts that carry the case's rate in a long trial, or on average over some where the first one says
+            little. Those with the fewest GPUs come first.
+        failed: layouts that do not carry it.
     """
 
     def __init__(self, case: PlanCase, trials: Trials) -> None:
@@ -73,7 +81,9 @@ class Search:
         self.none_carries = False
         self.carrying: list[Layout] = []
         self._trials = trials
-        self._failed: list[Layout] = []
+        self.failed: list[Layout] = []
+        self._close: list[Layout] = []
+        """Of the failed ones, those that missed the rate by little."""
         self._scaled_up: Layout | None = None
         self._most_carried: dict[Layout, float] = {}
         """The highest rates that layouts carried in short trials."""
@@ -91,7 +101,7 @@ class Search:
         # `enough` carries it, and fewer than `least` cannot.
         while self.carrying and least < enough:
             gpus = (least + enough) // 2
-            if self._carry(self._proposed(gpus), gpus):
+            if self._carry(self._proposed(gpus), gpus) or self._carry(self._near_close(gpus), gpus):
                 enough = min(layout.gpus for layout in self.carrying)
             else:
                 least = gpus + 1
@@ -170,9 +180,22 @@ class Search:
         return min(max(gpus + min(self.case.degrees), ceil(_GROWTH * gpus)), self.case.gpus)
 
     def _proposed(self, gpus: int) -> list[Layout]:
-        """The proposals whose replicas could compute the rate. Those that are expected to carry most come first."""
-        able = [layout for layout in proposals(self.expected, gpus) if self._may_carry(layout)]
-        return sorted(able, key=lambda layout: -self.expected.bound(layout))
+        """The proposals whose replicas could compute the rate. Those that are expected to carry most come first.
+
+        Queues cost less than expected where many small replicas share them. So every other one is proposed without.
+        """
+        ranked = (
+            sorted(proposals(costs, gpus), key=lambda layout: -costs.bound(layout))
+            for costs in (self.expected, self.costs)
+        )
+        found = dict.fromkeys(chain.from_iterable(zip_longest(*ranked)))
+        return [layout for layout in found if layout is not None and self._may_carry(layout)]
+
+    def _near_close(self, gpus: int) -> list[Layout]:
+        """Neighbours of the layouts within the GPUs that missed the rate by little."""
+        close = [layout for layout in self._close if layout.gpus <= gpus]
+        near = [each for layout in close[-_CENTRES:] for each in self._near(layout, gpus)]
+        return [layout for layout in near if self._may_carry(layout)]
 
     def _carry(self, layouts: Sequence[Layout], gpus: int) -> bool:
         """Whether one of the layouts, or a known one within the GPUs, carries the case's rate."""
@@ -188,23 +211,21 @@ class Search:
         return [
             layout
             for layout in dict.fromkeys(layouts)
-            if layout not in self.carrying and not any(is_part(layout, failed) for failed in self._failed)
+            if layout not in self.carrying and not any(is_part(layout, failed) for failed in self.failed)
         ]
 
     def _try(self, layouts: Sequence[Layout]) -> None:
         """Add layouts that carry the case's rate to `carrying`: short trials of all, then long ones of the best."""
         passed: list[Layout] = []
         for layout, trial in self._tried(layouts):
-            (passed if trial.carries(self.case.attainment) else self._failed).append(layout)
+            (passed if trial.carries(self.case.attainment) else self.failed).append(layout)
         self._rank(list(dict.fromkeys([*layouts, *self.best])))
         passed.sort(key=self.best.index)
         for start in range(0, len(passed), _LONG_BATCH):
             pair = passed[start : start + _LONG_BATCH]
             trials = self._trials.trials([replace(self._task(layout), **_CONFIRMS) for layout in pair])
-            carrying = [
-                layout for layout, trial in zip(pair, trials, strict=True) if trial.carries(self.case.attainment)
-            ]
-            self._failed += [layout for layout in pair if layout not in carrying]
+            carrying = [layout for layout, trial in zip(pair, trials, strict=True) if self._confirmed(layout, trial)]
+            self.failed += [layout for layout in pair if layout not in carrying]
             self.carrying += carrying
             if carrying:
                 break
@@ -213,6 +234,18 @@ class Search:
         if self.carrying:
             self.best = [*self.carrying, *(layout for layout in self.best if layout not in self.carrying)]
         self._show()
+
+    def _confirmed(self, layout: Layout, first: Trial) -> bool:
+        """Whether a layout carries the rate: by its first long trial, and if that is close, by further seeds too."""
+        level = self.case.attainment
+        if first.carries(level) or not first.is_whole or min(first.met - level, first.in_time - IN_TIME) < -_CLOSE:
+            return first.carries(level)
+        task = replace(self._task(layout), horizon=_CONFIRMS["horizon"], margin=None)
+        further = [replace(task, seed=task.seed + number) for number in range(1, SEEDS)]
+        if carried_on_average([first, *self._trials.trials(further)], level):
+            return True
+        self._close.append(layout)
+        return False
 
     def most(self) -> None:
         """The most goodput of all GPUs."""

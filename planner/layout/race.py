@@ -1,0 +1,40 @@
+"""Which of several good layouts carries most: those that trials cannot tell apart get further seeds and finer rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.layout.appraisal import Appraiser
+from planner.layout.layout import Layout
+
+_STAGES = ((6, 1.025), (12, 1.0125))
+"""Seeds and precision of the goodput, in the order in which layouts get them."""
+
+
+def race(appraiser: Appraiser, layouts: Sequence[Layout], has_time: Callable[[], bool]) -> list[Layout]:
+    """The layouts, those that carry most first.
+
+    Only layouts that may still be the best get the trials of a stage. The race ends when one is left.
+
+    Args:
+        layouts: their goodput is known.
+        has_time: whether another stage may begin.
+    """
+    standing = contenders(appraiser, layouts)
+    for seeds, precision in _STAGES:
+        if len(standing) == 1 or not has_time():
+            break
+        appraiser.search_goodput(standing, seeds, max(map(appraiser.carried, standing)), precision)
+        standing = contenders(appraiser, standing)
+    rest = [layout for layout in layouts if layout not in standing]
+    return [*_ordered(appraiser, standing), *_ordered(appraiser, rest)]
+
+
+def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
+    """The best layout, and those that are not shown to carry less: the interval of the difference includes 0."""
+    best, *others = _ordered(appraiser, layouts)
+    return [best, *(layout for layout in others if not appraiser.is_separate(best, layout))]
+
+
+def _ordered(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
+    return sorted(layouts, key=lambda layout: -appraiser.carried(layout))

@@ -1,0 +1,97 @@
+"""The race between layouts that trials cannot tell apart: finer rates and more seeds, as long as they are needed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.layout.appraisal import Appraiser
+from planner.layout.layout import Layout
+from planner.layout.race import _STAGES, contenders, race
+from planner.layout.trial import Trial, TrialTask
+from planner.layout.trials import Trials
+
+from .lab import CASE
+
+LAYOUTS = [Layout((), ((1, count),)) for count in (1, 2, 3, 4)]
+
+
+class Limited:
+    """Trials of layouts whose rates have a limit, which differs between seeds."""
+
+    def __init__(self, limits: dict[Layout, float], spread: float = 0.0) -> None:
+        self.limits, self.spread = limits, spread
+        self.made: dict[TrialTask, Trial] = {}
+
+    def trials(self, tasks: list[TrialTask]) -> list[Trial]:
+        for task in tasks:
+            # The seeds of two layouts differ in opposite ways, so they are hard to tell apart.
+            sign = (-1) ** (task.seed + LAYOUTS.index(task.layout))
+            limit = self.limits[task.layout] * (1 + self.spread * sign)
+            met = min(max(CASE.attainment + 0.5 * (1 - task.rate / limit), 0.0), 1.0)
+            self.made[task] = Trial(met, 1 - met, 0.0, 1.0, most=met)
+        return [self.made[task] for task in tasks]
+
+    def known(self, task: TrialTask) -> Trial | None:
+        return self.made.get(task)
+
+    def seeds_of(self, layout: Layout) -> set[int]:
+        return {task.seed for task in self.made if task.layout == layout}
+
+
+def raced(trials: Limited, *, has_time: bool = True) -> list[Layout]:
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    layouts = list(trials.limits)
+    appraiser.search_goodput(layouts, 3, 10.0)
+    return race(appraiser, layouts, lambda: has_time)
+
+
+def test_layouts_that_are_clearly_apart_get_no_further_seeds() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
+    assert raced(trials)[0] == LAYOUTS[1]
+    assert all(trials.seeds_of(layout) == {0, 1, 2} for layout in trials.limits)
+
+
+def test_layouts_within_the_precision_are_told_apart_by_finer_rates_and_further_seeds() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4, 7.0), strict=False)))
+    assert raced(trials)[0] == LAYOUTS[1]
+    assert len(trials.seeds_of(LAYOUTS[0])) == len(trials.seeds_of(LAYOUTS[1])) > 3
+    assert trials.seeds_of(LAYOUTS[2]) == {0, 1, 2}, "it is out of the race"
+
+
+def test_without_time_the_race_ends_with_what_is_known() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4), strict=False)))
+    assert set(raced(trials, has_time=False)) == set(LAYOUTS[:2])
+    assert trials.seeds_of(LAYOUTS[0]) == {0, 1, 2}
+
+
+@given(
+    st.lists(st.floats(5.0, 20.0), min_size=2, max_size=4),
+    st.sampled_from([0.0, 0.03, 0.1]),
+)
+def test_the_winner_lacks_no_more_than_the_last_precision(limits: list[float], spread: float) -> None:
+    trials = Limited(dict(zip(LAYOUTS, limits, strict=False)), spread)
+    found = raced(trials)
+    assert sorted(found, key=str) == sorted(trials.limits, key=str)
+    # With as many seeds of either sign, the spread of a mean is small.
+    assert trials.limits[found[0]] >= max(limits) / (_STAGES[0][1] * (1 + spread / 3 + spread**2))
+
+
+def test_the_best_is_always_in_the_race() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 12.0, 12.1), strict=False)), 0.05)
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    layouts = list(trials.limits)
+    appraiser.search_goodput(layouts, 3, 10.0)
+    best = max(layouts, key=appraiser.carried)
+    assert contenders(appraiser, layouts)[0] == best
+
+
+@pytest.mark.parametrize("apart", [1.02, 1.3])
+def test_a_difference_counts_when_it_is_beyond_the_precision(apart: float) -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 10.0 * apart), strict=False)))
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    appraiser.search_goodput(LAYOUTS[:2], 3, 10.0)
+    assert appraiser.is_separate(LAYOUTS[1], LAYOUTS[0]) == (apart == 1.3)
