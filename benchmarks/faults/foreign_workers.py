@@ -7,6 +7,7 @@ KV, or hand theirs to it.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -29,7 +30,9 @@ from benchmarks.faults.weights import (
     rounds_of,
 )
 
-_MOST_NEWCOMERS = 12
+_NEWCOMERS_AT_ONCE = (1, 2, 4, 8, 16)
+"""Sessions that begin together. More at once are spread further, although KV of their prompt is on the other workers."""
+
 _HOLDS_S = 3.0
 _SGLANG_DTYPE = ("--dtype", "bfloat16")
 """Of the foreign workers; the others have fp32."""
@@ -81,13 +84,14 @@ async def _use_foreign(scene: Scene) -> None:
     stage, foreign = scene.stage, {member.id for member in scene.kept["foreign"]}
     scene.kept["newcomers"] = newcomers = []
     scene.kept["client"] = client = Client(lambda: [scene.client.next_url()], AnyText(), scene.client.bound_s)
-    for number in range(_MOST_NEWCOMERS):
-        name = f"{stage.victim.session_id}-newcomer-{number}"
-        newcomers.append(Agent(client, AnyText(), name, stage.rng(stage.name)))
-        result = await newcomers[-1].round(HISTORY_TOKENS, FIRST_OUTPUT_TOKENS)
-        if _served_by(result, foreign):
+    for count in _NEWCOMERS_AT_ONCE:
+        names = [f"{stage.victim.session_id}-newcomer-{len(newcomers) + number}" for number in range(count)]
+        group = [Agent(client, AnyText(), name, stage.rng(stage.name)) for name in names]
+        newcomers += group
+        results = await asyncio.gather(*(agent.round(HISTORY_TOKENS, FIRST_OUTPUT_TOKENS) for agent in group))
+        if any(_served_by(result, foreign) for result in results):
             return
-    raise MissedMomentError(f"none of {_MOST_NEWCOMERS} sessions came to the foreign workers")
+    raise MissedMomentError(f"none of {len(newcomers)} sessions came to the foreign workers")
 
 
 def _served_by(result: RoundResult, worker_ids: Collection[str]) -> bool:
