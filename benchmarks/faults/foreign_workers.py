@@ -31,7 +31,7 @@ from benchmarks.faults.weights import (
 )
 
 _NEWCOMERS_AT_ONCE = (1, 2, 4, 8, 16)
-"""Sessions that begin together. More at once are spread further, although KV of their prompt is on the other workers."""
+"""Sessions that begin together. More at once are spread further, although the other workers have KV of their prompt."""
 
 _HOLDS_S = 3.0
 _SGLANG_DTYPE = ("--dtype", "bfloat16")
