@@ -1,6 +1,6 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--prompt-tokens 1000] [--output-tokens 16]
+    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--prompt-tokens 1000] [--output-tokens 16]
     python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
@@ -13,7 +13,8 @@ by the tokens between them. Without `--step-ms` the tokens come as fast as the p
 is behind joins them. With it, they come at the pace of an engine.
 
 With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
-graphs in turn.
+graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
+and does nothing else. It shows what Dynamo takes for any such process.
 """
 
 from __future__ import annotations
@@ -70,12 +71,17 @@ def main() -> int:
         "--stream-tokens", type=int, nargs="+", default=[1], metavar="N", help="tokens that a worker sends together"
     )
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
+    parser.add_argument("--relay", action="store_true", help="measure a relay that only passes tokens on, too")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
+    parser.add_argument("--unregistered", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--relay-to", metavar="NAMESPACE", help=argparse.SUPPRESS)
     parser.add_argument("--perf", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.direct_worker:
-        return _serve_direct(options.direct_worker, options.perf)
+        return _serve_direct(options.direct_worker, options.perf, is_registered=not options.unregistered)
+    if options.relay_to:
+        return _serve_relay(options.relay_to)
     results = asyncio.run(_measure(options))
     table = _cpu_table if options.cpu else _table
     print(json.dumps(results) if options.json else table(results))
@@ -99,10 +105,12 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
     profile.write_text(json.dumps(_instant(options.step_ms / 1e3)))
     env = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "error"}
     grouped = {_graph(tokens): tokens for tokens in options.stream_tokens}
-    ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, "without")}
-    specs = [
-        ProcessSpec("direct", (sys.executable, __file__, "--direct-worker", "without", "--perf", str(profile)), env)
-    ]
+    ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *(["relay"] if options.relay else []), "without")}
+    own = (sys.executable, __file__, "--perf", str(profile))
+    specs = [ProcessSpec("worker-without", (*own, "--direct-worker", "without"), env)]
+    if options.relay:
+        specs.append(ProcessSpec("worker-relay", (*own, "--direct-worker", "relay", "--unregistered"), env))
+        specs.append(ProcessSpec("relay-relay", (*own, "--relay-to", "relay"), env))
     for name, tokens in grouped.items():
         shared = ["--dyn-namespace", name, "--state-url", redis_url, "--perf", str(profile), "--model", model]
         flags = ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", "--stream-tokens", str(tokens)]
@@ -142,6 +150,8 @@ async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[
         figures = {name: _medians(values) for name, values in bursts.items()}
         first = figures[_graph(options.stream_tokens[0])]
         figures["ratio"] = {key: first[key] / figures["without"][key] for key in first}
+        if options.relay:
+            figures["relay_ratio"] = {key: figures["relay"][key] / figures["without"][key] for key in first}
         results[f"concurrency_{concurrency}"] = figures
     return results
 
@@ -160,14 +170,14 @@ async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids
     for concurrency in options.concurrency:
         each: dict[str, list[float]] = {name: [] for name in pids}
         for number in range(options.bursts + 1):
-            used = []
-            for tokens in (options.output_tokens, options.long_tokens):
+            used: list[dict[str, float]] = [{}, {}]
+            for is_long, tokens in enumerate((options.output_tokens, options.long_tokens)):
                 answers = argparse.Namespace(**{**vars(options), "output_tokens": tokens})
-                before = _cpu_s(pids)
-                for url in urls.values():
-                    await _burst(answers, url, concurrency, 2 * number + (tokens == options.long_tokens))
-                after = _cpu_s(pids)
-                used.append({name: after[name] - before[name] for name in pids})
+                for graph, url in urls.items():
+                    own = {name: pid for name, pid in pids.items() if name.partition("-")[2] == graph}
+                    before = _cpu_s(own)
+                    await _burst(answers, url, concurrency, 2 * number + is_long)
+                    used[is_long] |= {name: after - before[name] for name, after in _cpu_s(own).items()}
             tokens = options.requests * (options.long_tokens - options.output_tokens)
             if number:  # the first one warms up
                 for name in pids:
@@ -243,10 +253,9 @@ def _instant(step_s: float) -> dict[str, Any]:
     }
 
 
-def _serve_direct(namespace: str, profile: Path) -> int:
-    """A worker that the frontend calls itself: the same engine, without queue, state or coordinator."""
+def _serve_direct(namespace: str, profile: Path, *, is_registered: bool) -> int:
+    """A worker without queue, state or coordinator, with the same engine. The frontend calls it if it is registered."""
     import uvloop
-    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
     from dynamo.runtime import dynamo_worker
 
     from ampd.perf.piecewise import PiecewiseModel
@@ -271,19 +280,48 @@ def _serve_direct(namespace: str, profile: Path) -> int:
                 yield chunk_of(output)
 
         endpoint = runtime.endpoint(f"{namespace}.worker.generate")
-        await register_model(
-            ModelInput.Tokens,
-            ModelType.Chat | ModelType.Completions,
-            endpoint,
-            str(tiny_model_path()),
-            _MODEL,
-            worker_type=WorkerType.Aggregated,
-            kv_cache_block_size=16,
-        )
+        if is_registered:
+            await _register(endpoint)
         await endpoint.serve_endpoint(generate)
 
     uvloop.run(serve())
     return 0
+
+
+def _serve_relay(namespace: str) -> int:
+    """A handler that calls a worker of the namespace, and does nothing else."""
+    import uvloop
+    from dynamo.runtime import dynamo_worker
+
+    @dynamo_worker()
+    async def serve(runtime: Any) -> None:
+        client = await runtime.endpoint(f"{namespace}.worker.generate").client()
+
+        async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+            async for chunk in await client.random(request, annotated=False, context=context):
+                yield chunk
+
+        await client.wait_for_instances()
+        endpoint = runtime.endpoint(f"{namespace}.relay.generate")
+        await _register(endpoint)
+        await endpoint.serve_endpoint(generate)
+
+    uvloop.run(serve())
+    return 0
+
+
+async def _register(endpoint: Any) -> None:
+    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
+
+    await register_model(
+        ModelInput.Tokens,
+        ModelType.Chat | ModelType.Completions,
+        endpoint,
+        str(tiny_model_path()),
+        _MODEL,
+        worker_type=WorkerType.Aggregated,
+        kv_cache_block_size=16,
+    )
 
 
 def _cpu_table(results: dict[str, Any]) -> str:
@@ -299,7 +337,8 @@ def _table(results: dict[str, Any]) -> str:
     for name, figures in results.items():
         if not name.startswith("concurrency_"):
             continue
-        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio")
+        relay = "     relay" if "relay" in figures else ""
+        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio{relay}")
         for key, unit, factor in (
             ("ttft_s", "TTFT ms", 1e3),
             ("total_s", "whole ms", 1e3),
@@ -307,7 +346,8 @@ def _table(results: dict[str, Any]) -> str:
         ):
             first = next(iter(figures.values()))
             values = [each[key] * factor for each in (first, figures["without"])]
-            lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f} {figures['ratio'][key]:>9.2f}")
+            ratios = [figures[ratio][key] for ratio in ("ratio", "relay_ratio") if ratio in figures]
+            lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios))
     return "\n".join(lines)
 
 
