@@ -14,7 +14,8 @@ is behind joins them. With it, they come at the pace of an engine.
 
 With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
 graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
-and does nothing else. It shows what Dynamo takes for any such process.
+and does nothing else. It shows what Dynamo takes for any such process. `--against FOLDER` adds a graph with a
+coordinator and a worker of another checkout, for changes of the code.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> int:
     )
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
     parser.add_argument("--relay", action="store_true", help="measure a relay that only passes tokens on, too")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="measure the code of another checkout, too")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
     parser.add_argument("--unregistered", action="store_true", help=argparse.SUPPRESS)
@@ -105,6 +107,8 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
     profile.write_text(json.dumps(_instant(options.step_ms / 1e3)))
     env = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "error"}
     grouped = {_graph(tokens): tokens for tokens in options.stream_tokens}
+    if options.against:
+        grouped["against"] = options.stream_tokens[0]
     ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *(["relay"] if options.relay else []), "without")}
     own = (sys.executable, __file__, "--perf", str(profile))
     specs = [ProcessSpec("worker-without", (*own, "--direct-worker", "without"), env)]
@@ -112,11 +116,12 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
         specs.append(ProcessSpec("worker-relay", (*own, "--direct-worker", "relay", "--unregistered"), env))
         specs.append(ProcessSpec("relay-relay", (*own, "--relay-to", "relay"), env))
     for name, tokens in grouped.items():
+        of_graph = {**env, **(_only(options.against) if name == "against" else {})}
         shared = ["--dyn-namespace", name, "--state-url", redis_url, "--perf", str(profile), "--model", model]
         flags = ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", "--stream-tokens", str(tokens)]
-        specs.append(ProcessSpec(f"worker-{name}", python_module("workers", [*flags, *shared]), env))
+        specs.append(ProcessSpec(f"worker-{name}", python_module("workers", [*flags, *shared]), of_graph))
         flags = ["--model-name", _MODEL]
-        specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), env))
+        specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), of_graph))
     for name, port in ports.items():
         flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", name]
         specs.append(ProcessSpec(f"frontend-{name}", python_module("dynamo.frontend", flags), env))
@@ -131,6 +136,11 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
         )
         await store.close()
     return urls
+
+
+def _only(folder: Path) -> dict[str, str]:
+    """The environment in which Python imports from this checkout, wherever this process runs."""
+    return {"PYTHONPATH": str(folder.resolve()), "PYTHONSAFEPATH": "1"}
 
 
 def _graph(stream_tokens: int) -> str:
@@ -150,8 +160,9 @@ async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[
         figures = {name: _medians(values) for name, values in bursts.items()}
         first = figures[_graph(options.stream_tokens[0])]
         figures["ratio"] = {key: first[key] / figures["without"][key] for key in first}
-        if options.relay:
-            figures["relay_ratio"] = {key: figures["relay"][key] / figures["without"][key] for key in first}
+        for other in ("against", "relay"):
+            if other in figures:
+                figures[f"{other}_ratio"] = {key: figures[other][key] / figures["without"][key] for key in first}
         results[f"concurrency_{concurrency}"] = figures
     return results
 
@@ -337,8 +348,8 @@ def _table(results: dict[str, Any]) -> str:
     for name, figures in results.items():
         if not name.startswith("concurrency_"):
             continue
-        relay = "     relay" if "relay" in figures else ""
-        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio{relay}")
+        others = "".join(f" {other:>9}" for other in ("against", "relay") if other in figures)
+        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio{others}")
         for key, unit, factor in (
             ("ttft_s", "TTFT ms", 1e3),
             ("total_s", "whole ms", 1e3),
@@ -346,7 +357,7 @@ def _table(results: dict[str, Any]) -> str:
         ):
             first = next(iter(figures.values()))
             values = [each[key] * factor for each in (first, figures["without"])]
-            ratios = [figures[ratio][key] for ratio in ("ratio", "relay_ratio") if ratio in figures]
+            ratios = [figures[ratio][key] for ratio in ("ratio", "against_ratio", "relay_ratio") if ratio in figures]
             lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios))
     return "\n".join(lines)
 
