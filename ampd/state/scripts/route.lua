@@ -41,7 +41,11 @@ for i = 3, 4 do
     redis.call('PEXPIRE', KEYS[i], ttl)
   end
 end
-redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
-redis.call('PEXPIRE', KEYS[2], ARGV[8])
-redis.call('PUBLISH', ARGV[6], ARGV[7])
+-- The worker is called meanwhile, and may have reported the prefill as finished: a time and nothing behind it.
+local entered = redis.call('HGET', KEYS[2], ARGV[4])
+if not entered or string.sub(entered, -1) ~= ' ' then
+  redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
+  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+  redis.call('PUBLISH', ARGV[6], ARGV[7])
+end
 return {1, epoch, ARGV[1]}
