@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import chain
 from math import inf
+from typing import Final
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Run
@@ -36,6 +37,15 @@ class Stage(Enum):
     COMPUTING = "computing"
     DISPLACED = "displaced"
     LEFT = "left"
+
+
+# Python looks a member of an enumeration up at each use, in compiled modules too.
+_WAITING: Final = Stage.WAITING
+_FETCHING: Final = Stage.FETCHING
+_READY: Final = Stage.READY
+_COMPUTING: Final = Stage.COMPUTING
+_DISPLACED: Final = Stage.DISPLACED
+_LEFT: Final = Stage.LEFT
 
 
 class Pass:
@@ -73,7 +83,7 @@ class QueueEntry:
         self.task = task
         self.fetches = fetches
         self.on_turn = on_turn
-        self.stage = Stage.WAITING
+        self.stage = _WAITING
         self.picked: Pass | None = None
 
 
@@ -143,13 +153,13 @@ class PrefillQueue:
 
     def fetched(self, entry: QueueEntry) -> None:
         """The history of a FETCHING prefill is here, or will be recomputed."""
-        if entry.stage is Stage.FETCHING:
-            entry.stage = Stage.READY
+        if entry.stage is _FETCHING:
+            entry.stage = _READY
             self._advance()
 
     def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The part of a prefill that is left is now known better. Its place stays."""
-        if entry.stage is not Stage.LEFT:
+        if entry.stage is not _LEFT:
             self._work.change(entry.task, task)
         entry.task = task
         self._on_change()
@@ -159,13 +169,13 @@ class PrefillQueue:
 
         It loses its slot if a prefill waits, or comes, that has a tighter TTFT target than those of its pass.
         """
-        if entry.stage is Stage.COMPUTING:
+        if entry.stage is _COMPUTING:
             self._paused.append(entry)
             self._advance()
 
     def resume(self, entry: QueueEntry) -> bool:
         """End a pause. False: the slot was lost, and the prefill waits for another one at its place by arrival."""
-        if entry.stage is not Stage.DISPLACED:
+        if entry.stage is not _DISPLACED:
             self._paused = [paused for paused in self._paused if paused is not entry]
             return True
         self.again(entry, entry.task)
@@ -173,16 +183,16 @@ class PrefillQueue:
 
     def again(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
-        if entry.stage in (Stage.COMPUTING, Stage.DISPLACED):
+        if entry.stage in (_COMPUTING, _DISPLACED):
             self._take_out(entry)
             self._work.change(entry.task, task)
-            entry.task, entry.fetches, entry.stage, entry.picked = task, False, Stage.WAITING, None
+            entry.task, entry.fetches, entry.stage, entry.picked = task, False, _WAITING, None
             insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
             self._advance()
 
     def leave(self, entry: QueueEntry) -> None:
         """A prefill gives its place and its slot back: it is done or cancelled."""
-        if entry.stage is not Stage.LEFT:
+        if entry.stage is not _LEFT:
             self._take_out(entry)
             self._work.change(left=entry.task)
             _end(entry)
@@ -202,7 +212,7 @@ class PrefillQueue:
 
     def _take_out(self, entry: QueueEntry) -> None:
         self._work.listed = None
-        if entry.stage is Stage.DISPLACED:
+        if entry.stage is _DISPLACED:
             self.displaced.remove(entry)
             return
         self._paused = [paused for paused in self._paused if paused is not entry]
@@ -238,17 +248,17 @@ class PrefillQueue:
             assert entry.picked is not None
             if tightest_s < min(task.slo.ttft_s for task in entry.picked.tasks):
                 self._take_out(entry)
-                entry.stage, entry.picked, entry.fetches = Stage.DISPLACED, None, False
+                entry.stage, entry.picked, entry.fetches = _DISPLACED, None, False
                 self.displaced.append(entry)
 
     def _start_next(self) -> bool:
         if not self.staged or len(self.computing) >= CONCURRENCY:
             return False
         picked = self.staged[0]
-        if any(entry.stage is not Stage.READY for entry in picked.members):
+        if any(entry.stage is not _READY for entry in picked.members):
             return False
         self.computing.append(self.staged.pop(0))
-        _turn(picked, Stage.READY, Stage.COMPUTING)
+        _turn(picked, _READY, _COMPUTING)
         return True
 
     def _pick_next(self) -> bool:
@@ -276,7 +286,7 @@ class PrefillQueue:
         for entry in members:
             entry.picked = picked
         self.staged.append(picked)
-        _turn(picked, Stage.WAITING, Stage.FETCHING)
+        _turn(picked, _WAITING, _FETCHING)
         return True
 
     def _postpone(self, run: Run) -> None:
@@ -288,7 +298,7 @@ class PrefillQueue:
 
 def _end(entry: QueueEntry) -> None:
     """The prefill has left. Its owner has the entry, and the entry must not keep the owner: a cycle lives long."""
-    entry.stage = Stage.LEFT
+    entry.stage = _LEFT
     entry.on_turn = _no_turn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +65,8 @@ class Span:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class GapRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GapRun:
     """Consecutive decode steps of one worker without a change of its batch.
 
     Step k (from 0) of `steps` lasts `first_s + k * growth_s`, and is a gap between tokens of `batch` requests.
@@ -133,7 +134,7 @@ def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:
     """Mean, p50, p95 and p99 of all gaps between tokens."""
     if not gaps:
         return latency_percentiles(())
-    table = np.array(gaps)
+    table = np.array([(run.first_s, run.growth_s, run.steps, run.batch) for run in gaps])
     steps = table[:, 2].astype(int)
     position = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
     first_s, growth_s, batch = (np.repeat(table[:, column], steps) for column in (0, 1, 3))

@@ -30,7 +30,7 @@ from planner.simulator.world import World
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()
-_OBJECTS_PER_COLLECTION = 100_000
+_OBJECTS_PER_COLLECTION = 1_000_000
 """New objects until Python looks for cycles. A simulation makes many objects and hardly any cycle."""
 
 

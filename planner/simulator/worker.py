@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from math import inf, nextafter
 
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.prefill_queue import PrefillQueue
@@ -115,7 +116,7 @@ class SimulatedWorker:
         batch, context_tokens = self.engine.batch.load(now_s)
         if batch or self.role.owns_sessions:
             itl = self.engine.batch.itl(now_s)
-            until_s = now_s  # decoding changes it all the time
+            until_s = nextafter(now_s, inf)  # decoding changes it all the time
         view = WorkerView(
             self.worker_id,
             self.role,
