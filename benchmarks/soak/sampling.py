@@ -17,7 +17,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.faults.cluster import LiveGraph, Member
-from benchmarks.soak.trend import NOT_JUDGED, UNSETTLED, Point
+from benchmarks.faults.sglang_worker import FORGET_S
+from benchmarks.soak.trend import NIXL_PEERS, NOT_JUDGED, UNSETTLED, Point
 
 REDIS = "redis"
 _ANSWER_S = 2.0
@@ -25,8 +26,14 @@ _ANSWER_S = 2.0
 _NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors", "engine processes")
 _KIB = 1024
 
-_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue", "NIXL peers")
+_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue")
 """Figures that follow the number of processes, which churn changes. They have another name then."""
+
+NIXL_PEERS_BEYOND = "NIXL peers beyond the workers"
+"""Peers that a worker would know although none of its own rules keeps them.
+
+A worker forgets peers from which nothing was read for `FORGET_S`, when it meets another one. So it never knows more
+than the most workers that ran within such a time. Below that bound their number follows churn."""
 
 SETTLED_S = 5.0
 """How long the usual processes have served before connections between them count.
@@ -51,6 +58,8 @@ class Sampler:
         self._is_over = asyncio.Event()
         self._members: frozenset[str] = frozenset()
         self._members_since_s = self.start_s
+        self._workers_seen_s: dict[str, float] = {}
+        self._most_workers = 0
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Sampler:
@@ -78,6 +87,7 @@ class Sampler:
 
     async def take(self) -> None:
         """Take a sample of each process now."""
+        self._note_workers()
         members = [member for member in self._graph.members if member.is_ready and member.is_running]
         await asyncio.gather(*(self._sample(member) for member in members), self._sample_redis())
 
@@ -110,8 +120,17 @@ class Sampler:
             self._members, self._members_since_s = members, now_s
         return bool(members) and now_s >= self._members_since_s + SETTLED_S
 
+    def _note_workers(self) -> None:
+        """Count the workers that ran within `FORGET_S`. They may have ended up to a sample after they were seen."""
+        now_s = time.monotonic()
+        self._workers_seen_s.update((member.name, now_s) for member in self._graph.workers if member.is_running)
+        from_s = now_s - FORGET_S - self._interval_s
+        self._most_workers = max(self._most_workers, sum(seen_s >= from_s for seen_s in self._workers_seen_s.values()))
+
     def _add(self, process: str, figures: dict[str, float]) -> None:
         at_s = time.monotonic()
+        if (peers := figures.get(NIXL_PEERS)) is not None:
+            figures[NIXL_PEERS_BEYOND] = max(0.0, peers - (self._most_workers - 1))
         unsettled = "" if self.is_settled() else UNSETTLED
         for figure, value in figures.items():
             self.series[process, figure + unsettled * (figure in _PER_WORKER)].append((at_s, value))

@@ -39,8 +39,11 @@ MEMORY_BOUND = Bound(absolute=2.0 * _MIB, share=0.02)
 TOKENS_BOUND = Bound(absolute=512.0, share=0.1)
 COUNT_BOUND = Bound(absolute=1.0, share=0.05)
 
-NOT_JUDGED = ("PSS bytes", WITHOUT_KV)
-"""The share of memory depends on how many processes share it. A session without KV is forgotten after half an hour."""
+NIXL_PEERS = "NIXL peers"
+
+NOT_JUDGED = ("PSS bytes", WITHOUT_KV, NIXL_PEERS)
+"""The share of memory depends on how many processes share it. A session without KV is forgotten after half an hour. The
+peers of NIXL follow churn; those beyond the workers are judged."""
 
 UNSETTLED = ", while processes come and go"
 """End of the name of a figure that was taken while more or fewer processes served than at the start, or shortly after

@@ -84,3 +84,30 @@ def test_connections_count_only_a_while_after_the_usual_processes_serve(
     member(graph, "decode-9")
     assert not is_settled_after(60.0), "one more than at the start"
     assert not is_settled_after(60.0)
+
+
+def test_peers_count_as_too_many_beyond_the_workers_that_ran_lately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(sampling.time, "monotonic", lambda: now_s)
+    unused = cast("Any", None)
+    graph = LiveGraph(tmp_path, unused, unused, unused)
+    first, second, third = (member(graph, name) for name in ("prefill-0", "decode-1", "decode-2"))
+    sampler = Sampler(graph, 5.0, None)
+
+    def beyond(peers: float) -> float:
+        sampler._note_workers()
+        sampler._add(first.name, {sampling.NIXL_PEERS: peers})
+        return sampler.series[first.name, sampling.NIXL_PEERS_BEYOND][-1][1]
+
+    assert beyond(2.0) == 0.0
+    assert beyond(3.0) == 1.0
+    cast("Any", third.process).status = -9
+    member(graph, "decode-3")
+    now_s += 30.0
+    assert beyond(3.0) == 0.0, "the worker that has ended may still be known"
+    cast("Any", second.process).status = -9
+    member(graph, "decode-4")
+    now_s += 1000.0
+    assert beyond(4.0) == 1.0, "never more than two and the one that it replaced"
