@@ -26,6 +26,7 @@ from router.served import notify
 from router.services import Services
 from router.session_memory import SessionOwner, pack_tokens
 from router.unplaced_round import MovingSession, UnplacedRound
+from router.worker_chunks import check_chunk
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class RoundRun:
                 has_begun = True
                 async for chunk in chunks:
                     self._unreached = None
+                    check_chunk(worker_id, chunk, self._request.choices)
                     if chunk.get("token_ids"):
                         return self._first(placement, chunk)
             raise WorkerLostError(worker_id, "the prefill ended without a token")
@@ -265,6 +267,7 @@ class RoundRun:
                 async for chunk in chunks:
                     self._unreached = None
                     watched.answered()
+                    check_chunk(worker_id, chunk, self._request.choices)
                     self._stream.count(chunk)
                     if "finish_reason" in chunk or REPORT_KEY in chunk:
                         self._finish(chunk, worker_id, source, tokens_before)

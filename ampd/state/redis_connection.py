@@ -31,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ampd.errors import UserError, one_line_of
 from ampd.state.connection_pool import close_pool, connection_pool
 from ampd.state.counting import RoundTrips
-from ampd.state.redis_line import RedisLine
+from ampd.state.redis_line import RedisLine, as_redis_speaks
 from ampd.state.store import StateRefusedError, StateSlowError, StateUnavailableError
 
 _READ_SCRIPTS = ("snapshot", "coordinators")
@@ -100,9 +100,10 @@ class RedisConnection:
         connection = self._new_connection()
         try:
             async with self._guarded():
-                await connection.connect()
-                await connection.send_command("SUBSCRIBE", channel)
-                await connection.read_response()
+                with as_redis_speaks():
+                    await connection.connect()
+                    await connection.send_command("SUBSCRIBE", channel)
+                    await connection.read_response()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -198,7 +199,8 @@ class Subscription:
 
     async def _read(self) -> Any:
         try:
-            answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
+            with as_redis_speaks():
+                answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
         except (RedisError, OSError, TimeoutError) as error:
             raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
         if answer is not None:

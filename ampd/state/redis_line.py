@@ -11,7 +11,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -22,6 +23,18 @@ _CONNECT_TIMEOUTS = 2.0
 """Timeouts of a command that connecting may take, because it needs several round trips."""
 
 _CLOSED = "the connection was closed"
+
+_NOT_REDIS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError)
+"""What redis-py raises while it reads bytes that are no answer of Redis, besides its own errors."""
+
+
+@contextmanager
+def as_redis_speaks() -> Iterator[None]:
+    """Around the reading of answers: what Redis never sends is a lost connection, because no answer after it fits."""
+    try:
+        yield
+    except _NOT_REDIS:
+        raise RedisConnectionError("an answer that Redis never gives; is it Redis?") from None
 
 
 class RedisLine:
@@ -114,7 +127,8 @@ class _Wire:
         error: BaseException = RedisConnectionError(_CLOSED)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUTS * self._timeout_s):
-                await self._connection.connect()
+                with as_redis_speaks():
+                    await self._connection.connect()
             loops = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
             try:
                 done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +163,8 @@ class _Wire:
                 await self._has_sent.wait()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    result = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
+                    with as_redis_speaks():
+                        result = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
             except ResponseError as error:
                 self._answered(error)
             except TimeoutError:

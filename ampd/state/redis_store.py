@@ -6,6 +6,8 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 from ampd.session_key import tenant_key
 from ampd.state import codec
@@ -27,6 +29,7 @@ from ampd.state.store import (
     SessionLimits,
     StateEvent,
     StateRefusedError,
+    StateUnavailableError,
     TaskDone,
     TaskQueued,
     TooManySessionsError,
@@ -39,6 +42,9 @@ log = logging.getLogger(__name__)
 
 _GRAPH_IS_FULL, _TENANT_IS_FULL = -1, -2
 """Answers of the script `route` for a session beyond a limit."""
+
+_MOST_DIGITS = 18
+"""Of a time in milliseconds."""
 
 
 class RedisStore:
@@ -108,7 +114,7 @@ class RedisStore:
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
         schema = self._schema
         session, queue = schema.session(write.session_id), schema.queue(write.queue_worker_id)
-        accepted, epoch, worker_id = await self._connection.script(
+        answer = await self._connection.script(
             "route",
             [session, queue, schema.live, schema.live_of(tenant_key(write.tenant))],
             [
@@ -126,19 +132,20 @@ class RedisStore:
                 limits.per_tenant,
             ],
         )
-        if accepted == _GRAPH_IS_FULL:
-            raise TooManySessionsError("graph", limits.per_graph)
-        if accepted == _TENANT_IS_FULL:
-            raise TooManySessionsError("tenant", limits.per_tenant)
-        return RouteOutcome(bool(accepted), Binding(write.session_id, to_text(worker_id), epoch))
+        match answer:
+            case [int(refused), *_] if refused == _GRAPH_IS_FULL:
+                raise TooManySessionsError("graph", limits.per_graph)
+            case [int(refused), *_] if refused == _TENANT_IS_FULL:
+                raise TooManySessionsError("tenant", limits.per_tenant)
+        return _outcome(write.session_id, answer)
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
-        accepted, epoch, holder = await self._connection.script(
+        answer = await self._connection.script(
             "repin",
             [self._schema.session(binding.session_id)],
             [to_bytes(binding.worker_id), binding.epoch, to_bytes(worker_id), ms(session_ttl_s)],
         )
-        return RouteOutcome(bool(accepted), Binding(binding.session_id, to_text(holder), epoch))
+        return _outcome(binding.session_id, answer)
 
     async def binding(self, session_id: str) -> Binding | None:
         record = await self._connection.command("GET", self._schema.session(session_id))
@@ -154,10 +161,13 @@ class RedisStore:
         return _binding(session_id, record)
 
     async def lead(self, holder: str, lease_s: float) -> Leadership:
-        leads, assigned_ago_ms = await self._connection.script(
+        answer = await self._connection.script(
             "lead", [self._schema.leader, self._schema.assigned], [to_bytes(holder), ms(lease_s)]
         )
-        return Leadership(bool(leads), assigned_ago_ms / 1000 if assigned_ago_ms >= 0 else None)
+        match answer:
+            case [(0 | 1) as leads, int(assigned_ago_ms)]:
+                return Leadership(bool(leads), assigned_ago_ms / 1000 if assigned_ago_ms >= 0 else None)
+        raise _strange("lead")
 
     async def resign(self, holder: str) -> None:
         await self._connection.script("resign", [self._schema.leader], [to_bytes(holder)])
@@ -169,6 +179,8 @@ class RedisStore:
             [schema.leader, schema.role(role.worker_id), schema.assigned],
             [to_bytes(holder), codec.encode_role(role), ms(ttl_s), schema.roles, ms(ASSIGNED_TTL_S)],
         )
+        if accepted not in (0, 1):
+            raise _strange("assign")
         return bool(accepted)
 
     async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
@@ -188,10 +200,10 @@ class RedisStore:
         await self._connection.script("record_load", [self._schema.load], [batch, ms(keep_s)])
 
     async def recent_load(self) -> list[LoadedRound]:
-        now_ms, *batches = await self._connection.script("load", [self._schema.load], [])
-        reader = SnapshotReader(int(now_ms), self._clock())
+        answer = await self._connection.script("load", [self._schema.load], [])
+        reader, batches = self._listed("load", answer)
         rounds: list[LoadedRound] = []
-        for batch in batches:
+        for batch in map(_record, batches):
             try:
                 rounds += codec.decode_load(batch.partition(b" ")[2], self._clock() - reader.age_s(batch))
             except codec.CodecError as error:
@@ -205,10 +217,10 @@ class RedisStore:
         return Overview(await self._workers(), await self._coordinators())
 
     async def _workers(self) -> list[Heard[WorkerView]]:
-        now_ms, *workers = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
-        reader = SnapshotReader(int(now_ms), self._clock())
+        answer = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
+        reader, workers = self._listed("snapshot", answer)
         views = []
-        for view, queue in workers:
+        for view, queue in map(_view_and_queue, workers):
             try:
                 views.append(Heard(reader.worker(view, queue), reader.age_s(view)))
             except codec.CodecError as error:
@@ -217,10 +229,10 @@ class RedisStore:
 
     async def _coordinators(self) -> list[Heard[CoordinatorView]]:
         schema = self._schema
-        now_ms, *records = await self._connection.script("coordinators", [schema.coordinators], [schema.prefix])
-        reader = SnapshotReader(int(now_ms), self._clock())
+        answer = await self._connection.script("coordinators", [schema.coordinators], [schema.prefix])
+        reader, records = self._listed("coordinators", answer)
         views = []
-        for record in records:
+        for record in map(_record, records):
             try:
                 views.append(Heard(codec.decode_coordinator(record.partition(b" ")[2]), reader.age_s(record)))
             except codec.CodecError as error:
@@ -249,11 +261,18 @@ class RedisStore:
             # A proxy, or a user without the right; what it does answer is tried.
             await self.ping()
             return ""
-        fields = dict(zip(answer[::2], answer[1::2], strict=True))
-        return to_text(fields.get(b"mode", b""))
+        words = answer if isinstance(answer, list) else []
+        return next((_text(value) for name, value in pairwise(words) if name == b"mode"), "")
 
     async def close(self) -> None:
         await self._connection.close()
+
+    def _listed(self, script: str, answer: Any) -> tuple[SnapshotReader, list[Any]]:
+        """The records of an answer that begins with the server's time."""
+        match answer:
+            case [bytes(text), *records] if text.isdigit() and len(text) <= _MOST_DIGITS:
+                return SnapshotReader(int(text), self._clock()), records
+        raise _strange(script)
 
     def _event(self, event: StateEvent) -> str:
         return codec.encode_event(event, self._clock())
@@ -326,17 +345,49 @@ class SnapshotReader:
         """
         try:
             return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
-        except ValueError:
+        except (ValueError, OverflowError):
             raise codec.CodecError("a record without the time of writing") from None
 
     def _stamped(self, record: bytes) -> tuple[float, bytes]:
         return self._now_s - self.age_s(record), record.partition(b" ")[2]
 
 
-def _binding(session_id: str, record: bytes | None) -> Binding | None:
-    if record is None:
+def _strange(command: str) -> StateUnavailableError:
+    return StateUnavailableError(f"the shared state answers {command} as no Redis with these scripts does")
+
+
+def _record(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise _strange("with a record")
+    return value
+
+
+def _text(value: Any) -> str:
+    try:
+        return to_text(_record(value))
+    except UnicodeDecodeError:
+        raise _strange("with a text") from None
+
+
+def _view_and_queue(entry: Any) -> tuple[bytes, list[bytes]]:
+    """A worker's record, and the changes of its queue in pairs of task id and record."""
+    match entry:
+        case [bytes(view), list(queue)] if len(queue) % 2 == 0:
+            return view, [_record(part) for part in queue]
+    raise _strange("snapshot")
+
+
+def _outcome(session_id: str, answer: Any) -> RouteOutcome:
+    match answer:
+        case [(0 | 1) as accepted, int(epoch), bytes(worker_id)] if epoch >= 0:
+            return RouteOutcome(bool(accepted), Binding(session_id, _text(worker_id), epoch))
+    raise _strange("with a binding")
+
+
+def _binding(session_id: str, answer: Any) -> Binding | None:
+    if answer is None:
         return None
-    epoch, _, worker_id = record.partition(b" ")
+    epoch, _, worker_id = _record(answer).partition(b" ")
     try:
         return Binding(session_id, to_text(worker_id), int(epoch))
     except ValueError:

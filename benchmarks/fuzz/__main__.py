@@ -21,10 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from benchmarks.fuzz import inputs, kv_answers, messages, ranks
+from benchmarks.fuzz import http_answers, inputs, kv_answers, messages, model_files, ranks
 from benchmarks.fuzz.peer_reads import FuzzedReader
+from benchmarks.fuzz.redis_answers import FuzzedRedis
+from benchmarks.fuzz.relayed import FuzzedRelay
 from benchmarks.fuzz.sessions import FuzzedSessions
 from benchmarks.fuzz.target import Failure, Target, try_one
+from benchmarks.fuzz.worker_answers import FuzzedCoordinator
 from benchmarks.fuzz.workers import FuzzedWorker
 
 _MOST_SHOWN = 20
@@ -38,8 +41,13 @@ def all_targets() -> Iterator[list[Target]]:
         worker = stack.enter_context(closing(FuzzedWorker()))
         reader = stack.enter_context(closing(FuzzedReader()))
         sessions = stack.enter_context(closing(FuzzedSessions()))
-        without_state = [*inputs.targets(Path(folder)), *messages.targets(), *kv_answers.targets(), *ranks.targets()]
-        yield [*without_state, *worker.targets(), *reader.targets(), *sessions.targets()]
+        files = [*inputs.targets(Path(folder)), *model_files.targets(Path(folder))]
+        without_state = [*files, *messages.targets(), *kv_answers.targets(), *ranks.targets(), *http_answers.targets()]
+        relay = stack.enter_context(closing(FuzzedRelay()))
+        redis = stack.enter_context(closing(FuzzedRedis()))
+        coordinator = stack.enter_context(closing(FuzzedCoordinator()))
+        with_state = (worker, reader, sessions, relay, redis, coordinator)
+        yield [*without_state, *(target for each in with_state for target in each.targets())]
 
 
 @contextmanager

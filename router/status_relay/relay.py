@@ -23,7 +23,7 @@ _OF_ONE_CONNECTION = frozenset(
 """Headers that describe one connection, or that each side makes anew."""
 
 _EVENT_STREAM = "text/event-stream"
-_UNAVAILABLE = 503
+_WRONG, _UNAVAILABLE = 400, 503
 
 
 class Relay:
@@ -52,6 +52,8 @@ class Relay:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
+        if not request.raw_path.startswith("/"):  # `*`, or the address of another server
+            return _error(Refused(_WRONG, "the request names no path of this server"))
         url = URL(self._upstream + request.raw_path, encoded=True)
         body = request.content if request.body_exists else None
         try:
@@ -63,6 +65,8 @@ class Relay:
                 return await _whole(answer)
         except aiohttp.ClientConnectorError:
             return _error(Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
+        except aiohttp.ClientError:
+            return _error(Refused(_UNAVAILABLE, "the frontend ended before it answered; send the request again"))
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> web.Response:
@@ -79,10 +83,15 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.S
         return _error(refused)
     response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
     await response.prepare(request)
-    await response.write(first)
-    async for part in answer.content.iter_any():
-        await response.write(part)
-    await response.write_eof()
+    try:
+        await response.write(first)
+        async for part in answer.content.iter_any():
+            await response.write(part)
+    except aiohttp.ClientError:  # the frontend has died, or the client has gone
+        if request.transport is not None:
+            request.transport.close()  # without the end of the stream, so that it does not look complete
+    else:
+        await response.write_eof()
     return response
 
 

@@ -14,6 +14,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ampd.errors import UserError
 
 _QUESTION = {"role": "user", "content": "x"}
+_FAILURES = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    SyntaxError,
+)
+"""What a template may raise besides jinja's own errors: it computes, and its source becomes Python."""
 
 
 class ChatTemplate:
@@ -40,7 +51,7 @@ class ChatTemplate:
         self._folder = folder
         try:
             self._template = environment.from_string(_source(folder, config), globals=marks)
-        except TemplateError as error:
+        except (TemplateError, *_FAILURES) as error:
             raise UserError(f"model folder {folder}: the chat template is not usable ({error})") from None
         self._question = self._render([_QUESTION], opened=True)
         self.opening = self._question.removeprefix(self._render([_QUESTION], opened=False))
@@ -61,7 +72,7 @@ class ChatTemplate:
     def _render(self, messages: list[Any], *, opened: bool) -> str:
         try:
             return self._template.render(messages=messages, add_generation_prompt=opened, tools=None)
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except (TemplateError, *_FAILURES) as error:
             raise UserError(f"model folder {self._folder}: the chat template failed: {error}") from None
 
 

@@ -104,6 +104,10 @@ def _heads(model: Path, prog: str) -> dict[str, int]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         config = {**config, **(config.get("text_config") or {})}  # a multimodal model's language part
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{prog}: --model: {path} is not a JSON object; copy the model's files again") from None
-    return {name: int(config[name]) for name in (*_DIVIDED, *_REPLICATED) if config.get(name)}
+    heads = {name: config[name] for name in (*_DIVIDED, *_REPLICATED) if config.get(name)}
+    for name, count in heads.items():
+        if type(count) is not int or count < 1:
+            raise UserError(f"{prog}: --model: {path}: {name} must be a whole number; copy the model's files again")
+    return heads

@@ -54,14 +54,19 @@ def read_model(model: str, tp: int, *, needs_weights: bool) -> ModelReading:
     except UserError as error:
         problem, _, fix = str(error).removeprefix(f"{PROG}: ").partition("; ")
         return ModelReading(model, problem, fix or _COMPLETE)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = {**config, **(config.get("text_config") or {})}
+        pool = kv_pool(text)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return ModelReading(model, f"{folder / 'config.json'} is not a model's configuration", _COMPLETE)
     files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
     weight_bytes = sum(file.stat().st_size for file in files)
     problem = f"{folder} has no weights (*.safetensors)" if needs_weights and not weight_bytes else ""
-    text = {**config, **(config.get("text_config") or {})}
-    architecture = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+    named = config.get("architectures")
+    architecture = ", ".join(map(str, named)) if named and isinstance(named, list) else str(config.get("model_type"))
     fix = _COMPLETE if problem else ""
-    return ModelReading(str(folder), problem, fix, architecture, kv_pool(text), weight_bytes)
+    return ModelReading(str(folder), problem, fix, architecture, pool, weight_bytes)
 
 
 def kv_pool(config: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ from ampd.wire import COORDINATOR_COMPONENT
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading the answer of another server than a frontend raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ async def _lists_model(client: httpx.AsyncClient, model_name: str) -> bool:
     try:
         reply = await client.get("/v1/models")
         return any(model["id"] == model_name for model in reply.json()["data"])
-    except (httpx.HTTPError, ValueError, KeyError):
+    except (httpx.HTTPError, *_NO_ANSWER):
         return False
 
 
@@ -89,5 +91,5 @@ async def _coordinators(client: httpx.AsyncClient) -> int:
     try:
         instances = (await client.get("/health")).json()["instances"]
         return sum(instance["component"] == COORDINATOR_COMPONENT for instance in instances)
-    except (httpx.HTTPError, ValueError, KeyError):
+    except (httpx.HTTPError, *_NO_ANSWER):
         return 0

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from ampd.cli.serve.local_graphs import local_graphs
+from ampd.cli.session.answers import EndedSession, Kind, SessionList, SessionRow, ShownSession, read_answer
 from ampd.cli.session.settings import EndSettings, ListSettings, ShowSettings
 from ampd.cli.top.units import printable
 from ampd.errors import RunError, UserError
@@ -48,59 +49,68 @@ def run(argv: Sequence[str]) -> int:
 
 def _list(argv: Sequence[str]) -> None:
     settings = parse_settings(ListSettings, argv, f"{PROG} list")
-    answer = _asked(_control_urls(settings.coordinator_url), "list", {"limit": settings.limit})
+    answer, listed = _read(SessionList, settings.coordinator_url, "list", {"limit": settings.limit})
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
     print(f"{'session':32}  {'tokens':>8}  {'idle':>7}  {'worker':16}  id")
-    for row in answer["sessions"]:
-        tokens, held_by = max(row["held_tokens"].values()), ",".join(row["held_tokens"])
-        idle = "-" if row["idle_s"] is None else f"{row['idle_s']:.0f} s"
-        print(f"{row['session_key']:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}")
-    if (hidden := answer["total"] - len(answer["sessions"])) > 0:
+    for row in listed.sessions:
+        tokens, held_by = max(row.held_tokens.values(), default=0), ",".join(row.held_tokens)
+        idle = "-" if row.idle_s is None else f"{row.idle_s:.0f} s"
+        print(f"{row.session_key:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}")
+    if (hidden := listed.total - len(listed.sessions)) > 0:
         print(f"... {hidden} more (--limit)")
 
 
 def _show(argv: Sequence[str]) -> None:
     settings = parse_settings(ShowSettings, argv, f"{PROG} show")
-    answer = _asked(_control_urls(settings.coordinator_url), "show", _names(settings))
+    answer, shown = _read(ShownSession, settings.coordinator_url, "show", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
         return
-    binding = answer["binding"]
-    print(f"session {answer['session_key']}: {_owner(answer)}")
-    print(f"bound to {binding['worker_id']}, epoch {binding['epoch']}" if binding else "not bound to a decode worker")
-    for worker_id, tokens in answer["held_tokens"].items():
+    print(f"session {shown.session_key}: {_owner(shown)}")
+    bound = shown.binding
+    print(f"bound to {printable(bound.worker_id)}, epoch {bound.epoch}" if bound else "not bound to a decode worker")
+    for worker_id, tokens in shown.held_tokens.items():
         print(f"{tokens} tokens of KV on {printable(worker_id)}")
-    if answer["idle_s"] is not None:
-        print(f"last round ended {answer['idle_s']:.0f} s ago")
+    if shown.idle_s is not None:
+        print(f"last round ended {shown.idle_s:.0f} s ago")
 
 
 def _end(argv: Sequence[str]) -> None:
     settings = parse_settings(EndSettings, argv, f"{PROG} end")
-    answer = _asked(_control_urls(settings.coordinator_url), "end", _names(settings))
+    answer, ended = _read(EndedSession, settings.coordinator_url, "end", _names(settings))
     if settings.as_json:
         print(json.dumps(answer, indent=1))
-    if not (answer["was_bound"] or answer["released_tokens"]):
+    if not (ended.was_bound or ended.released_tokens):
         raise RunError(
             f"{PROG} end: no session {printable(settings.session_id)} is alive; if it has a tenant, name "
             "the tenant: --tenant"
         )
     if not settings.as_json:
-        print(f"session {answer['session_key']} has ended; workers held {answer['released_tokens']} tokens of its KV")
+        print(f"session {ended.session_key} has ended; workers held {ended.released_tokens} tokens of its KV")
 
 
-def _owner(row: dict[str, Any]) -> str:
+def _owner(row: SessionRow) -> str:
     """The client's id, and the tenant if there is one; both only if the coordinator served its last round."""
-    if row["session_id"] is None:
+    if row.session_id is None:
         return "-"
-    tenant = f" (tenant {printable(row['tenant'])})" if row["tenant"] else ""
-    return printable(row["session_id"]) + tenant
+    tenant = f" (tenant {printable(row.tenant)})" if row.tenant else ""
+    return printable(row.session_id) + tenant
 
 
 def _names(settings: ShowSettings) -> dict[str, str]:
     # A coordinator also takes a name of 32 digits from the list. Only it can tell one from a client's id that looks so.
     return {"session_id": settings.session_id, "tenant": settings.tenant}
+
+
+def _read(
+    kind: type[Kind], coordinator_url: str | None, operation: str, body: dict[str, Any]
+) -> tuple[dict[str, Any], Kind]:
+    """The answer of a coordinator, as it came and checked."""
+    urls = _control_urls(coordinator_url)
+    answer = _asked(urls, operation, body)
+    return answer, read_answer(kind, answer, f"{PROG}: {urls[0]}")
 
 
 def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -110,14 +120,16 @@ def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) ->
     try:
         reply = httpx.post(url, json=body, timeout=_TIMEOUT_S, trust_env=False)
         answer: dict[str, Any] = reply.json() if reply.is_success else {}
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         if others and isinstance(error, httpx.ConnectError):
             return _asked(others, operation, body)
         raise UserError(f"{PROG}: {url} does not answer as a coordinator ({error}); see --coordinator-url") from None
     if not reply.is_success:
         raise UserError(f"{PROG}: {url} answers {reply.status_code}; is it a coordinator's system port?")
+    if not isinstance(answer, dict):
+        raise UserError(f"{PROG}: {url} does not answer as a coordinator; see --coordinator-url")
     if "error" in answer:
-        raise RunError(f"{PROG} {operation}: {answer['error']}")
+        raise RunError(f"{PROG} {operation}: {printable(str(answer['error']))}")
     return answer
 
 
