@@ -3,14 +3,14 @@
 Two kinds of agents take turns, each for a minute: one reads much and writes little, the other reads little and writes
 much. Roles that follow the load are always a little late here, so this is the load that punishes changes most.
 
-    python -m benchmarks.alternating_load [--seeds 3] [--minutes 8] [--rates 2.5,6]
+    python -m benchmarks.alternating_load [--seeds 3] [--minutes 8] [--rates 2.5,6] [--turn 60]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +26,6 @@ from workloads.trace import Round, Session
 
 _ITL_S = 0.04
 _TP = Parallelism(2)
-_MINUTE_S = 60.0
 START = "static 2+2"
 LAYOUTS = (
     "static 1+3",
@@ -68,20 +67,20 @@ READER = Kind("reader", 3, (3000, 6000), (20, 60))
 WRITER = Kind("writer", 2, (100, 400), (400, 900))
 
 
-def alternating(rates: tuple[float, float], minutes: int, seed: int) -> list[Session]:
-    """Poisson arrivals: readers in even minutes, writers in odd ones, at their own rates per second."""
+def alternating(rates: tuple[float, float], turns: int, turn_s: float, seed: int) -> list[Session]:
+    """Poisson arrivals: readers in even turns, writers in odd ones, at their own rates per second."""
     rng = random.Random(seed)
     sessions: list[Session] = []
-    for minute in range(minutes):
-        kind, rate = ((READER, rates[0]), (WRITER, rates[1]))[minute % 2]
-        now_s = minute * _MINUTE_S + rng.expovariate(rate)
-        while now_s < (minute + 1) * _MINUTE_S:
+    for turn in range(turns):
+        kind, rate = ((READER, rates[0]), (WRITER, rates[1]))[turn % 2]
+        now_s = turn * turn_s + rng.expovariate(rate)
+        while now_s < (turn + 1) * turn_s:
             sessions.append(kind.session(len(sessions), now_s, rng))
             now_s += rng.expovariate(rate)
     return sessions
 
 
-def attained(rates: tuple[float, float], minutes: int, slo: Slo, case: tuple[str, int]) -> tuple[float, float, int]:
+def attained(sessions_of: Callable[[int], list[Session]], slo: Slo, case: tuple[str, int]) -> tuple[float, float, int]:
     """(share of the rounds, share of the sessions, changes of roles) of one layout and seed."""
     layout, seed = case
     model = analytic_model("qwen3-32b", "h20")
@@ -100,18 +99,22 @@ def attained(rates: tuple[float, float], minutes: int, slo: Slo, case: tuple[str
         create_named("pools", pools.split()[0]),
     )
     options = SimulationOptions(seed=seed, moves=bool(moves))
-    done = simulate(alternating(rates, minutes, seed), cluster, model, policies, slo, options)
+    done = simulate(sessions_of(seed), cluster, model, policies, slo, options)
     shares = done.attainment(slo)
     return shares.rounds, shares.sessions, done.role_flips
 
 
 def table(
-    rates: tuple[float, float], minutes: int, slo: Slo, seeds: int, jobs: int | None, layouts: Sequence[str] = LAYOUTS
+    sessions_of: Callable[[int], list[Session]],
+    slo: Slo,
+    seeds: int,
+    jobs: int | None,
+    layouts: Sequence[str] = LAYOUTS,
 ) -> str:
     """Means over the seeds, and the lowest difference of a seed to static 2+2, where all others but three start."""
     layouts = list(dict.fromkeys([START, *layouts]))
     cases = [(layout, seed) for layout in layouts for seed in range(seeds)]
-    results = in_parallel(partial(attained, rates, minutes, slo), cases, "simulating", jobs)
+    results = in_parallel(partial(attained, sessions_of, slo), cases, "simulating", jobs)
     by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(layouts)}
     start = by_layout[START]
     lines = [
@@ -132,7 +135,8 @@ def _mean(values: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--turn", type=float, default=60.0, help="seconds until the kind changes")
     parser.add_argument("--rates", default="2.5,6", help="sessions per second of readers and of writers")
     parser.add_argument("--ttft", type=float, default=1.5, help="TTFT target in seconds")
     parser.add_argument("--jobs", type=int, default=None)
@@ -143,7 +147,9 @@ def main() -> None:
     if unknown := set(layouts) - set(LAYOUTS):
         parser.error(f"--layouts: {sorted(unknown)} are not among {'; '.join(LAYOUTS)}")
     slo = Slo(options.ttft, _ITL_S)
-    print(table((readers, writers), options.minutes, slo, options.seeds, options.jobs, layouts))
+    turns = round(60 * options.minutes / options.turn)
+    sessions_of = partial(alternating, (readers, writers), turns, options.turn)
+    print(table(sessions_of, slo, options.seeds, options.jobs, layouts))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from planner.look_ahead.replay import Replay
 
-_DEVIATIONS_SOON, _DEVIATIONS_LATER = 3.0, 2.0
-"""A gain must be this many standard deviations. If only the latest rounds show it, it must be larger, because they are
-few, and a load of a few seconds looks to them like one that stays."""
+_DEVIATIONS = 3.0
+"""A gain must be this many standard deviations. A wrong change costs more than a late one: it takes a while to notice,
+and then the roles rest for a while."""
 _SUPPORTED = 1.0
 """This many deviations fewer are enough if a rule of thumb wants the same change, as a second, independent sign."""
+_OUTWEIGHS = 4.0
+"""A gain of the latest rounds counts although the longer record shows a loss, if it is this many times as many
+rounds. After a change of the load, most of the longer record is about the load before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Outlook:
     def is_better_than(self, other: Outlook, gain: float, *, is_supported: bool = False) -> bool:
         """Whether one of the two replays is better by `gain` and not by chance, and neither is worse by `gain`.
 
+        `later` may be worse if `soon` gains many more rounds than `later` loses.
+
         Args:
             is_supported: a rule of thumb prefers these roles too.
         """
@@ -48,11 +53,12 @@ class Outlook:
             return False
         if other.later is None:
             return True
-        if other.later.gains(self.later, gain):
+        lost = other.later.more_rounds(self.later)
+        if other.later.gains(self.later, gain) and self.soon.more_rounds(other.soon) < _OUTWEIGHS * lost:
             return False
-        fewer = _SUPPORTED if is_supported else 0.0
-        return self.later.is_better_than(other.later, gain, _DEVIATIONS_LATER - fewer) or self.soon.is_better_than(
-            other.soon, gain, _DEVIATIONS_SOON - fewer
+        deviations = _DEVIATIONS - (_SUPPORTED if is_supported else 0.0)
+        return self.later.is_better_than(other.later, gain, deviations) or self.soon.is_better_than(
+            other.soon, gain, deviations
         )
 
     def gains(self, other: Outlook, gain: float) -> bool:

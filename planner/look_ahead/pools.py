@@ -42,9 +42,10 @@ class LookAheadPools(Policy):
        tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
        memory of those that remain, because sessions grow.
     4. The burden of proof is on a change. Roles are better if they attain 2 points more than the present ones, soon or
-       later, and do not attain 2 points less in the other replay, even by chance. The gain must not be chance (two
-       standard deviations of the rounds that only one of the two met; three for a gain of the latest rounds alone,
-       which are few; one less for a change that `predictive` would make too). Later they also have to beat what the
+       later. The gain must not be chance (three standard deviations of the rounds that only one of the two met; two for
+       a change that `predictive` would make too). Roles that attain 2 points less soon, even by chance, are not better.
+       Nor are roles that attain 2 points less later, unless they win four times as many rounds soon, because after a
+       change of the load the longer record is mostly about the load before. Later they also have to beat what the
        present roles really attained in that time. The attainment is the mean of that of the rounds and that of the
        sessions. The best are taken. If no roles are better, but the gain of some may be chance, the two that gain most
        serve up to four times as many rounds, and decide with these.

@@ -43,6 +43,10 @@ class Replay:
         won, lost = len(self.met - other.met), len(other.met - self.met)
         return self.gains(other, gain) and won - lost >= deviations * sqrt(won + lost)
 
+    def more_rounds(self, other: Replay) -> int:
+        """How many rounds more it met than the other one; below 0: fewer."""
+        return len(self.met - other.met) - len(other.met - self.met)
+
     def gains(self, other: Replay, gain: float) -> bool:
         """Whether its share is higher by `gain`, even if by chance."""
         return self.share >= max(other.share, other.proven) + gain

@@ -17,20 +17,21 @@ def test_one_better_replay_is_enough_if_the_other_is_not_worse() -> None:
     assert not Outlook(replay(81), replay(81)).is_better_than(now, 0.02)
 
 
-def test_the_latest_rounds_alone_must_show_a_larger_gain() -> None:
-    """Seven rounds won and none lost are 2.6 standard deviations."""
+def test_a_gain_of_less_than_three_deviations_may_be_chance() -> None:
+    """Eight rounds won and none lost are 2.8 standard deviations, nine are 3."""
     now = Outlook(replay(80), replay(80))
-    assert not Outlook(replay(87), replay(80)).is_better_than(now, 0.02)
-    assert Outlook(replay(80), replay(87)).is_better_than(now, 0.02)
+    for count, is_better in ((88, False), (89, True)):
+        assert Outlook(replay(count), replay(80)).is_better_than(now, 0.02) is is_better
+        assert Outlook(replay(80), replay(count)).is_better_than(now, 0.02) is is_better
 
 
 def test_a_change_that_a_rule_of_thumb_wants_too_needs_less_proof() -> None:
-    """Three rounds won and none lost are 1.7 standard deviations."""
+    """Four rounds won and none lost are two standard deviations."""
     now = Outlook(replay(80), replay(80))
-    assert not Outlook(replay(80), replay(83)).is_better_than(now, 0.02)
-    assert Outlook(replay(80), replay(83)).is_better_than(now, 0.02, is_supported=True)
-    assert not Outlook(replay(83), replay(80)).is_better_than(now, 0.02, is_supported=True)
-    assert Outlook(replay(84), replay(80)).is_better_than(now, 0.02, is_supported=True)
+    for count, is_better in ((83, False), (84, True)):
+        assert not Outlook(replay(80), replay(count)).is_better_than(now, 0.02)
+        assert Outlook(replay(80), replay(count)).is_better_than(now, 0.02, is_supported=True) is is_better
+        assert Outlook(replay(count), replay(80)).is_better_than(now, 0.02, is_supported=True) is is_better
 
 
 def test_roles_that_are_worse_soon_need_no_longer_record() -> None:
@@ -41,19 +42,25 @@ def test_roles_that_are_worse_soon_need_no_longer_record() -> None:
     assert not worse.gains(now, 0.02)
 
 
-def test_a_loss_in_one_replay_outweighs_any_gain_in_the_other() -> None:
+def test_a_loss_later_keeps_the_roles_unless_many_more_rounds_gain_soon() -> None:
+    """Five rounds fewer later are outweighed by 20 rounds more soon, and not by 19."""
     now = Outlook(replay(80), replay(80))
-    torn = Outlook(replay(100), replay(60))
+    assert not Outlook(replay(99), replay(75)).is_better_than(now, 0.02)
+    assert Outlook(replay(100), replay(75)).is_better_than(now, 0.02)
+
+
+def test_a_loss_soon_outweighs_any_gain_later() -> None:
+    now = Outlook(replay(80), replay(80))
+    torn = Outlook(replay(75), replay(100))
     assert not torn.is_better_than(now, 0.02)
     assert torn.gains(now, 0.02)
-    assert torn.share == now.share
 
 
 def test_a_sign_of_a_loss_is_enough_to_stay_and_a_sign_of_a_gain_is_not_enough_to_change() -> None:
     """Three rounds are 1.7 standard deviations."""
     now = Outlook(replay(80), replay(80))
     assert not Outlook(replay(77), replay(95)).is_better_than(now, 0.02)
-    assert not Outlook(replay(95), replay(77)).is_better_than(now, 0.02)
+    assert not Outlook(replay(91), replay(77)).is_better_than(now, 0.02)
     assert not Outlook(replay(83), replay(83)).is_better_than(now, 0.02)
 
 

@@ -152,7 +152,7 @@ def arriving(rate: float, seed: int) -> PoolsSituation:
 
 
 def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
-    policy, asked = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15), arriving(2.5, 4)
+    policy, asked = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15), arriving(2.8, 0)
     few = policy.change(replace(asked, load=latest_rounds(asked.load, 43)))
     assert isinstance(few, Considered)
     assert (few.rounds, few.is_chance, list(few)) == (43, True, [])
