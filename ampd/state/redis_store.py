@@ -114,9 +114,10 @@ class RedisStore:
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
         schema = self._schema
         session, queue = schema.session(write.session_id), schema.queue(write.queue_worker_id)
+        tenant = tenant_key(write.tenant)
         answer = await self._connection.script(
             "route",
-            [session, queue, schema.live, schema.live_of(tenant_key(write.tenant))],
+            [session, queue, schema.live, schema.live_of(tenant), schema.tenant_of(write.session_id)],
             [
                 to_bytes(write.worker_id),
                 write.epoch,
@@ -130,6 +131,7 @@ class RedisStore:
                 ms(limits.new_ttl_s),
                 limits.per_graph,
                 limits.per_tenant,
+                tenant if write.tenant else "",
             ],
         )
         match answer:
@@ -155,8 +157,13 @@ class RedisStore:
         schema = self._schema
         record = await self._connection.script(
             "end",
-            [schema.session(session_id), schema.live, schema.live_of(tenant_key(tenant))],
-            [schema.events, self._event(SessionEnded(session_id)), to_bytes(session_id)],
+            [
+                schema.session(session_id),
+                schema.live,
+                schema.live_of(tenant_key(tenant)),
+                schema.tenant_of(session_id),
+            ],
+            [schema.events, self._event(SessionEnded(session_id)), to_bytes(session_id), schema.live_of("")],
         )
         return _binding(session_id, record)
 

@@ -49,6 +49,10 @@ class Schema:
         """The live sessions of a tenant."""
         return self.prefix + b"live:" + to_bytes(tenant_key)
 
+    def tenant_of(self, session_id: str) -> bytes:
+        """The name of a session's tenant, for the end of the session."""
+        return self.prefix + b"tenant:" + to_bytes(session_id)
+
     def role(self, worker_id: str) -> bytes:
         return self.prefix + b"role:" + to_bytes(worker_id)
 

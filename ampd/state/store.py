@@ -274,7 +274,11 @@ class StateStore(Protocol):
         ...
 
     async def end_session(self, session_id: str, tenant: str = "") -> Binding | None:
-        """Delete a binding and return it."""
+        """Delete a binding and return it.
+
+        Args:
+            tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
+        """
         ...
 
     # -- roles (assigned by the coordinator that leads)

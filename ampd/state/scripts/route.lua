@@ -1,8 +1,9 @@
 -- Write or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
--- KEYS: session, queue, live sessions of the graph, live sessions of the tenant
+-- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session
 -- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event, queue TTL ms,
---   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant
+--   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant,
+--   name of the tenant in live sessions ('': that of sessions without a tenant)
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds; {-1, 0, ''} or {-2, 0, ''} if the session is new
 -- and the graph or the tenant has its most sessions.
 local time = redis.call('TIME')
@@ -40,6 +41,9 @@ for i = 3, 4 do
   if redis.call('PTTL', KEYS[i]) < tonumber(ttl) then
     redis.call('PEXPIRE', KEYS[i], ttl)
   end
+end
+if ARGV[13] ~= '' then
+  redis.call('SET', KEYS[5], ARGV[13], 'PX', ttl)
 end
 -- The worker is called meanwhile, and may have reported the prefill as finished: a time and nothing behind it.
 local entered = redis.call('HGET', KEYS[2], ARGV[4])

@@ -142,6 +142,17 @@ class TestClaims:
         await store.end_session("lost", "alice")
         assert (await store.route(write("a3", "alice"), limits)).accepted
 
+    @pytest.mark.parametrize("tenant", ["", "alice"])
+    async def test_who_ends_a_session_need_not_know_its_tenant(self, cluster: Any, make: Any, tenant: str) -> None:
+        store, other = await cluster.store(), await cluster.store()
+        limits = SessionLimits(LONG_S, per_tenant=1)
+        for name in ("first", "second"):
+            write = replace(make.write(name, task_id=name), tenant=tenant)
+            assert (await store.route(write, limits)).accepted
+            with pytest.raises(TooManySessionsError, match="this tenant has 1 live session"):
+                await other.route(replace(make.write("third", task_id="third"), tenant=tenant), limits)
+            await other.end_session(name)
+
     async def test_a_session_that_expired_makes_room(self, cluster: Any, make: Any, waiting: Any) -> None:
         store = await cluster.store()
         limits = SessionLimits(SHORT_S, per_graph=1)
