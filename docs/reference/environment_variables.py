@@ -70,7 +70,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
         ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST"),
         "Dynamo",
         "Address on which a process takes requests, and interface on which it takes answers; by default the machine's "
-        "outer ones. `ampd serve` sets `127.0.0.1` and `lo`.",
+        "outer ones. `ampd serve` sets `127.0.0.1` and `lo`. A member without `--graph-secret-file` refuses anything "
+        "outside, and sets the second one to `lo` if it is not set.",
         _DYNAMO,
     ),
     Variable(
@@ -159,13 +160,15 @@ ENVIRONMENT: tuple[Variable, ...] = (
         ("UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_SCHEME"),
         "UCX",
         "Transports and devices for KV, and the protocol for large pieces. UCX chooses the unset ones. The "
-        "component `k8s/components/rdma` sets the first and the last, and `ampd serve` sets the devices to `lo`.",
+        "component `k8s/components/rdma` sets the first and the last, and `ampd serve` sets the devices to `lo`. So "
+        "does a member without `--graph-secret-file`, unless they are set; then they must be on loopback.",
         _NIXL,
     ),
     Variable(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
         "Gloo, NCCL",
-        "Interface on which the ranks of an engine meet; `ampd serve` sets `lo`.",
+        "Interface on which the ranks of an engine meet; `ampd serve` sets `lo`. Without `--graph-secret-file` as "
+        "`UCX_NET_DEVICES`.",
         "[NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)",
     ),
     Variable(

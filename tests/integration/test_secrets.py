@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -32,14 +32,22 @@ class Run:
         found: where -> text, to search.
     """
 
-    def __init__(self, folder: Path, state_url: str) -> None:
+    def __init__(self, folder: Path, state_url: str, flags: Sequence[str]) -> None:
         self.folder = folder
         self.found: dict[str, str] = {}
         secret = folder / "graph-secret"
         secret.write_text(GRAPH_SECRET)
         self._environment = {**os.environ, "AMPD_STATE_URL": state_url, "AMPD_LOG_ROUNDS": "steps"}
         argv = [sys.executable, "-m", "ampd", "serve", "--engine", "modelled", "--port", "0", "--namespace", "secrets"]
-        argv += ["--routing", "always-remote", "--graph-secret-file", str(secret), "--log-dir", str(folder / "logs")]
+        argv += [
+            "--routing",
+            "always-remote",
+            "--graph-secret-file",
+            str(secret),
+            "--log-dir",
+            str(folder / "logs"),
+            *flags,
+        ]
         wait_for_watches(PROCESSES)
         self._errors = (folder / "stderr").open("w")
         self.process = subprocess.Popen(
@@ -70,9 +78,12 @@ class Run:
         return done
 
     def look_at_processes(self) -> None:
-        """Command lines and metrics of everything that runs."""
+        """Command lines and metrics of everything that runs, and the environment of the frontend."""
         for pid in (self.process.pid, *_descendants(self.process.pid)):
-            self.found[f"command line of {pid}"] = _command(pid)
+            self.found[f"command line of {pid}"] = command = _command(pid)
+            if "dynamo.frontend" in command or "status_relay" in command:
+                environment = Path(f"/proc/{pid}/environ").read_text().replace("\0", "\n")
+                self.found[f"environment of the frontend {pid}"] = environment
         for target in json.loads((self.folder / "logs" / "metrics.json").read_text()):
             name = target["labels"]["process"]
             self.found[f"metrics of {name}"] = httpx.get(
@@ -98,8 +109,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path, state_url: str) -> Iterator[Run]:
-    run = Run(folder, state_url)
+def running(folder: Path, state_url: str, flags: Sequence[str] = ()) -> Iterator[Run]:
+    run = Run(folder, state_url, flags)
     try:
         run.until_ready()
         yield run
@@ -108,8 +119,12 @@ def running(folder: Path, state_url: str) -> Iterator[Run]:
 
 
 @pytest.mark.long
-def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path) -> None:
-    with redis_with(PASSWORD) as redis, running(tmp_path, f"redis://ampd:{PASSWORD}@127.0.0.1:{redis.port}/0") as run:
+@pytest.mark.parametrize("flags", [(), ("--status-relay",)], ids=["frontend", "relay"])
+def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with (
+        redis_with(PASSWORD) as redis,
+        running(tmp_path, f"redis://ampd:{PASSWORD}@127.0.0.1:{redis.port}/0", flags) as run,
+    ):
         answers = rounds(run)
         assert run.command("top", "top", "--namespace", "secrets", "--once").returncode == 0
         report = ("--json", "replay.json", "--report", "replay.html")
@@ -121,6 +136,7 @@ def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path) -> None:
     assert {"stdout", "stderr", "replay.json", "replay.html", "top", "metrics of frontend"} <= run.found.keys()
     assert sum(name.startswith("logs/") and name.endswith(".log") for name in run.found) == 4
     assert sum(name.startswith("command line") for name in run.found) >= 5
+    assert sum(name.startswith("environment of the frontend") for name in run.found) == (2 if flags else 1)
     assert "picked" in "".join(run.found.values()), "the steps of rounds are logged"
     shown = {
         f"{secret}: {where}: {line.strip()[:300]}"
