@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
-from ampd.types import Role, WorkerView
+from ampd.types import Role, Slo, WorkerView
+from router.decision_record import DecisionRecord, RoundFacts
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
+from router.load_recorder import LoadRecorder
+from router.pools import PoolsKeeper
 from router.presence import Presence
+from router.served import ServedRound
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
@@ -175,6 +183,68 @@ async def test_the_publisher_publishes_again() -> None:
         while not (await store.snapshot())[0].held_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await publisher.retire()
+
+
+class AsksOften:
+    """A pools policy that is asked each time and changes nothing."""
+
+    is_idle = is_slow = False
+    interval_s = load_s = 0.0
+
+    def __init__(self) -> None:
+        self.change = FailsOnce(self._noted)
+        self.asked: list[PoolsSituation] = []
+
+    def _noted(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        self.asked.append(situation)
+        return ()
+
+
+@virtually
+async def test_roles_are_assigned_again() -> None:
+    store, policy = MemoryStore(MemoryState()), AsksOften()
+    review = RoleReview(policy, load_performance_model("tiny-cpu"), Slo(1.0, 0.1), random.Random(1))
+    await store.publish_worker(view_of("d1"), LEASE_S)
+    async with ClusterView(store, lease_s=LEASE_S) as view:
+        keeper = PoolsKeeper(view, store, review, interval_s=0.01, lease_s=LEASE_S)
+        policy.change.is_armed = True
+        keeper.start()
+        await until(lambda: policy.asked)
+        assert policy.change.has_failed
+        assert keeper.is_leading
+        await keeper.stop()
+
+
+@virtually
+async def test_the_recorder_of_the_load_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(MemoryState())
+    write = FailsOnce(store.record_load)
+    write.is_armed = True
+    monkeypatch.setattr(store, "record_load", write)
+    recorder = LoadRecorder(store, LEASE_S)
+    recorder.start()
+    recorder(complete_round())
+    await until(lambda: write.has_failed)
+    recorder(complete_round())
+    async with asyncio.timeout(PATIENCE_S):
+        while not await store.recent_load():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await recorder.stop()
+
+
+def complete_round() -> ServedRound:
+    record = DecisionRecord(RoundFacts("s", "ampd", "key"))
+    return ServedRound(
+        record,
+        Slo(1.0, 0.1),
+        is_initial=False,
+        is_complete=True,
+        ttft_s=0.5,
+        itl_s=0.05,
+        output_tokens=7,
+        was_left=False,
+        lasted_s=2.0,
+    )
 
 
 async def test_the_channel_to_the_engine_reads_on() -> None:
