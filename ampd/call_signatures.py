@@ -85,7 +85,7 @@ def check_closed(path: Path | None, prog: str, environment: MutableMapping[str, 
     if path is not None:
         return
     host = environment.get(RPC_HOST, "")
-    if not _is_loopback(host):
+    if not _is_local(host):
         where = f"{RPC_HOST}={host} is not" if host else f"without {RPC_HOST} it is not"
         raise UserError(
             f"{prog}: --graph-secret-file is missing: the members of a graph need it unless they listen on loopback, "
@@ -93,7 +93,7 @@ def check_closed(path: Path | None, prog: str, environment: MutableMapping[str, 
             f"of them: openssl rand -hex 32 > FILE, or set {RPC_HOST}=127.0.0.1"
         )
     for variable, value in LOOPBACK.items():
-        if not _is_loopback(given := environment.setdefault(variable, value)):
+        if not _is_local(given := environment.setdefault(variable, value)):
             raise UserError(
                 f"{prog}: --graph-secret-file is missing: without it a member of a graph uses loopback only, and "
                 f"{variable}={given} is not loopback; unset {variable}, or make a file for all members of the graph: "
@@ -101,11 +101,16 @@ def check_closed(path: Path | None, prog: str, environment: MutableMapping[str, 
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback_address(host: str) -> bool:
+    """Whether this is an IP address of loopback; a name is none."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host in ("localhost", "lo")
+        return False
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "lo") or is_loopback_address(host)
 
 
 class Signer:

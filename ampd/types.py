@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+GIB = 1 << 30
+
 
 class Role(StrEnum):
     """The new work that a worker gets.

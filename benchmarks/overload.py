@@ -48,7 +48,7 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.metrics import names
-from ampd.types import Parallelism, Slo
+from ampd.types import GIB, Parallelism, Slo
 from ampd.wire import OVERLOADED, retry_after_s
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
@@ -68,7 +68,6 @@ _PROCESSES = {"prefill": "prefill", "decode": "decode", "coordinator": "router",
 """Kind of process -> the argument of its command line that names it."""
 _PAGE_BYTES, _TICKS_PER_S = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
-_GIB = 1 << 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -377,7 +376,7 @@ def memory_limits() -> dict[str, int]:
         for container in component["podTemplate"]["spec"]["containers"]:
             memory = container.get("resources", {}).get("limits", {}).get("memory")
             if container["name"] == "main" and memory:
-                limits[component["name"]] = int(memory.removesuffix("Gi")) * _GIB
+                limits[component["name"]] = int(memory.removesuffix("Gi")) * GIB
     return limits
 
 

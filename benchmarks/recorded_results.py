@@ -4,8 +4,7 @@
     python -m benchmarks.recorded_results --check before.json     # on the new code: exit code 1 where a digest differs
 
 A digest covers what the command prints with `--json` and, for simulations, the whole timeline: every prefill, slice,
-decode step and KV transfer with its time. Only wall times are left out. The cases name every policy but
-`kv-router` and `look-ahead`.
+decode step and KV transfer with its time. Only wall times are left out. The cases name every policy.
 """
 
 from __future__ import annotations
@@ -59,6 +58,9 @@ SIMULATIONS = {
     " --routing laps --ordering laps --pools laps --binding least-kv",
     "arrow": f"{_CODING} {_QWEN_H20} --prefill 2xTP2 --decode 2xTP2 --rate 0.3 --limit 30 --ttft 2 --itl 0.05"
     " --seed 15 --routing arrow --ordering fcfs --pools arrow --binding arrow",
+    "kv-router": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 20 --binding kv-router",
+    "look-ahead": f"{_TAU} {_QWEN_H20} --prefill 1xTP2 --decode 2xTP2 --rate 6 --limit 100 --ttft 0.5 --itl 0.04"
+    " --seed 21 --pools look-ahead",
     "taichi": f"{_TAU} {_QWEN_H20} --mixed 2xTP2 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 16"
     " --routing taichi --ordering fcfs --slicing taichi --binding taichi",
 }

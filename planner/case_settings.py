@@ -15,11 +15,9 @@ from ampd.perf.piecewise import PiecewiseModel, load_performance_model, profile_
 from ampd.perf.presets import MODELS, analytic_model
 from ampd.policies import registry
 from ampd.settings import Settings
-from ampd.types import Parallelism, Slo
+from ampd.types import GIB, Parallelism, Slo
 from planner.simulator.cluster import ReplicaGroup, parse_groups
 from workloads.trace import shipped_traces
-
-_GIB = 1 << 30
 
 
 class PerfSource(StrEnum):
@@ -97,7 +95,7 @@ class CaseSettings(Settings):
         token_bytes = model.profile.kv_bytes_per_token
         if token_bytes is None:
             raise UserError(f"--kv-store-gib-per-gpu: {model.name} has no kv_bytes_per_token; add it to the file")
-        tokens = int(self.kv_store_gib_per_gpu * parallelism.tp * _GIB) // token_bytes
+        tokens = int(self.kv_store_gib_per_gpu * parallelism.tp * GIB) // token_bytes
         if tokens < PAGE_TOKENS:
             given = f"{self.kv_store_gib_per_gpu:g} GiB"
             raise UserError(f"--kv-store-gib-per-gpu: {given} hold no page of {PAGE_TOKENS} tokens; give more")

@@ -64,7 +64,7 @@ class Expectations(Policy):
 
 
 def disagreement(routing: str, ordering: str) -> str | None:
-    """A line about a routing that predicts an ordering with other values than it has; None: there is nothing to say.
+    """A warning if routing and ordering have different values for a shared parameter; None if they agree.
 
     Args:
         routing, ordering: as written on the command line.

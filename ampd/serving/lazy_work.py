@@ -32,7 +32,7 @@ class LazyWork:
         self._left: list[PrefillTask] = []
 
     def change(self, left: PrefillTask | None = None, entered: PrefillTask | None = None) -> None:
-        """A prefill has left, entered, or changed, which is both."""
+        """Note that a prefill left or entered. A changed prefill does both."""
         self.listed = None
         if self._none is None:
             return

@@ -155,7 +155,7 @@ def _batch_throughput(
 
 
 def _usable_share(case: PlanCase, sessions: Sequence[Session], degree: int) -> float:
-    """The utilisation at which prefills wait just so long that the wanted share of the rounds is in time.
+    """The highest utilisation at which the wanted share of prefills is still on time.
 
     In a single queue, about `u exp(-2 (1 - u) t E[S] / E[S^2])` of the prefills wait longer than t at utilisation u.
     """

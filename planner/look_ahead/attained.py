@@ -1,4 +1,4 @@
-"""What the present roles attained by the record, which other roles have to beat."""
+"""The attainment that was recorded under the present roles. Other roles must beat it."""
 
 from __future__ import annotations
 

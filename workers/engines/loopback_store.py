@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from datetime import timedelta
 from typing import Any
+
+from ampd.call_signatures import is_loopback_address
 
 
 def on_loopback(
@@ -15,7 +16,7 @@ def on_loopback(
 
     Where the ranks meet at a loopback address, the store of the first rank listens there and nowhere else.
     """
-    if rank or not _is_loopback(hostname):
+    if rank or not is_loopback_address(hostname):
         return original(hostname, port, rank, world_size, timeout, use_libuv)
     from torch.distributed import TCPStore
 
@@ -31,10 +32,3 @@ def on_loopback(
         use_libuv=use_libuv,
         master_listen_fd=listener.detach(),
     )
-
-
-def _is_loopback(hostname: str) -> bool:
-    try:
-        return ipaddress.ip_address(hostname).is_loopback
-    except ValueError:
-        return False

@@ -13,13 +13,13 @@ from pydantic import Field, field_validator
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import OldFlag, Settings
+from ampd.types import GIB
 from workers.engines.base import EngineError
 from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
 from workers.kv.store_memory import StoreMemory, default_size_bytes
 
 log = logging.getLogger(__name__)
 
-_GIB = 1 << 30
 
 ENGINE_ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "WARN",
@@ -128,7 +128,7 @@ def create_store(settings: SglangSettings) -> StoreMemory:
     """
     given_gib = settings.kv_store_gib
     try:
-        return StoreMemory.create(default_size_bytes(workers_here=1) if given_gib is None else int(given_gib * _GIB))
+        return StoreMemory.create(default_size_bytes(workers_here=1) if given_gib is None else int(given_gib * GIB))
     except OSError as error:
         raise EngineError(f"--kv-store-gib: {error.strerror}") from None
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from ctypes import addressof, c_char
 from pathlib import Path
 
+from ampd.types import GIB
+
 log = logging.getLogger(__name__)
 
 MINIMUM_BYTES = 256 << 20
 """The default size is never below this."""
-_GIB = 1 << 30
 _ROOT = Path("/")
 
 
@@ -52,13 +53,13 @@ class StoreMemory:
             if size_bytes > available:
                 raise OSError(
                     errno.ENOMEM,
-                    f"a KV store of {size_bytes / _GIB:.1f} GiB does not fit: {available / _GIB:.1f} GiB of memory are "
+                    f"a KV store of {size_bytes / GIB:.1f} GiB does not fit: {available / GIB:.1f} GiB of memory are "
                     "available here; make the store smaller",
                 )
             fd = os.memfd_create("ampd-kv-store", os.MFD_CLOEXEC)
             os.ftruncate(fd, size_bytes)
             memory, kind = cls(fd, size_bytes), _kind_of_shared_pages()
-        log.info("KV store: %.1f GiB of host memory, %s", memory.size_bytes / _GIB, kind)
+        log.info("KV store: %.1f GiB of host memory, %s", memory.size_bytes / GIB, kind)
         return memory
 
     @classmethod
@@ -112,7 +113,7 @@ def free_huge_bytes(root: Path = _ROOT) -> tuple[int, int]:
     if not page_bytes:
         return 0, 0
     pages = memory["HugePages_Free:"] - memory["HugePages_Rsvd:"]
-    size = f"{page_bytes >> 20}MB" if page_bytes < _GIB else f"{page_bytes >> 30}GB"
+    size = f"{page_bytes >> 20}MB" if page_bytes < GIB else f"{page_bytes >> 30}GB"
     return min([pages * page_bytes, *_left_by_cgroups(root, "hugetlb", f"hugetlb.{size}.{{}}")]), page_bytes
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.serve.checks import WATCHES_PER_PROCESS, used_watches, watch_limit
+from ampd.types import GIB
 from workers.kv.store_memory import MINIMUM_BYTES, available_bytes, default_size_bytes, free_huge_bytes
 
-GIB = 1 << 30
 _SMALLEST_SHM_BYTES = 128 << 20
 """Docker's default of 64 MiB is too small for the queues between SGLang's processes, and for NCCL."""
 _GOOD_SHM_BYTES = 1 << 30

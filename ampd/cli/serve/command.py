@@ -35,13 +35,13 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
+from ampd.types import GIB
 from router.settings import context_length
 from workers.kv.store_memory import default_size_bytes
 
 _WATCH_S = 0.5
 _DRAIN_S = 40.0
 """A coordinator ends sooner: `--drain-s` is at most 30 s, and `--grace-s` and releases come on top."""
-_GIB = 1 << 30
 _STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
 
 
@@ -84,7 +84,7 @@ def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
         return worker_environments([1] * len(roles), [], cpus)
     devices = worker_environments([settings.degree(role) for role in roles], visible_gpus(), cpus)
     # A worker's own default would leave nothing to the others. A user's value is per worker.
-    store_gib = os.environ.get(_STORE_SIZE) or f"{default_size_bytes(len(roles)) / _GIB:.3f}"
+    store_gib = os.environ.get(_STORE_SIZE) or f"{default_size_bytes(len(roles)) / GIB:.3f}"
     return [{**environment, _STORE_SIZE: store_gib} for environment in devices]
 
 

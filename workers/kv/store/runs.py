@@ -53,7 +53,7 @@ class PageRun:
             del self.users[min(self.users, key=lambda name: self.users[name])]
 
     def needed_pages(self, besides: Claimant | None = None) -> int:
-        """How many of the first pages are needed; `besides`: by claimants other than this one."""
+        """How many pages from the start are claimed. `besides`: do not count this claimant."""
         own = None if besides is None else self._kind(besides)
         return max((kind[0] for kind, claims in self.kinds.items() if claims > (kind == own)), default=0)
 

@@ -7,7 +7,6 @@ import pytest
 
 from ampd.cli.doctor.finding import Verdict
 from ampd.cli.doctor.kernel import (
-    GIB,
     HugePagesReading,
     LimitsReading,
     LoadReading,
@@ -21,6 +20,7 @@ from ampd.cli.doctor.kernel import (
     read_load,
     read_memory,
 )
+from ampd.types import GIB
 
 ROOMY = LimitsReading(
     inotify_instances=1024, inotify_used=20, inotify_watches=65536, open_files=1 << 20, locked_bytes=None
