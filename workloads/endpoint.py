@@ -257,7 +257,7 @@ def _chunk(data: str, now_s: float) -> Chunk:
 
 def _chunk_of(event: Mapping[str, Any], now_s: float) -> Chunk:
     """An event as a chunk. A value of a wrong type in it raises AttributeError, TypeError or ValueError."""
-    chunk = Chunk(at_s=now_s, usage=dict(event.get("usage") or {}))
+    chunk = Chunk(at_s=now_s, usage=_usage(event.get("usage")))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         parts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), _tool_words(delta))
@@ -268,12 +268,22 @@ def _chunk_of(event: Mapping[str, Any], now_s: float) -> Chunk:
     if _TOKEN_IDS_FIELD in extensions:
         chunk.token_ids = _whole_numbers(extensions[_TOKEN_IDS_FIELD] or [])
     chunk.engine_data = dict(extensions.get(_DECISION_FIELD) or {})
+    if not isinstance(chunk.engine_data.get("ampd"), dict | None):
+        raise TypeError("not a record of a decision")
     return chunk
+
+
+def _usage(value: Any) -> dict[str, Any]:
+    """A report of tokens without what is null."""
+    usage = {name: count for name, count in dict(value or {}).items() if count is not None}
+    cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    _whole_numbers([count for count in (usage.get("prompt_tokens"), cached_tokens) if count is not None])
+    return usage
 
 
 def _whole_numbers(values: Any) -> list[int]:
     if type(values) is not list or any(type(value) is not int for value in values):
-        raise TypeError("token ids are whole numbers in a list")
+        raise TypeError("not a list of whole numbers")
     return values
 
 

@@ -80,6 +80,11 @@ async def test_events_that_are_not_json_are_errors_of_their_request(event: str, 
         {"usage": ["ab", "c"]},
         {"nvext": 3},
         {"nvext": {"engine_data": 3}},
+        {"nvext": {"engine_data": {"ampd": [3]}}},
+        {"usage": {"prompt_tokens": "many"}},
+        {"usage": {"prompt_tokens": 1.5}},
+        {"usage": {"prompt_tokens_details": 3}},
+        {"usage": {"prompt_tokens_details": {"cached_tokens": "all"}}},
     ],
 )
 async def test_events_of_another_form_are_errors_of_their_request(event: Any) -> None:
@@ -88,6 +93,21 @@ async def test_events_of_another_form_are_errors_of_their_request(event: Any) ->
 
     with pytest.raises(RequestError, match="the stream holds an event of an unknown form: "):
         await anext(_events(lines()))
+
+
+async def test_fields_that_are_null_are_left_out() -> None:
+    events = [
+        {"choices": None, "usage": None, "nvext": None},
+        {"choices": [{"text": None, "delta": None, "token_ids": None}], "nvext": {"engine_data": None}},
+        {"choices": [{"delta": {"content": None, "tool_calls": None}}], "usage": {"prompt_tokens": None}},
+    ]
+
+    async def lines() -> AsyncIterator[str]:
+        for event in events:
+            yield f"data: {json.dumps(event)}"
+
+    chunks = [chunk async for chunk in _events(lines())]
+    assert [(chunk.text, chunk.token_ids, chunk.usage) for chunk in chunks] == [("", None, {})] * 3
 
 
 def test_a_url_that_does_not_answer_is_one_line(
