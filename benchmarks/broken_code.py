@@ -104,8 +104,8 @@ BREAKS = (
     Break(
         "queue: a pass starts when all its histories are read",
         "ampd/serving/prefill_queue.py",
-        "if any(entry.stage is not Stage.READY for entry in picked.members):",
-        "if all(entry.stage is not Stage.READY for entry in picked.members):",
+        "if any(entry.stage is not _READY for entry in picked.members):",
+        "if all(entry.stage is not _READY for entry in picked.members):",
         ("tests/ampd/serving/test_prefill_queue.py",),
     ),
     Break(
@@ -230,8 +230,8 @@ BREAKS = (
     Break(
         "KV store: what a reader leases is not evicted",
         "workers/kv/store/directory.py",
-        "lease = _Lease(protects=True, ",
-        "lease = _Lease(protects=False, ",
+        "lease = _LeasedPages(protects=True, ",
+        "lease = _LeasedPages(protects=False, ",
         ("tests/workers/kv/store",),
     ),
 )

@@ -8,12 +8,12 @@ PageWindow = tuple[int, Callable[[int], bool]]
 """Of a pool: the pages before the end of a prefix whose records it needs (0: every page), and whether it has one."""
 
 
-def restorable_lengths(pages: int, windows: Sequence[PageWindow]) -> Iterator[int]:
+def restorable_lengths(pages: int, attention_windows: Sequence[PageWindow]) -> Iterator[int]:
     """All lengths in pages, up to `pages`, at which every pool has its window; the longest first."""
     length = pages
-    there_from = [length] * len(windows)
+    there_from = [length] * len(attention_windows)
     while length:
-        holes = (_hole(window, there_from, number, length) for number, window in enumerate(windows))
+        holes = (_hole(window, there_from, number, length) for number, window in enumerate(attention_windows))
         hole = max(holes, default=-1)
         if hole < 0:
             yield length

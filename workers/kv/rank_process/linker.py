@@ -174,8 +174,8 @@ def restorable(
         trailing: of each other pool, what may be loaded, and the last keys of `keys`: as many as its window has.
     """
     pages = next((at for at, key in enumerate(keys) if key not in loadable), len(keys))
-    windows = [(len(window), partial(_has, found, keys)) for found, window in trailing]
-    return list(restorable_lengths(pages, windows))
+    attention_windows = [(len(window), partial(_has, found, keys)) for found, window in trailing]
+    return list(restorable_lengths(pages, attention_windows))
 
 
 def _has(found: Mapping[str, int], keys: Sequence[str], page: int) -> bool:

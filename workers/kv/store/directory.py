@@ -87,7 +87,7 @@ class Loadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class PageLease:
     """What a reader elsewhere may read until it gives the lease back.
 
     Attributes:
@@ -106,7 +106,7 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
-class _Lease(Claimant):
+class _LeasedPages(Claimant):
     reader: str = ""
     expires_s: float = 0.0
 
@@ -152,15 +152,15 @@ class StoreDirectory:
         self.evicted_tokens: Counter[str] = Counter()
         self._main = pools[0].name
         self._record_bytes = {pool.name: pool.record_bytes for pool in pools}
-        self._windows = {pool.name: pool.window_pages for pool in pools[1:]}
+        self._attention_windows = {pool.name: pool.window_pages for pool in pools[1:]}
         self._allocator = RecordAllocator(size_bytes, [pool.record_bytes for pool in pools])
         self._runs = RunTable(self._allocator)
-        self.sessions = SessionTable(self._runs, page_size, self._windows, surplus)
+        self.sessions = SessionTable(self._runs, page_size, self._attention_windows, surplus)
         self._ids = count(1)
         self._writers: dict[int, _Writer] = {}
         self._being_written: dict[tuple[str, bytes], _Writer] = {}
         self._requests: dict[str, Claimant] = {}
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, _LeasedPages] = {}
 
     # -- figures
 
@@ -309,7 +309,7 @@ class StoreDirectory:
         spans = first_pages(records.spans, pages)
         self._claim_for(rid, spans)
         found = {self._main: Places(keys[:pages], _offsets(spans))}
-        for pool in self._windows:
+        for pool in self._attention_windows:
             there = list(records.trailing(pool, 0, pages))
             names = [keys[at - shift] for shift, _, positions in there for at in positions]
             found[pool] = Places(names, [run.trailing[pool][at] for _, run, positions in there for at in positions])
@@ -320,7 +320,7 @@ class StoreDirectory:
         if (claimant := self._requests.pop(rid, None)) is not None:
             self._runs.release(claimant)
 
-    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float, reader: str = "") -> Lease:
+    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float, reader: str = "") -> PageLease:
         """Protect the longest restorable prefix of `keys` for a reader elsewhere until `unlease`, at most for `ttl_s`.
 
         `keys` may start at any page of a context. Then no window reaches back before that page.
@@ -337,21 +337,21 @@ class StoreDirectory:
             raise ValueError(f"{live} leases of this reader are live, and {len(self._leases)} of all readers")
         records, pages = self._records(keys)
         if not pages:
-            return Lease("", ttl_s, 0, {}, {})
+            return PageLease("", ttl_s, 0, {}, {})
         spans = first_pages(records.spans, pages)
-        lease = _Lease(protects=True, reader=reader, expires_s=now_s + ttl_s)
+        lease = _LeasedPages(protects=True, reader=reader, expires_s=now_s + ttl_s)
         self._runs.claim_spans(lease, spans)
         # A reader may return it to a worker that has started again under the same name: it must not know it then.
         lease_id = uuid4().hex
         self._leases[lease_id] = lease
         offsets: dict[str, Places[int]] = {self._main: Places(range(pages), _offsets(spans))}
         checksums = {self._main: [c for span in spans for c in _checksums(self._main, span.run, span.positions)]}
-        for pool in self._windows:
+        for pool in self._attention_windows:
             there = list(records.trailing(pool, records.window_start(pool, pages), pages))
             names = [at - shift for shift, _, positions in there for at in positions]
             offsets[pool] = Places(names, [run.trailing[pool][at] for _, run, positions in there for at in positions])
             checksums[pool] = [c for _, run, positions in there for c in _checksums(pool, run, positions)]
-        return Lease(lease_id, ttl_s, pages, offsets, checksums)
+        return PageLease(lease_id, ttl_s, pages, offsets, checksums)
 
     def unlease(self, lease_id: str, now_s: float) -> bool:
         """End a lease. True: it has protected its records up to now. False: it is unknown or had ended."""
@@ -421,7 +421,7 @@ class StoreDirectory:
 
     def _records(self, keys: Sequence[bytes]) -> tuple[PrefixRecords, int]:
         """The records of a prefix that are stored, and how many pages of it can be restored."""
-        records = PrefixRecords(list(self._runs.spans(keys)), self._windows)
+        records = PrefixRecords(list(self._runs.spans(keys)), self._attention_windows)
         return records, records.longest()
 
     def _claim_for(self, rid: str, spans: Sequence[PageSpan]) -> None:

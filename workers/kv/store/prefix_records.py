@@ -15,12 +15,12 @@ class PrefixRecords:
 
     Args:
         spans: of the prefix, in order.
-        windows: pool -> how many pages at a prefix's end must have a record of the pool; 0: every page must. The first
-            pool, which has a record of every page, is left out.
+        attention_windows: pool -> how many pages at a prefix's end must have a record of the pool; 0: every page must.
+            The first pool, which has a record of every page, is left out.
     """
 
-    def __init__(self, spans: Sequence[PageSpan], windows: Mapping[str, int]) -> None:
-        self._windows = windows
+    def __init__(self, spans: Sequence[PageSpan], attention_windows: Mapping[str, int]) -> None:
+        self._attention_windows = attention_windows
         self.spans = spans
         self._starts = [0]
         for span in spans:
@@ -29,7 +29,7 @@ class PrefixRecords:
 
     def restorable_lengths(self) -> Iterator[int]:
         """All lengths in pages at which every pool has its window, the longest first."""
-        windows = [(window_pages, partial(self._has, pool)) for pool, window_pages in self._windows.items()]
+        windows = [(pages, partial(self._has, pool)) for pool, pages in self._attention_windows.items()]
         return restorable_lengths(self.pages, windows)
 
     def longest(self) -> int:
@@ -57,7 +57,7 @@ class PrefixRecords:
 
     def window_start(self, pool: str, length: int) -> int:
         """The first page of the window of a prefix of `length` pages."""
-        return window_start(self._windows[pool], length)
+        return window_start(self._attention_windows[pool], length)
 
     def _has(self, pool: str, page: int) -> bool:
         number = bisect_right(self._starts, page) - 1

@@ -52,20 +52,22 @@ class SessionTable:
     Args:
         runs: what is in the store.
         page_size: tokens per page.
-        windows: of the pools that have no record of every page; see `PrefixRecords`.
+        attention_windows: of the pools that have no record of every page; see `PrefixRecords`.
         surplus: None: no tokens may be missing.
 
     Attributes:
         shared: the prefixes that several sessions have used.
     """
 
-    def __init__(self, runs: RunTable, page_size: int, windows: Mapping[str, int], surplus: Surplus | None) -> None:
+    def __init__(
+        self, runs: RunTable, page_size: int, attention_windows: Mapping[str, int], surplus: Surplus | None
+    ) -> None:
         self._runs = runs
         self._page_size = page_size
-        self._windows = windows
+        self._attention_windows = attention_windows
         self._surplus = surplus
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self.shared = SharedPrefixes(page_size, windows)
+        self.shared = SharedPrefixes(page_size, attention_windows)
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._with_surplus: OrderedDict[str, None] = OrderedDict()
         self._changed: dict[str, None] = {}
@@ -233,7 +235,7 @@ class SessionTable:
 
     def _records(self, session: _Session) -> PrefixRecords:
         written = takewhile(lambda item: item[0].ready, session.path.items())
-        return PrefixRecords([PageSpan(run, 0, pages) for run, pages in written], self._windows)
+        return PrefixRecords([PageSpan(run, 0, pages) for run, pages in written], self._attention_windows)
 
     def _known(self, session_id: str) -> _Session:
         session = self._sessions.get(session_id)

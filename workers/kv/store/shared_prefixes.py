@@ -17,12 +17,12 @@ class SharedPrefixes:
     sessions does not matter.
 
     Args:
-        windows: as those of `PrefixRecords`.
+        attention_windows: as those of `PrefixRecords`.
     """
 
-    def __init__(self, page_size: int, windows: Mapping[str, int]) -> None:
+    def __init__(self, page_size: int, attention_windows: Mapping[str, int]) -> None:
         self._page_size = page_size
-        self._windows = windows
+        self._attention_windows = attention_windows
         self._spans: OrderedDict[tuple[PageRun, int], Sequence[PageSpan]] = OrderedDict()
 
     def used(self, session_id: str, spans: Iterable[PageSpan]) -> None:
@@ -49,7 +49,7 @@ class SharedPrefixes:
             if spans[0].run.dropped or not spans[0].run.keys:
                 del self._spans[end]
                 continue
-            records = PrefixRecords(list(_there(spans)), self._windows)
+            records = PrefixRecords(list(_there(spans)), self._attention_windows)
             if pages := records.longest():
                 found[prefix_key(records.key(pages - 1))] = pages * self._page_size
         return found

@@ -91,7 +91,7 @@ class PeerReads:
             raise RuntimeError(reply["error"])
         if not reply["lease_id"]:
             return 0, True
-        lease = _RemoteLease(source, reply["lease_id"])
+        lease = _PageLease(source, reply["lease_id"])
         try:
             lease.descriptor = decode_descriptor(reply["descriptor"])
             if different := mismatch(self._store.geometry, lease.descriptor.geometry):
@@ -108,7 +108,7 @@ class PeerReads:
         await self._late.cancel()
 
     async def _read_leased(
-        self, rid: str, keys: Sequence[bytes], lease: _RemoteLease, deadline_s: float
+        self, rid: str, keys: Sequence[bytes], lease: _PageLease, deadline_s: float
     ) -> tuple[int, bool]:
         """Read what is missing here, and wait for the records that other reads bring already."""
         wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
@@ -122,7 +122,7 @@ class PeerReads:
         # Where one of them is late, the rest of the context is computed.
         return size, await have_come(others, max(0.0, deadline_s - self._clock()))
 
-    async def _read_reserved(self, rid: str, lease: _RemoteLease, reservation: Reservation, deadline_s: float) -> int:
+    async def _read_reserved(self, rid: str, lease: _PageLease, reservation: Reservation, deadline_s: float) -> int:
         directory = self._store.directory
         pairs = self._pairs(lease, reservation)
         if not pairs:
@@ -169,7 +169,7 @@ class PeerReads:
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(directory.give_up, reservation.id))
 
-    def _pairs(self, lease: _RemoteLease, reservation: Reservation) -> list[tuple[int, int, int]]:
+    def _pairs(self, lease: _PageLease, reservation: Reservation) -> list[tuple[int, int, int]]:
         """(Offset there, offset here, bytes) of each record that is missing here."""
         pairs = []
         for pool in self._store.geometry.pools:
@@ -179,7 +179,7 @@ class PeerReads:
                 pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
         return pairs
 
-    async def _unlease(self, lease: _RemoteLease, deadline_s: float) -> bool:
+    async def _unlease(self, lease: _PageLease, deadline_s: float) -> bool:
         """Return a lease; False if it had ended, or its owner does not answer."""
         lease.is_returned = True
         request = KvRequest(op="unlease", lease_id=lease.id)
@@ -192,7 +192,7 @@ class PeerReads:
 
 
 @dataclass(slots=True)
-class _RemoteLease:
+class _PageLease:
     """A lease on records of another worker.
 
     Attributes:
@@ -209,7 +209,7 @@ class _RemoteLease:
     is_returned: bool = False
 
 
-def _agree(ours: Mapping[str, Sequence[int]], lease: _RemoteLease, reservation: Reservation) -> bool:
+def _agree(ours: Mapping[str, Sequence[int]], lease: _PageLease, reservation: Reservation) -> bool:
     """Whether the records that were read have the checksums that their owner made when it wrote them."""
     for pool, of_records in ours.items():
         theirs = lease.checksums.get(pool)

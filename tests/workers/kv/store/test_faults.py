@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, forget_all, keys, named
-from workers.kv.store.directory import Lease, Loadable, RecordPool, Reservation, StoreDirectory
+from workers.kv.store.directory import Loadable, PageLease, RecordPool, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
 POOLS = (KV, SWA, MAMBA)
@@ -266,7 +266,7 @@ class World:
         reader.reading.append(Reading(lease.id, source.store, reservation.id, self.pairs(lease, reservation, given)))
 
     def pairs(
-        self, lease: Lease, reservation: Reservation, given: dict[str, list[bytes]]
+        self, lease: PageLease, reservation: Reservation, given: dict[str, list[bytes]]
     ) -> list[tuple[str, bytes, int, int]]:
         return [
             (pool, given[pool][at], lease.records[pool].offsets[at], here)
@@ -362,7 +362,7 @@ class ForgetsHolds(StoreDirectory):
 
 
 class ReusesLeasedRecords(StoreDirectory):
-    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float) -> Lease:
+    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float) -> PageLease:
         lease = super().lease(keys, ttl_s, now_s)
         if lease.id:
             self._runs.release(self._leases[lease.id])
