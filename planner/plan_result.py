@@ -55,6 +55,7 @@ def planned(
         "version": version("ampd"),
         "uses_all": not plan.has_fewest_gpus,
         "scale": plan.scale,
+        "copies": plan.copies,
         "trials": plan.trials,
         "is_decided": plan.is_decided,
         "is_checked": plan.is_checked,

@@ -108,6 +108,7 @@ class Appraiser:
         self._seeds: dict[Layout, int] = {}
         self._rates: dict[Layout, dict[float, None]] = {}
         self._searched: dict[Layout, float] = {}
+        self._varied_rate = rate
 
     def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
         """Trials at the plan's rate."""
@@ -147,8 +148,9 @@ class Appraiser:
         ]:
             self._trials.trials(tasks)
 
-    def vary(self, layout: Layout, seeds: int = SEEDS) -> None:
-        """Make the trials in which the load or the engines differ from those of the case."""
+    def vary(self, layout: Layout, rate: float, seeds: int = SEEDS) -> None:
+        """Make the trials in which the load or the engines differ from those of the case. `rate`: as planned."""
+        self._varied_rate = rate
         self._trials.trials([task for each in VARIATIONS for task in self._variants(layout, each)[:seeds]])
 
     def variations(self, layout: Layout) -> list[Varied]:
@@ -288,7 +290,8 @@ class Appraiser:
 
     def _variants(self, layout: Layout, variation: Variation) -> list[TrialTask]:
         seed = self._case.options.seed
-        return [TrialTask(layout, self.rate, LONG, seed + each, None, False, variation) for each in range(SEEDS)]
+        rate = self._varied_rate
+        return [TrialTask(layout, rate, LONG, seed + each, None, False, variation) for each in range(SEEDS)]
 
     def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
         return TrialTask(layout, rate, LONG, self._case.options.seed + seed, DECIDES)

@@ -170,6 +170,10 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
         f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}."
     )
+    if plan.copies < plan.scale:
+        searched += (
+            f" The part carries more than its share, so the whole has only {plan.copies:.3g} times its replicas."
+        )
     if plan.filled_gpus:
         searched += f" The {gpus_text(plan.filled_gpus)} that remained got further replicas of the same roles."
     if plan.enlarged:
@@ -190,7 +194,7 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     if best.goodput is None or plan.enlarged:
         return found
     what = "What it carries" if plan.next_step is None else "What it carries, and what more GPUs buy,"
-    return f"{found} {what} is known from long simulations of the part, times {plan.scale}."
+    return f"{found} {what} is known from long simulations of the part, times {plan.copies:.3g}."
 
 
 def headroom_of(appraised: Appraised, rate: float) -> float | None:

@@ -16,6 +16,7 @@ from math import floor, log10
 
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser
 from planner.layout.case import PlanCase
+from planner.layout.copies import copies_between
 from planner.layout.demand import demand_of
 from planner.layout.fluid import proposals
 from planner.layout.goodput import PRECISION
@@ -56,7 +57,7 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     if scale > 1:
         search_s *= _SEARCH_SHARE
         # Only the best layout of a part is shown.
-        wishes = replace(wishes, top=1, figures_share=_FIGURES_SHARE)
+        wishes = replace(wishes, top=1, figures_share=_FIGURES_SHARE, scale=scale)
         print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
     with Trials(part, wishes.jobs, search_s) as trials:
         plan = _Planner(part, wishes, trials).plan()
@@ -84,7 +85,7 @@ class _Planner:
                 self._search.most()
                 self._compare()
             self._decided()
-            self._appraiser.vary(self._shown[0])
+            self._appraiser.vary(self._shown[0], self._rate_per_copy())
             self._look_ahead()
         return self._plan()
 
@@ -190,6 +191,14 @@ class _Planner:
             self._shown = [full, *(layout for layout in self._shown if layout != full)][: self._wishes.top]
         else:
             self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
+
+    def _rate_per_copy(self) -> float:
+        """What a copy of the best layout has to carry in the cluster, which takes no more copies than it needs."""
+        rate, carried = self._appraiser.rate, self._carried(self._shown[0])
+        if not self._has_fewest or carried <= rate:
+            return rate
+        scale = self._wishes.scale
+        return scale * rate / float(copies_between(self._shown[0], scale * rate / carried, scale)[0])
 
     def _has_time_to_race(self) -> bool:
         return self._trials.elapsed_s < _RACE_SHARE * self._wishes.budget_s

@@ -43,7 +43,8 @@ class GoodputPlan:
         is_decided: the search had ended before the simulations were stopped, so only figures are missing.
         trials: how many simulations, or searches of goodput, were made.
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
-            too large. `variations` are of this part. So are goodput and `next_step`, times `scale`.
+            too large. `variations` are of this part. So are goodput and `next_step`, times `copies`.
+        copies: of the part, which the first layout consists of: `scale`, or fewer where fewer carry the rate.
         is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
         filled_gpus: GPUs that remained beside the parts and got replicas too.
         is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
@@ -68,6 +69,7 @@ class GoodputPlan:
     has_fewest_gpus: bool = False
     is_decided: bool = True
     scale: int = 1
+    copies: float = 1.0
     is_checked: bool = True
     is_estimated: bool = False
     none_carries: bool = False
@@ -92,6 +94,7 @@ class Wishes:
         jobs: processes; None: one per core.
         budget_s: seconds for the simulations.
         figures_share: the share of them after which no figures are added to a layout that was chosen.
+        scale: of how many such parts the cluster consists.
     """
 
     uses_all: bool = False
@@ -99,3 +102,4 @@ class Wishes:
     jobs: int | None = None
     budget_s: float = BUDGET_S
     figures_share: float = 1.0
+    scale: int = 1

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil
 
 from planner.layout.appraisal import SEEDS, Appraised, Figure, carried_on_average
 from planner.layout.case import PlanCase
+from planner.layout.copies import copies_between, in_proportion
 from planner.layout.costs import costs_of
 from planner.layout.demand import demand_of
 from planner.layout.fluid import fewest_gpus
 from planner.layout.layout import Layout
-from planner.layout.neighbours import filled, grown, scaled
+from planner.layout.neighbours import filled, grown
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
@@ -52,19 +54,10 @@ def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, en
     those of the part, times `scale`.
     """
     rate = part.rate * scale
-    best = _times(part.layouts[0], scale)
-    step = part.next_step
-    whole = replace(
-        part,
-        layouts=[best],
-        rate=rate,
-        demand=demand_of(replace(case, rate=rate)),
-        scale=scale,
-        next_step=step and NextStep(step.more_gpus * scale, _times(step.best, scale), step.gain.times(scale)),
-        fuller=None,
-    )
+    demand = demand_of(replace(case, rate=rate))
+    whole = _copied(replace(part, rate=rate, demand=demand, scale=scale, fuller=None), part, Fraction(scale))
     with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
-        check = _Check(case, whole, trials)
+        check = _Check(case, whole, part, trials)
         try:
             return check.filled() if wishes.uses_all else check.enlarged()
         except (TimeOverError, KeyboardInterrupt) as end:
@@ -73,10 +66,10 @@ def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, en
 
 
 class _Check:
-    """The simulations of one whole cluster."""
+    """The simulations of one whole cluster. `plan`: of as many copies of the part as its scale."""
 
-    def __init__(self, case: PlanCase, plan: GoodputPlan, trials: Trials) -> None:
-        self._case, self._plan, self._trials = case, plan, trials
+    def __init__(self, case: PlanCase, plan: GoodputPlan, part: GoodputPlan, trials: Trials) -> None:
+        self._case, self._plan, self._part, self._trials = case, plan, part, trials
         self._best = plan.layouts[0]
         self._layout = self._best.layout
         self._enlarged = 0
@@ -97,7 +90,9 @@ class _Check:
         return replace(self._found(full, more), filled_gpus=full.gpus - scaled_up.gpus)
 
     def enlarged(self) -> GoodputPlan:
-        """The plan with a layout that grows until it carries the rate."""
+        """The plan with the fewest copies of the part that carry the rate, or a layout that grows until it does."""
+        if (fewer := self._fewer_copies()) is not None:
+            return fewer
         known = self._attained(self._layout)
         while not self._carry(known) and self._enlarged + 1 < _TRIES and self._best.carries_rate:
             larger = grown(self._layout, _STEP)
@@ -111,7 +106,50 @@ class _Check:
     def unchecked(self, stopped: str) -> GoodputPlan:
         """The plan without a simulation of the whole."""
         best = replace(self._best, layout=self._layout)
-        return replace(self._plan, layouts=[best], stopped=stopped, is_checked=False, enlarged=self._enlarged)
+        # Variations of a part are simulated for as few copies as should do.
+        variations = [] if self._able_copies() else self._plan.variations
+        return replace(
+            self._plan,
+            layouts=[best],
+            variations=variations,
+            stopped=stopped,
+            is_checked=False,
+            enlarged=self._enlarged,
+        )
+
+    def _able_copies(self) -> list[Fraction]:
+        """Fewer copies of the part than its scale that should carry the rate, as the part carries more than its share.
+
+        The fewest come first.
+        """
+        best = self._part.layouts[0]
+        if not self._part.has_fewest_gpus or best.goodput is None or best.goodput.mean <= self._part.rate:
+            return []
+        return copies_between(best.layout, self._plan.rate / best.goodput.mean, self._plan.scale)[:-1]
+
+    def _fewer_copies(self) -> GoodputPlan | None:
+        """The plan with the fewest copies that carry the rate in simulations of the whole; None: all are needed."""
+        able = self._able_copies()
+        found: tuple[Fraction, list[Trial]] | None = None
+        # The fewest first, because the part says that they suffice. If they do not, the number is searched by halving.
+        low, high, number = 0, len(able), 0
+        while low < high:
+            known = self._attained(in_proportion(self._part.layouts[0].layout, able[number]))
+            if self._carry(known):
+                found, high = (able[number], known), number
+            else:
+                low = number + 1
+            number = (low + high) // 2
+        if found is None:
+            if able:
+                self._plan = replace(self._plan, variations=[])
+            return None
+        copies, known = found
+        variations = self._plan.variations if copies == able[0] else []
+        self._plan = _copied(replace(self._plan, variations=variations), self._part, copies)
+        self._best = self._plan.layouts[0]
+        self._layout = self._best.layout
+        return self._found(self._layout, known)
 
     def _attained(self, layout: Layout) -> list[Trial]:
         """Trials at the plan's rate, one per seed: as many as the time allows, at least one."""
@@ -179,11 +217,21 @@ class _Check:
         return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=not seed)
 
 
-def _times(part: Appraised, scale: int) -> Appraised:
-    """A layout of `scale` times as many replicas, with the figures of the part at as many times its rates."""
+def _copied(plan: GoodputPlan, part: GoodputPlan, copies: Fraction) -> GoodputPlan:
+    """The plan with so many copies of the part's layout."""
+    best, step = _times(part.layouts[0], copies), part.next_step
+    if step is not None:
+        larger = _times(step.best, copies)
+        step = NextStep(larger.layout.gpus - best.layout.gpus, larger, step.gain.times(float(copies)))
+    return replace(plan, layouts=[best], next_step=step, copies=float(copies))
+
+
+def _times(part: Appraised, copies: Fraction) -> Appraised:
+    """A layout of so many times as many replicas, with the figures of the part at as many times its rates."""
+    factor = float(copies)
     return replace(
         part,
-        layout=scaled(part.layout, scale),
-        goodput=part.goodput and part.goodput.times(scale),
-        curve=[(rate * scale, trial) for rate, trial in part.curve],
+        layout=in_proportion(part.layout, copies),
+        goodput=part.goodput and part.goodput.times(factor),
+        curve=[(rate * factor, trial) for rate, trial in part.curve],
     )

@@ -66,25 +66,51 @@ def test_a_large_cluster_is_planned_in_parts_and_has_figures_of_several_seeds(mo
 @pytest.mark.slow
 def test_a_large_cluster_that_does_not_carry_what_its_part_does_is_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASE, rate=150.0, gpus=8)
+    wholes = failing_up_to(6, monkeypatch)
+    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+    assert plan.scale == plan.copies == 3
+    assert plan.enlarged == 1
+    assert plan.carries
+    assert not plan.variations, "they would be those of fewer copies"
+    assert max(wholes) == plan.layouts[0].layout.gpus == 7
+    assert plan.layouts[0].goodput_is_least
+    assert "each kind of replica got more, 1 times" in " ".join(sentences(plan, case, {}))
+
+
+def failing_up_to(gpus: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes simulations of whole clusters fail if they have at most so many GPUs; returns the GPUs of all of them."""
     run = TrialTask.run
     wholes: list[int] = []
 
-    def failing_at_first(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
+    def failing(task: TrialTask, case: PlanCase, end_s: float = inf) -> Trial:
         made = run(task, case, end_s)
         if task.layout.gpus < 4:
             return made  # Of the part.
         wholes.append(task.layout.gpus)
-        return replace(made, met=0.5) if task.layout.gpus == wholes[0] else made
+        return replace(made, met=0.5) if task.layout.gpus <= gpus else made
 
     monkeypatch.setattr(whole, "MOST_GPUS", 1)
-    monkeypatch.setattr(TrialTask, "run", failing_at_first)
+    monkeypatch.setattr(TrialTask, "run", failing)
+    return wholes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 4, 5])
+def test_a_large_cluster_has_no_more_copies_of_its_part_than_simulations_show_to_suffice(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(CASE, rate=120.0, gpus=8)
+    wholes = failing_up_to(failing, monkeypatch)
     plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
-    assert plan.scale > 1
-    assert plan.enlarged == 1
+    best = plan.layouts[0]
+    first = wholes[0]
     assert plan.carries
-    assert wholes[0] == wholes[2] < wholes[3] == plan.layouts[0].layout.gpus
-    assert plan.layouts[0].goodput_is_least
-    assert "each kind of replica got more, 1 times" in " ".join(sentences(plan, case, {}))
+    assert plan.copies * 2 == best.layout.gpus == max(first, failing + 1)
+    assert plan.scale * 2 == 6, "as many GPUs as without this search"
+    assert best.goodput is not None
+    assert best.goodput.mean >= plan.rate
+    assert bool(plan.variations) == (best.layout.gpus == first), "they are known for the number that should do"
+    assert ("The part carries more than its share" in " ".join(sentences(plan, case, {}))) == (plan.copies < plan.scale)
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
