@@ -25,3 +25,35 @@ def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
     """Seconds of a pass for one page of tokens: nearly all of it reads weights, of all experts where there are some."""
     return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)
+
+
+def tokens_within(
+    limit_s: float,
+    hist_tokens: int,
+    fits: int,
+    exceeds: int,
+    parallelism: Parallelism,
+    model: PerformanceModel,
+    *,
+    precision_tokens: int = 1,
+    guess_tokens: int = 0,
+) -> int:
+    """The most tokens whose prefill behind `hist_tokens` takes at most `limit_s`, between `fits` and `exceeds`.
+
+    Args:
+        fits: the least answer.
+        exceeds: more tokens than the answer, unless it is `fits`.
+        precision_tokens: the answer may be less by fewer than so many tokens.
+        guess_tokens: a good guess saves most of the search; 0: none.
+    """
+    prefill_s = model.prefill_s
+    stride, probe = 1, guess_tokens
+    while exceeds - fits > precision_tokens:
+        if not guess_tokens or not fits < probe < exceeds:
+            probe = (fits + exceeds) // 2
+        if prefill_s(hist_tokens, probe, parallelism) <= limit_s:
+            fits, probe = probe, probe + stride
+        else:
+            exceeds, probe = probe, probe - stride
+        stride *= 4
+    return fits

@@ -31,8 +31,8 @@ class OnTimeOrdering(Expectations):
        the others.
     2. A prefill of a session that has missed a target before weighs `missed_weight`. A session counts only if all of
        its rounds are on time, so a further miss costs least in a session that has missed one already.
-    3. The prefills that are due next go along in the same pass, as long as it takes no longer than `together_passes`
-       shortest passes and makes no prefill late. A short pass spends most of its time on reading the model's weights,
+    3. The prefills that are due next go along in the same pass, as long as it takes no longer than three shortest
+       passes and makes no prefill late. A short pass spends most of its time on reading the model's weights,
        and prefills in one pass share that time.
     4. Hopeless prefills run when no other prefill waits, the shortest of the first 128 before the others. A share of
        `late_share` of all picks takes the oldest of them, so that they end under a steady load too.
@@ -47,11 +47,10 @@ class OnTimeOrdering(Expectations):
     Example: `--ordering on-time`
     """
 
-    together_passes: float = Field(
-        3.0, ge=0, description="Longest pass of several prefills, in shortest passes; 0: never several."
-    )
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless prefills.")
 
+    TOGETHER_PASSES: ClassVar[float] = 3.0
+    """Longest pass of several prefills, in shortest passes."""
     WINDOW: ClassVar[int] = ORDERED_PREFILLS
     """How many of the prefills that can be on time are considered."""
 
@@ -75,7 +74,7 @@ class OnTimeOrdering(Expectations):
         earliest = kept[0]
         first = queue[earliest.position]
         # The first of the pass is due first, and its token comes with the pass.
-        limit_s = min(self.together_passes * shortest_pass_s(model, first.hist_tokens, parallelism), earliest.due_s)
+        limit_s = min(self.TOGETHER_PASSES * shortest_pass_s(model, first.hist_tokens, parallelism), earliest.due_s)
         parts = [(first.hist_tokens, first.incr_tokens)]
         together: list[int] = []
         for job in kept[1:] if earliest.time_s < limit_s else ():

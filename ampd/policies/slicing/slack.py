@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ampd.policies import expectations
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
-from ampd.policies.passes import shortest_pass_s
+from ampd.policies.passes import shortest_pass_s, tokens_within
 from ampd.policies.registry import Policy, register
 
 _PRECISION_TOKENS = 16
@@ -111,12 +111,13 @@ class SlackSlicing(Policy):
 
 def most_tokens(situation: SlicingSituation, seconds: float) -> int:
     """The largest part of an increment that is prefilled in `seconds`, at least one token, to a page's precision."""
-    task, model, parallelism = situation.task, situation.model, situation.parallelism
-    low, high = 1, task.incr_tokens
-    while high - low > _PRECISION_TOKENS:
-        middle = (low + high) // 2
-        if model.prefill_s(task.hist_tokens, middle, parallelism) <= seconds:
-            low = middle
-        else:
-            high = middle
-    return low
+    task = situation.task
+    return tokens_within(
+        seconds,
+        task.hist_tokens,
+        1,
+        task.incr_tokens,
+        situation.parallelism,
+        situation.model,
+        precision_tokens=_PRECISION_TOKENS,
+    )

@@ -17,6 +17,7 @@ import pytest
 
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
+from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
 from ampd.types import Parallelism, Role
@@ -241,10 +242,16 @@ class OffTheBeat(SlackSlicing):
         return Compute(left_tokens) if left_tokens - chosen.tokens <= 32 else chosen
 
 
-OURS = "on-time(together_passes=0,late_share=0,missed_weight=1)"
-"""Passes of several are left out: the modelled engine prefills one request at a time, the simulated one all at once."""
+OURS = "on-time(late_share=0,missed_weight=1)"
 
 
+@pytest.fixture
+def passes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modelled engine prefills one request of a pass after the other, the simulated one all at once."""
+    monkeypatch.setattr(OnTimeOrdering, "TOGETHER_PASSES", 0.0)
+
+
+@pytest.mark.usefixtures("passes_of_one")
 @pytest.mark.parametrize("remote", [(), (0,), (1, 2), (0, 2), (0, 1, 2, 3)], ids=str)
 def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
     remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -253,6 +260,7 @@ def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
     _compare([Session(session_id="s", arrival_s=0.0, rounds=rounds)], remote, monkeypatch, 1e-5, OURS, OffTheBeat())
 
 
+@pytest.mark.usefixtures("passes_of_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("remote", [(), (0,), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies.passes import tokens_within
 from ampd.types import Parallelism, PrefillTask
 
 FLOOR_TOKENS = 16
@@ -25,20 +26,9 @@ def largest_chunk_tokens(
 
     A good guess (the chunk before it) saves most of the search.
     """
-    prefill_s = model.prefill_s
-    if prefill_s(hist_tokens, left_tokens, parallelism) <= limit_s:
+    if model.prefill_s(hist_tokens, left_tokens, parallelism) <= limit_s:
         return left_tokens
-    fits, exceeds = 0, left_tokens
-    stride, probe = 1, guess_tokens if 0 < guess_tokens < left_tokens else left_tokens // 2
-    while exceeds - fits > 1:
-        if not fits < probe < exceeds:
-            probe = (fits + exceeds) // 2
-        if prefill_s(hist_tokens, probe, parallelism) <= limit_s:
-            fits, probe = probe, probe + stride
-        else:
-            exceeds, probe = probe, probe - stride
-        stride *= 4
-    return fits
+    return tokens_within(limit_s, hist_tokens, 0, left_tokens, parallelism, model, guess_tokens=guess_tokens)
 
 
 def chunked_s(

@@ -23,7 +23,7 @@ from tests.ampd.policies.routing_lab import PLAIN
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP1, TP4 = Parallelism(1), Parallelism(4)
-EXACT = OnTimeOrdering(headroom=1.0, together_passes=0.0)
+EXACT = situations.with_constants(OnTimeOrdering(headroom=1.0), TOGETHER_PASSES=0.0)
 """Without passes of several."""
 untimed = settings(deadline=None)
 
@@ -155,7 +155,7 @@ def test_behind_hopeless_ones_the_window_is_as_long_as_ever() -> None:
 
 # -- passes
 
-PASSES = OnTimeOrdering(headroom=1.0, together_passes=2.0)
+PASSES = situations.with_constants(OnTimeOrdering(headroom=1.0), TOGETHER_PASSES=2.0)
 """`PLAIN` takes 10 ms a pass and 1 ms a token, so 26 ms for the shortest: up to 42 tokens run together."""
 
 
@@ -169,7 +169,7 @@ def test_short_ones_that_are_due_next_go_along_as_long_as_the_pass_is_short() ->
     assert pick(plain((14, 1.0), (13, 0.9), (16, 0.8)), PASSES, PLAIN) == Run(2, (0,), (1,))
     # Who goes along is not overtaken.
     for passes, overtaken, together in ((0.0, (0, 1), ()), (1.0, (0, 1), ()), (3.0, (), (1, 0, 3))):
-        ordering = PASSES.model_copy(update={"together_passes": passes})
+        ordering = situations.with_constants(PASSES, TOGETHER_PASSES=passes)
         assert pick(queue, ordering, PLAIN) == Run(2, overtaken, together)
 
 
@@ -204,7 +204,7 @@ def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 60)), min_size=2, max_size=12), st.integers(0, 3))
 def test_a_pass_is_never_longer_than_allowed(rows: list[tuple[int, int]], passes: int) -> None:
     queue = [replace(task(number, incr, 9.0), hist_tokens=hist) for number, (hist, incr) in enumerate(rows)]
-    ordering = EXACT.model_copy(update={"together_passes": float(passes)})
+    ordering = situations.with_constants(EXACT, TOGETHER_PASSES=float(passes))
     chosen = situations.pick(ordering, queue, TP4, REAL, 0.0, random.Random(0))
     members = [queue[position] for position in (chosen.index, *chosen.together)]
     assert len(set(map(id, members))) == len(members)
@@ -227,11 +227,13 @@ tasks = st.builds(
     st.booleans(),
 )
 policies = st.builds(
-    lambda window, **parameters: situations.with_constants(OnTimeOrdering(**parameters), WINDOW=window),
+    lambda window, passes, **parameters: situations.with_constants(
+        OnTimeOrdering(**parameters), WINDOW=window, TOGETHER_PASSES=passes
+    ),
     st.integers(1, 30),
+    st.floats(0, 9),
     headroom=st.floats(0.1, 1),
     missed_weight=st.floats(0.01, 1),
-    together_passes=st.floats(0, 9),
     late_share=st.floats(0, 1),
 )
 
@@ -321,10 +323,11 @@ def arrivals(seed: int, load: float, count: int = 120) -> list[PrefillTask]:
 @pytest.mark.parametrize("load", [0.6, 0.9, 1.2, 2.0])
 def test_more_are_on_time_than_with_order_of_arrival_and_algorithm_2(load: float) -> None:
     on_time = {}
-    for name in ("fcfs", "ampd(window=32)", "edf", "on-time", "on-time(together_passes=0)"):
-        ordering = create_named("ordering", name)
+    orderings = {name: create_named("ordering", name) for name in ("fcfs", "ampd(window=32)", "edf", "on-time")}
+    orderings["one at a time"] = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0)
+    for name, ordering in orderings.items():
         on_time[name] = sum(Machine(ordering, REAL).run(arrivals(seed, load)) for seed in range(12))
-    for name in ("on-time", "on-time(together_passes=0)"):
+    for name in ("on-time", "one at a time"):
         assert on_time[name] >= on_time["ampd(window=32)"] >= on_time["fcfs"], on_time
         assert on_time[name] >= on_time["edf"], on_time
     if load > 1:
@@ -389,7 +392,7 @@ def test_a_hopeless_one_ends_in_an_overload_too_by_its_share_of_the_picks() -> N
     late = task(9999, 4000, 1e-4, 0.0)
     ended_s = {}
     for share in (0.05, 0.0):
-        machine = Machine(create_named("ordering", f"on-time(late_share={share},together_passes=0)"), REAL)
+        machine = Machine(situations.with_constants(OnTimeOrdering(late_share=share), TOGETHER_PASSES=0.0), REAL)
         machine.run([late, *stream])
         ended_s[share] = machine.ended_s[late.task_id]
     assert ended_s[0.05] < 100 * each_s

@@ -1,0 +1,1 @@
+"""vLLM: the order of its prefill-only optimisations."""
