@@ -84,20 +84,20 @@ def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str
         "attainment": asdict(appraised.attainment),
         "goodput": None if appraised.goodput is None else asdict(appraised.goodput),
         "goodput_is_least": appraised.goodput_is_least,
-        "curve": [_point(rate, trial, plan.attainment) for rate, trial in appraised.curve],
+        "curve": [_point(appraised, rate, trial, plan.attainment) for rate, trial in appraised.curve],
         "slack": {name: value for name, value in asdict(slack).items() if value is not None},
         "simulated": appraised.simulated,
     }
 
 
-def _point(rate: float, trial: Trial, attainment: float) -> dict[str, Any]:
+def _point(appraised: Appraised, rate: float, trial: Trial, attainment: float) -> dict[str, Any]:
     """A rate that was tried. A trial that was stopped knows only what it attains at most."""
     attained = trial.met if trial.is_whole else trial.most
     return {
         "rate": rate,
         "attainment": attained,
         "is_most": not trial.is_whole,
-        "carries": trial.carries(attainment),
+        "carries": appraised.carries_at(rate, trial, attainment),
     }
 
 

@@ -81,7 +81,7 @@ class Appraised:
             over the single seeds. None: the time did not suffice.
         goodput_is_least: the search ended although no rate was too high, so it carries the goodput or more. Such a
             goodput has no interval.
-        curve: trials by rate, ascending.
+        curve: trials of the first seed by rate, ascending.
         simulated: the result of one trial at the plan's rate.
     """
 
@@ -92,6 +92,12 @@ class Appraised:
     curve: Sequence[tuple[float, Trial]]
     simulated: dict[str, Any]
     goodput_is_least: bool = False
+
+    def carries_at(self, rate: float, trial: Trial, attainment: float) -> bool:
+        """Whether it carries a rate of the curve: as its goodput says, which several seeds decide, if it is known."""
+        if self.goodput is not None and (rate <= self.goodput.mean or not self.goodput_is_least):
+            return rate <= self.goodput.mean
+        return trial.carries(attainment)
 
 
 class Appraiser:

@@ -19,7 +19,7 @@ BINDS = {
     "kv_memory": "the KV memory of the replicas that own sessions",
     "host_memory": "the host memory of their KV stores",
     "nothing": "nothing that was simulated: no rate was too high",
-    "unknown": "not known, because no other rate was simulated",
+    "unknown": "not known, because no trial of a higher rate shows it",
 }
 _MEMORIES = ("kv_memory", "host_memory")
 _TIGHT = 1.05
@@ -61,7 +61,7 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
         _over(case.slo.itl_s, simulated["itl_s"]["p95"]),
         kv_memory,
         case.gpus - appraised.layout.gpus,
-        _binding(appraised, plan.attainment, _tight_memory(appraised, kv_memory, *host_memory)),
+        _binding(appraised, plan, _tight_memory(appraised, kv_memory, *host_memory)),
         *host_memory,
     )
 
@@ -133,7 +133,7 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
     miss = shortfall(headroom, plan.layouts[0].attainment.mean)
     if plan.carried_rate and headroom is None:
         miss = f"carries {plan.carried_rate:.3g} sessions/s in a short simulation"
-        over = _first_failure(plan.layouts[0], plan.attainment)
+        over = first_failure(plan.layouts[0], plan)
         miss += ", but not in a longer one" if over is not None and over[0] <= plan.carried_rate else ""
     none = "No" if plan.is_decided or plan.none_carries else "Until the search ended, no"
     rate = f"{plan.rate:g} sessions/s"
@@ -218,7 +218,7 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
 
 def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> str:
     line = f"What binds is {BINDS[slack.binds]}"
-    if (over := _first_failure(best, plan.attainment)) is not None:
+    if (over := first_failure(best, plan)) is not None:
         rate, trial = over
         line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
         if trial.refused:
@@ -227,28 +227,42 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
     left = f"; {slack.gpus_left} of {case.gpus} GPUs are not used" if slack.gpus_left else ""
-    if (slack.kv_memory if slack.host_memory is None else slack.host_memory) < 1:
-        left = f"; what does not fit is computed again{left}"
-    return f"{line}. The layout has {memory} that all KV of the sessions takes{left}."
+    if lost := best.simulated["lost_sessions"]:
+        left = f"; in the simulation KV of waiting sessions was dropped {lost} times, and computed again{left}"
+    return f"{line}. By an estimate the layout has {memory} that all KV of the sessions takes{left}."
 
 
-def _binding(best: Appraised, attainment: float, tight_memory: str | None) -> str:
-    over = _first_failure(best, attainment)
+def _binding(best: Appraised, plan: GoodputPlan, tight_memory: str | None) -> str:
+    over = first_failure(best, plan)
     if over is None:
-        return "nothing" if len(best.curve) > 1 else "unknown"
+        return "nothing" if best.goodput_is_least and len(best.curve) > 1 else "unknown"
     if tight_memory is not None:
         return tight_memory
     trial = over[1]
-    if trial.met >= attainment:
+    # A trial that was stopped knows only how many rounds are met at most.
+    if (trial.met if trial.is_whole else trial.most) >= plan.attainment:
         return "sessions"
     if trial.refused > max(trial.late, trial.slow):
         return "context"
     return "prefill" if trial.late >= trial.slow else "decode"
 
 
-def _first_failure(best: Appraised, attainment: float) -> tuple[float, Trial] | None:
-    """The lowest rate that was tried and is too high."""
-    return next(((rate, trial) for rate, trial in best.curve if not trial.carries(attainment)), None)
+def first_failure(best: Appraised, plan: GoodputPlan) -> tuple[float, Trial] | None:
+    """The lowest rate that the layout does not carry and that its trial with the first seed shows to be too high.
+
+    A rate that is carried on average over the seeds is none, even if the first seed alone fails.
+    """
+    carried = plan.rate if best.carries_rate else 0.0
+    return next(
+        (
+            (rate, trial)
+            for rate, trial in best.curve
+            if rate > carried
+            and not trial.carries(plan.attainment)
+            and not best.carries_at(rate, trial, plan.attainment)
+        ),
+        None,
+    )
 
 
 def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:

@@ -166,7 +166,8 @@ class _Check:
         rate, part = self._plan.rate, self._best
         carries = self._carry(known)
         assert known[0].result is not None
-        curve = dict(part.curve) | {rate: known[0]}
+        # Of a layout with more replicas than the parts, no other rate is known.
+        curve = {rate: known[0]} if layout.gpus > part.layout.gpus else dict(part.curve) | {rate: known[0]}
         figure, is_least = part.goodput, part.goodput_is_least or layout.gpus > part.layout.gpus
         if carries and self._enlarged:
             figure, is_least = Figure(rate, None, None, len(known)), True

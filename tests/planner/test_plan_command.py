@@ -139,7 +139,8 @@ def test_without_a_rate_it_plans_for_that_of_the_trace(capsys: pytest.CaptureFix
 def test_sessions_that_do_not_fit_into_memory_together_are_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(capsys, "--gpus", "2", "--rate", "100000", "--degrees", "1", *FIRST)
     assert plan["layouts"][0]["slack"]["kv_memory"] < 1
-    assert any("what does not fit is computed again" in line for line in plan["explanation"])
+    lost = plan["layouts"][0]["simulated"]["lost_sessions"]
+    assert any("waiting sessions was dropped" in line for line in plan["explanation"]) == (lost > 0)
 
 
 @pytest.mark.long
@@ -167,7 +168,8 @@ def test_with_a_store_running_rounds_need_kv_memory_and_resident_sessions_host_m
     assert any("times the KV memory and" in line and "times the host memory" in line for line in plan["explanation"])
     tiny = planned(capsys, *flags, "--kv-store-gib-per-gpu", "0.05")
     assert tiny["layouts"][0]["slack"]["host_memory"] < 1
-    assert any("what does not fit is computed again" in line for line in tiny["explanation"])
+    lost = tiny["layouts"][0]["simulated"]["lost_sessions"]
+    assert any("waiting sessions was dropped" in line for line in tiny["explanation"]) == (lost > 0)
 
 
 @pytest.mark.parametrize(

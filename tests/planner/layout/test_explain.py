@@ -24,6 +24,7 @@ SIMULATED: dict[str, Any] = {
     "itl_s": {"p95": 0.01},
 }
 FINE, LATE, SLOW = Trial(0.97, 0.03, 0.0, 1.0), Trial(0.8, 0.15, 0.05, 1.0), Trial(0.8, 0.05, 0.15, 1.0)
+STOPPED = Trial(0.4, 0.05, 0.0, 0.0, is_whole=False, most=0.96)
 BEST = Appraised(
     Layout(((1, 1),), ((2, 1),)),
     Figure(0.97, 0.96, 0.98, 3),
@@ -107,30 +108,53 @@ def test_without_a_rate_none_is_said_to_be_wanted() -> None:
 
 
 def test_refused_contexts_bind_where_they_are_most_of_the_misses() -> None:
-    refusing = replace(BEST, curve=[(2.0, Trial(0.68, 0.03, 0.0, 1.0, refused=0.29))])
+    refusing = replace(BEST, curve=[(3.2, Trial(0.68, 0.03, 0.0, 1.0, refused=0.29))])
     assert slack_of(refusing, PLAN, CASE).binds == "context"
     text = explained(replace(PLAN, layouts=[refusing]))
     assert "What binds is the length of contexts" in text
     assert "3% of the rounds miss TTFT and 0% miss ITL, and 29% are refused or never come after a refusal" in text
-    slower = replace(BEST, curve=[(2.0, Trial(0.6, 0.3, 0.0, 1.0, refused=0.1))])
+    slower = replace(BEST, curve=[(3.2, Trial(0.6, 0.3, 0.0, 1.0, refused=0.1))])
     assert slack_of(slower, PLAN, CASE).binds == "prefill"
 
 
 @pytest.mark.parametrize(
     ("trial", "binds"),
-    [(LATE, "prefill"), (SLOW, "decode"), (Trial(0.95, 0.05, 0.0, 0.9), "sessions"), (FINE, "nothing")],
+    [
+        (LATE, "prefill"),
+        (SLOW, "decode"),
+        (Trial(0.95, 0.05, 0.0, 0.9), "sessions"),
+        (STOPPED, "sessions"),
+        (FINE, "unknown"),
+    ],
 )
 def test_what_binds_is_read_from_the_first_rate_that_fails(trial: Trial, binds: str) -> None:
     appraised = replace(BEST, curve=[(2.0, FINE), (3.2, trial)])
     assert slack_of(appraised, PLAN, CASE).binds == binds
-    assert ("at 3.2 sessions/s" in explained(replace(PLAN, layouts=[appraised]))) == (binds != "nothing")
+    assert ("at 3.2 sessions/s" in explained(replace(PLAN, layouts=[appraised]))) == (binds != "unknown")
 
 
 def test_nothing_is_said_to_bind_where_only_the_planned_rate_was_simulated() -> None:
     alone = replace(BEST, curve=[(2.0, FINE)])
     assert slack_of(alone, PLAN, CASE).binds == "unknown"
-    assert "What binds is not known, because no other rate was simulated." in explained(replace(PLAN, layouts=[alone]))
-    assert slack_of(replace(BEST, curve=[(2.0, LATE)]), PLAN, CASE).binds == "prefill"
+    assert "What binds is not known, because no trial of a higher rate shows it." in explained(
+        replace(PLAN, layouts=[alone])
+    )
+    assert slack_of(replace(BEST, curve=[(3.2, LATE)]), PLAN, CASE).binds == "prefill"
+    most = replace(BEST, goodput_is_least=True, curve=[(2.0, FINE), (3.0, FINE)])
+    assert slack_of(most, PLAN, CASE).binds == "nothing"
+
+
+def test_a_rate_that_only_the_first_seed_fails_does_not_bind() -> None:
+    unlucky = replace(BEST, curve=[(2.0, LATE), (3.0, SLOW), (3.2, LATE)])
+    assert slack_of(unlucky, PLAN, CASE).binds == "prefill"
+    assert "at 3.2 sessions/s" in explained(replace(PLAN, layouts=[unlucky]))
+
+
+def test_kv_that_was_computed_again_is_said_as_the_simulation_shows_it() -> None:
+    tight = replace(PLAN, demand=Demand(2.0, 1e9, 5000.0))
+    assert "dropped" not in explained(tight)
+    lost = replace(BEST, simulated=SIMULATED | {"lost_sessions": 3})
+    assert "KV of waiting sessions was dropped 3 times, and computed again" in explained(replace(PLAN, layouts=[lost]))
 
 
 def test_memory_binds_only_where_sessions_lost_their_kv() -> None:
