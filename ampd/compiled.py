@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ HASHES_FILE = "hashes.json"
 
 LIBRARY = "ampd_compiled__mypyc"
 """The extension module with the code of all compiled modules."""
+
+_MODULE = re.compile(r"\w+(\.\w+)*", re.ASCII)
 
 
 def install() -> None:
@@ -82,9 +85,19 @@ def _why_not() -> str:
 @cache
 def _hashes() -> dict[str, str]:
     """The notes of the build; nothing if there is no build."""
-    path = FOLDER / HASHES_FILE
-    hashes: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
-    return hashes
+    return notes_in(FOLDER / HASHES_FILE)
+
+
+def notes_in(path: Path) -> dict[str, str]:
+    """Module -> hash of its source; nothing if the file is missing or unusable, as after a build that broke off."""
+    try:
+        notes = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(notes, dict):
+        return {}
+    is_sound = all(_MODULE.fullmatch(name) and type(noted) is str for name, noted in notes.items())
+    return notes if is_sound else {}
 
 
 class _Finder:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -31,6 +31,10 @@ from ampd.errors import one_line_of
 from ampd.process_exit import exit_now
 
 _HEADER_BYTES = 8
+_MOST_BYTES = 64 << 20
+"""Of one message. The environment is most of it, and the kernel allows a few MB."""
+_MODULE = 2
+"""Place of the module in the command line of `python -m MODULE`."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _CLOSE_S = 20.0
 
@@ -155,25 +159,31 @@ class ForkServer:
         request = {"argv": list(argv), "environment": dict(environment), "folder": str(Path.cwd())}
         descriptor = os.open(output, os.O_RDWR | os.O_NOCTTY if output.is_char_device() else _NEW_FILE, 0o644)
         try:
-            return ForkedProcess(self, self._call(request, [descriptor]))
+            return ForkedProcess(self, self._number(request, [descriptor]))
+        except (OSError, OverflowError):
+            raise ForkServerError(f"the fork server (process {self.pid}) names no process of its own") from None
         finally:
             os.close(descriptor)
 
     def exit_code(self, pid: int) -> int:
         """How a process ended that has ended; can be asked once."""
         try:
-            return int(self._call({"ended": pid}))
+            return self._number({"ended": pid})
         except ForkServerError:
             return LOST_EXIT_CODE
 
-    def _call(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> Any:
+    def _number(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
+        """The answer to a request: a process id or an exit code."""
         with self._lock:
             self._wait_ready()
             try:
                 _send(self._socket, request, descriptors)
-                return _receive(self._socket)[0]
+                answer = _receive(self._socket)[0]
             except (EOFError, OSError):
                 raise ForkServerError(f"the fork server (process {self.pid}) has ended") from None
+        if type(answer) is not int:
+            raise ForkServerError(f"the fork server (process {self.pid}) answers {answer!r:.60}")
+        return answer
 
     def _wait_ready(self) -> None:
         if self._is_ready:
@@ -216,15 +226,39 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
 
     Raises:
         EOFError: the other side has gone.
+        ConnectionError: what came is no message.
     """
     header, descriptors, _, _ = socket.recv_fds(connection, _HEADER_BYTES, 1)
     size = int.from_bytes(header)
+    if size > _MOST_BYTES:
+        raise ConnectionError(f"a message of {size} bytes")
     body = b""
     while len(body) < size or len(header) < _HEADER_BYTES:
         if not header or not (part := connection.recv(size - len(body))):
             raise EOFError
         body += part
-    return json.loads(body), descriptors
+    try:
+        return json.loads(body), descriptors
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"a message that is not JSON: {error}") from None
+
+
+def _checked(request: Any, descriptors: Sequence[int], started: Collection[int]) -> dict[str, Any]:
+    """A request that can be served: the exit code of a process that was started, or the start of one.
+
+    Raises:
+        ConnectionError: it is another one.
+    """
+    match request:
+        case {"ended": int(pid)} if pid in started:
+            return request
+        case {"argv": [_, "-m", *_] as argv, "environment": dict(variables), "folder": str(folder)} if (
+            len(argv) > _MODULE and len(descriptors) == 1
+        ):
+            texts = [*argv, *variables.values(), folder]
+            if all(isinstance(text, str) and "\0" not in text for text in texts) and all(variables):
+                return request
+    raise ConnectionError("a request of another form")
 
 
 def _import(modules: Sequence[str]) -> str:
@@ -250,7 +284,8 @@ def _serve(connection: socket.socket, grace_s: float) -> None:
     started: set[int] = set()
     with contextlib.suppress(EOFError, ConnectionError, SystemExit):
         while True:
-            request, descriptors = _receive(connection)
+            received, descriptors = _receive(connection)
+            request = _checked(received, descriptors, started)
             if "ended" in request:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
                 started -= {request["ended"]}

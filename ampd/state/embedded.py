@@ -167,7 +167,8 @@ def socket_of(url: str) -> Path:
 
 def answers(path: Path) -> bool:
     """Whether a Redis listens on a socket; one that asks for a password counts."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+    # A ValueError: no file can have such a path.
+    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1.0)
         client.connect(str(path))
         client.sendall(b"PING\r\n")

@@ -21,7 +21,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from benchmarks.fuzz import http_answers, inputs, kv_answers, messages, model_files, ranks
+from benchmarks.fuzz import (
+    children,
+    http_answers,
+    inputs,
+    kv_answers,
+    messages,
+    model_files,
+    ranks,
+    sglang_messages,
+)
 from benchmarks.fuzz.peer_reads import FuzzedReader
 from benchmarks.fuzz.redis_answers import FuzzedRedis
 from benchmarks.fuzz.relayed import FuzzedRelay
@@ -41,8 +50,10 @@ def all_targets() -> Iterator[list[Target]]:
         worker = stack.enter_context(closing(FuzzedWorker()))
         reader = stack.enter_context(closing(FuzzedReader()))
         sessions = stack.enter_context(closing(FuzzedSessions()))
-        files = [*inputs.targets(Path(folder)), *model_files.targets(Path(folder))]
-        without_state = [*files, *messages.targets(), *kv_answers.targets(), *ranks.targets(), *http_answers.targets()]
+        of_files = (inputs, model_files, children)
+        of_messages = (messages, kv_answers, ranks, http_answers, sglang_messages)
+        with_files = [target for kind in of_files for target in kind.targets(Path(folder))]
+        without_state = [*with_files, *(target for kind in of_messages for target in kind.targets())]
         relay = stack.enter_context(closing(FuzzedRelay()))
         redis = stack.enter_context(closing(FuzzedRedis()))
         coordinator = stack.enter_context(closing(FuzzedCoordinator()))

@@ -57,9 +57,9 @@ from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.worker_process.descriptor import decode_descriptor
 
 _SLO = Slo(2.0, 0.1)
-_LIMITS = TargetLimits(_SLO)
-_VOCABULARY = 1000
-_REQUEST: dict[str, Any] = {
+LIMITS = TargetLimits(_SLO)
+VOCABULARY = 1000
+REQUEST: dict[str, Any] = {
     "model": "m",
     "token_ids": [5, 6, 7, 8] * 8,
     "stop_conditions": {
@@ -117,7 +117,7 @@ _GEOMETRY = KvGeometry("f" * 64, 16, (PoolGeometry("kv", _SECTIONS), PoolGeometr
 
 def targets() -> Iterator[Target]:
     """The receivers of messages that need no running worker."""
-    yield Target("request", lambda rng: changed(rng, _REQUEST, 4), _place_request, (RoundRefusedError,))
+    yield Target("request", lambda rng: changed(rng, REQUEST, 4), _place_request, (RoundRefusedError,))
     yield Target("continued request", lambda rng: changed(rng, _CONTINUED, 4), _place_request, (RoundRefusedError,))
     yield Target("session headers", _headers, _place_request, (RoundRefusedError,))
     yield _record("view", codec.encode_view(_VIEW, 0.0), lambda text: _decide(codec.decode_view(text, 0.0)))
@@ -158,13 +158,13 @@ def _headers(rng: random.Random) -> dict[str, Any]:
 
 
 def _place_request(request: dict[str, Any]) -> None:
-    wanted = parse_round(request, _LIMITS, _VOCABULARY)
+    wanted = parse_round(request, LIMITS, VOCABULARY)
     assert wanted.session_id.isascii()
     assert len(wanted.session_id) <= 64
-    assert _LIMITS.floor * 2.0 <= wanted.slo.ttft_s <= _LIMITS.cap * 2.0
-    assert _LIMITS.floor * 0.1 <= wanted.slo.itl_s <= _LIMITS.cap * 0.1
+    assert LIMITS.floor * 2.0 <= wanted.slo.ttft_s <= LIMITS.cap * 2.0
+    assert LIMITS.floor * 0.1 <= wanted.slo.itl_s <= LIMITS.cap * 0.1
     assert len(pack_tokens(wanted.token_ids)) == 4 * len(wanted.token_ids)
-    assert max(wanted.token_ids) < _VOCABULARY
+    assert max(wanted.token_ids) < VOCABULARY
     assert wanted.max_tokens is None or wanted.max_tokens >= 0
     assert wanted.min_tokens >= 0
     assert wanted.choices >= 1

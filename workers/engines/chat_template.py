@@ -23,6 +23,7 @@ _FAILURES = (
     RecursionError,
     MemoryError,
     SyntaxError,
+    NameError,
 )
 """What a template may raise besides jinja's own errors: it computes, and its source becomes Python."""
 

@@ -63,8 +63,11 @@ def read_model_folder(folder: Path) -> ModelFacts:
             digest=model_digest(folder),
             tokenizer=tokenizer_digest(folder),
         )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"model folder {folder}: config.json or tokenizer.json is not usable ({error!r})") from None
+    sizes = (facts.max_context_tokens, facts.kv_bytes_per_token, facts.vocabulary_size)
+    if any(size is not None and size < 1 for size in sizes):
+        raise UserError(f"model folder {folder}: config.json has a size that is not positive")
     if not printable:
         raise UserError(f"model folder {folder}: tokenizer.json has no vocabulary of words")
     return facts

@@ -52,7 +52,7 @@ def _sampled(stream: BinaryIO) -> Iterator[bytes]:
     size = os.fstat(stream.fileno()).st_size
     header = _safetensors_header(stream, size) if stream.name.endswith(".safetensors") else b""
     try:
-        starts, blocks = _tensor_blocks(header), [header]
+        starts, blocks = _tensor_blocks(header, size), [header]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         starts, blocks = [], []
     if not starts:
@@ -69,12 +69,18 @@ def _safetensors_header(stream: BinaryIO, size: int) -> bytes:
     return _read(stream, 0, 8 + length) if length <= min(size, _HEADER_BYTES) else b""
 
 
-def _tensor_blocks(header: bytes) -> list[int]:
-    """Where the blocks of each tensor start. They lie inside it, because the first rows are often padding."""
+def _tensor_blocks(header: bytes, size: int) -> list[int]:
+    """Where the blocks of each tensor start. They lie inside it, because the first rows are often padding.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: the header is none of a file of this size.
+    """
     starts = []
     for name, tensor in json.loads(header[8:] or b"{}").items():
         if name != "__metadata__":
             begin, end = tensor["data_offsets"]
+            if type(begin) is not int or type(end) is not int or not 0 <= begin <= end <= size - len(header):
+                raise ValueError("a tensor outside of the file")
             parts = _BLOCKS_PER_TENSOR + 1
             starts += [len(header) + begin + (end - begin) * index // parts for index in range(1, parts)]
     return starts

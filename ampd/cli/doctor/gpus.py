@@ -73,7 +73,10 @@ def read_gpus(*, asks_torch: bool) -> GpusReading:
     )
     if listing.returncode != 0:
         return GpusReading(problem=" ".join((listing.stdout or listing.stderr).split())[:300] or "nvidia-smi failed")
-    gpus = parsed(listing.stdout)
+    try:
+        gpus = parsed(listing.stdout)
+    except (ValueError, csv.Error):
+        return GpusReading(problem="nvidia-smi lists them in an unknown form")
     if not (gpus and asks_torch):
         return GpusReading(gpus)
     asked = subprocess.run(
@@ -82,12 +85,26 @@ def read_gpus(*, asks_torch: bool) -> GpusReading:
     if asked.returncode != 0:
         last = asked.stderr.strip().splitlines()[-1:] or ["no output"]
         return GpusReading(gpus, problem=f"PyTorch cannot use them: {last[0][:300]}", torch_names=())
-    answer = json.loads(asked.stdout)
-    return GpusReading(gpus, torch_cuda=answer["cuda"], torch_names=tuple(answer["names"]))
+    return of_torch(gpus, asked.stdout)
+
+
+def of_torch(gpus: tuple[GpuReading, ...], answer: str) -> GpusReading:
+    """What PyTorch's process printed. Libraries may print there too."""
+    try:
+        match json.loads(answer):
+            case {"cuda": str() | None as cuda, "names": list(names)}:
+                return GpusReading(gpus, torch_cuda=cuda, torch_names=tuple(map(str, names)))
+    except (ValueError, RecursionError):
+        pass
+    return GpusReading(gpus, problem="PyTorch's answer cannot be read", torch_names=())
 
 
 def parsed(listing: str) -> tuple[GpuReading, ...]:
-    """The rows of `nvidia-smi`. A field that the GPU does not have is text such as `[N/A]`."""
+    """The rows of `nvidia-smi`. A field that the GPU does not have is text such as `[N/A]`.
+
+    Raises:
+        ValueError, csv.Error: they are other rows.
+    """
     rows = csv.reader(StringIO(listing), skipinitialspace=True)
     return tuple(
         GpuReading(
@@ -99,7 +116,7 @@ def parsed(listing: str) -> tuple[GpuReading, ...]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if text.strip().isdecimal() else None
 
 
 def judge_gpus(reading: GpusReading, tp: int) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -87,10 +88,22 @@ def _rate(variables: Mapping[str, str]) -> RateReading:
         if done.returncode != 0:
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
             return RateReading(problem=f"exit code {done.returncode}: {last[0].strip()[:300]}")
-        answer = json.loads(done.stdout.splitlines()[-1])
-        if not answer.pop("is_right"):
-            return RateReading(problem="the bytes that were read are not those that were written")
-        return RateReading(**answer, transports=protocols(log.read_text(errors="replace") if log.exists() else ""))
+        return measured(done.stdout, log.read_text(errors="replace") if log.exists() else "")
+
+
+def measured(printed: str, log: str) -> RateReading:
+    """What the measuring process printed last, with UCX's log."""
+    try:
+        answer = json.loads((printed.splitlines() or [""])[-1])
+        is_right, *rates = (answer[name] for name in ("is_right", "gb_per_s", "copy_gb_per_s", "block_s"))
+        figures = [float(rate) for rate in rates]
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        figures = []
+    if not figures or not all(0 < figure < math.inf for figure in figures):
+        return RateReading(problem="its result cannot be read")
+    if is_right is not True:
+        return RateReading(problem="the bytes that were read are not those that were written")
+    return RateReading(*figures, transports=protocols(log))
 
 
 def protocols(log: str) -> tuple[str, ...]:
