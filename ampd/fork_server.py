@@ -251,13 +251,13 @@ def _checked(request: Any, descriptors: Sequence[int], started: Collection[int])
     """
     match request:
         case {"ended": int(pid)} if pid in started:
-            return request
+            return dict(request)
         case {"argv": [_, "-m", *_] as argv, "environment": dict(variables), "folder": str(folder)} if (
             len(argv) > _MODULE and len(descriptors) == 1
         ):
             texts = [*argv, *variables.values(), folder]
             if all(isinstance(text, str) and "\0" not in text for text in texts) and all(variables):
-                return request
+                return dict(request)
     raise ConnectionError("a request of another form")
 
 

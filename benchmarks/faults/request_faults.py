@@ -222,7 +222,7 @@ REQUEST_FAULTS = [
     Fault(
         "poison",
         _GROUP,
-        f"{len(POISON) + len(POISON_CHATS) + 1} kinds of requests that cannot be served",
+        "requests that cannot be served, of all kinds of the corpus",
         _poison,
         _join,
         check=_check_processes,

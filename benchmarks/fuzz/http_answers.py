@@ -20,7 +20,7 @@ from ampd.errors import RunError, UserError
 from ampd.session_key import session_key
 from ampd.state.store import StateStore
 from ampd.types import Role, WorkerView
-from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json
+from benchmarks.fuzz.mutations import changed_bytes, changed_json
 from benchmarks.fuzz.target import Target
 from workloads.endpoint import Chunk, Dialect, Endpoint, RequestError
 
@@ -125,8 +125,11 @@ def _check(chunk: Chunk) -> None:
 
 
 def _endpoint(answer: Callable[[httpx.Request], httpx.Response]) -> Endpoint:
-    endpoint = Endpoint("http://localhost:1", None, 5.0)
-    endpoint._client = httpx.AsyncClient(base_url="http://localhost:1/v1/", transport=httpx.MockTransport(answer))
+    endpoint = Endpoint.__new__(Endpoint)  # its own client would load certificates each time
+    endpoint.base = "http://localhost:1"
+    endpoint._client = httpx.AsyncClient(
+        base_url=f"{endpoint.base}/v1/", transport=httpx.MockTransport(answer), trust_env=False
+    )
     return endpoint
 
 
@@ -145,7 +148,7 @@ def _choose(answer: httpx.Response) -> None:
 
 def _session_answer(rng: random.Random) -> tuple[str, httpx.Response]:
     operation = rng.choice(tuple(_SESSIONS))
-    value = _SESSIONS[operation] if rng.random() < 0.95 else {"error": changed(rng, "no such session")}
+    value = _SESSIONS[operation] if rng.random() < 0.95 else {"error": "no such session"}
     return operation, _answer(rng, value)
 
 
@@ -153,9 +156,16 @@ def _ask(given: tuple[str, httpx.Response]) -> None:
     operation, answer = given
     answer.request = httpx.Request("POST", "http://localhost:1")
     words = [] if operation == "list" else ["s"]
+    message = ""
     with patch("httpx.post", lambda *_, **__: answer), redirect_stdout(io.StringIO()) as shown:
-        assert run_session([operation, *words, "--coordinator-url", "http://localhost:1"]) == 0
-    assert all(line.isprintable() for line in shown.getvalue().splitlines())
+        try:
+            assert run_session([operation, *words, "--coordinator-url", "http://localhost:1"]) == 0
+        except (UserError, RunError) as error:
+            message = str(error)
+            raise
+        finally:
+            # Nothing moves the cursor of a terminal.
+            assert all(line.isprintable() for line in (*shown.getvalue().splitlines(), message))
 
 
 class _OneWorker:
@@ -169,7 +179,7 @@ def _ready(answers: tuple[httpx.Response, httpx.Response]) -> None:
 
     async def missing() -> str:
         transport = httpx.MockTransport(lambda request: by_path[request.url.path])
-        async with httpx.AsyncClient(base_url="http://localhost:1", transport=transport) as client:
+        async with httpx.AsyncClient(base_url="http://localhost:1", transport=transport, trust_env=False) as client:
             return await _missing(cast(StateStore, _OneWorker()), client, Expected("", "m", {Role.DECODE: 1}))
 
     assert asyncio.run(missing()) in ("", "the model at the frontend", "1 coordinator(s) at the frontend")

@@ -157,9 +157,9 @@ def _digest_weights(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(b"{}")
     (folder / "model.safetensors").write_bytes(data + b"x")
     assert model_digest(folder) != digest
-    if data:
-        (folder / "model.safetensors").write_bytes(bytes([data[0] ^ 1]) + data[1:])
-        assert model_digest(folder) != digest
+    for other in (bytes([data[0] ^ 1]) + data[1:] if data else b"x", data.replace(b"F32", b"I32", 1)):
+        (folder / "model.safetensors").write_bytes(other)
+        assert model_digest(folder) != digest or other == data
 
 
 def _model_facts(folder: Path, data: bytes) -> None:

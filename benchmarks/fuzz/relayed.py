@@ -199,7 +199,8 @@ def _first_event(rng: random.Random) -> tuple[bytes, Refused | None]:
         # Inside of the data it is text of the model.
         return b"data: %s\n\n" % json.dumps({"content": f"\n: {comment}"}).encode(), None
     value = changed_json(rng, {"status": 429, "message": _REFUSED.message})
-    changed = rng.choice((f": ampd-refusal {value}", f": {changed_text(rng, comment)}"))
+    mark = rng.choice((":", ":", ":", "", "x", "data:"))
+    changed = rng.choice((f"{mark} ampd-refusal {value}", f"{mark} {changed_text(rng, comment)}"))
     line = "".join(changed.splitlines()).encode("utf-8", "replace")
     return b"event: refusal\n" + line + b"\n\n", _read_as(line)
 
@@ -207,7 +208,7 @@ def _first_event(rng: random.Random) -> tuple[bytes, Refused | None]:
 def _read_as(line: bytes) -> Refused | None:
     """The refusal in a comment line, read in another way than the relay's."""
     text = line.decode().removeprefix(":").strip()
-    if not text.startswith("ampd-refusal "):
+    if not line.startswith(b":") or not text.startswith("ampd-refusal "):
         return None
     try:
         value = json.loads(text.removeprefix("ampd-refusal "))

@@ -11,10 +11,17 @@ from ampd.sampling_limits import LEAST_REPETITION_PENALTY, MOST_FORBIDDEN_STOPS,
 TOO_MANY = list(range(MOST_FORBIDDEN_STOPS + 1))
 
 
-@pytest.mark.parametrize("penalty", [1e-40, 0, -1.0, float("nan"), LEAST_REPETITION_PENALTY / 2])
+@pytest.mark.parametrize("penalty", [1e-40, 0, -1.0, LEAST_REPETITION_PENALTY / 2])
 def test_a_penalty_that_makes_logits_infinite_is_refused(penalty: float) -> None:
     reason = beyond_sampling({"sampling_options": {"repetition_penalty": penalty}})
     assert reason == f"repetition_penalty must be at least 0.01 (given: {penalty!r})"
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.5", [0.5], True])
+def test_an_option_that_is_no_number_is_refused(name: str, value: Any) -> None:
+    reason = beyond_sampling({"sampling_options": {name: value}})
+    assert reason == f"{name} must be a number (given: {value!r:.32})"
 
 
 def test_stop_tokens_that_forbid_the_vocabulary_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,11 @@ def targets() -> Iterator[dict[str, Target]]:
 
 def test_all_targets_are_tried_here(targets: dict[str, Target]) -> None:
     assert sorted(targets) == sorted(NAMES)
+
+
+def test_the_documents_name_as_many_receivers() -> None:
+    text = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text("utf-8")
+    assert f"There are {len(NAMES)} receivers" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

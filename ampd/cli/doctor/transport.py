@@ -95,15 +95,15 @@ def measured(printed: str, log: str) -> RateReading:
     """What the measuring process printed last, with UCX's log."""
     try:
         answer = json.loads((printed.splitlines() or [""])[-1])
-        is_right, *rates = (answer[name] for name in ("is_right", "gb_per_s", "copy_gb_per_s", "block_s"))
-        figures = [float(rate) for rate in rates]
+        figures = {name: float(answer[name]) for name in ("gb_per_s", "copy_gb_per_s", "block_s")}
+        is_right = answer["is_right"]
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        figures = []
-    if not figures or not all(0 < figure < math.inf for figure in figures):
+        figures = {}
+    if not figures or not all(0 < figure < math.inf for figure in figures.values()):
         return RateReading(problem="its result cannot be read")
     if is_right is not True:
         return RateReading(problem="the bytes that were read are not those that were written")
-    return RateReading(*figures, transports=protocols(log))
+    return RateReading(figures["gb_per_s"], figures["copy_gb_per_s"], figures["block_s"], transports=protocols(log))
 
 
 def protocols(log: str) -> tuple[str, ...]:
