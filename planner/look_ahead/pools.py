@@ -201,7 +201,7 @@ def _has_memory(situation: PoolsSituation, roles: Roles) -> bool:
 
     owners = [view for view in situation.workers if view.role.owns_sessions]
     after = [view for view in situation.workers if roles[view.worker_id].owns_sessions]
-    return len(after) >= len(owners) or sessions_share(owners, after) <= 0.5 * _RULE.FULL
+    return len(after) >= len(owners) or _RULE.leaves_room(sessions_share(owners, after))
 
 
 _RULE = PredictivePools.model_validate({})

@@ -74,9 +74,13 @@ class PredictivePools(Policy):
         if is_late and leaving and len(decode) > 1 and _step_share(situation, decode, 1) < self.LOW:
             chosen = leaving[index_of_least([float(worker.decode_batch) for worker in leaving], situation.rng)]
             remaining = [worker for worker in decode if worker is not chosen]
-            if kv_share(decode, remaining) <= 0.5 * self.FULL:
+            if self.leaves_room(kv_share(decode, remaining)):
                 return (RoleChange(chosen.worker_id, Role.PREFILL, "ttft-short"),)
         return ()
+
+    def leaves_room(self, share: float) -> bool:
+        """Whether an owner of sessions may go if their KV then takes this share of the memory. Sessions grow."""
+        return share <= 0.5 * self.FULL
 
 
 def _step_share(situation: PoolsSituation, decode: Sequence[WorkerView], fewer: int) -> float:

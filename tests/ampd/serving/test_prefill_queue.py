@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
@@ -194,7 +194,6 @@ def passes(bench: Bench, *stages: Stage) -> set[Pass | None]:
     return {bench.entries[name].picked for stage in stages for name in bench.at(stage)}
 
 
-@settings(max_examples=200)
 def check_work(bench: Bench) -> None:
     """The listed prefills, and their work, are those that are here now."""
     tasks = [entry.task for entry in bench.entries.values() if entry.stage is not Stage.LEFT]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from .lab import WatchedMemory
@@ -22,7 +22,6 @@ operations = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
 @given(operations)
 def test_the_books_are_right_after_every_operation(given_operations: list[tuple[str, str, int]]) -> None:
     memory = WatchedMemory(CAPACITY, PAGE)

@@ -74,7 +74,6 @@ parameters = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
 @given(queues, parameters)
 def test_a_pass_has_one_class_in_order_of_arrival_and_longs_run_alone(
     queue: list[PrefillTask], parameters: dict[str, Any]
@@ -94,7 +93,7 @@ def test_a_pass_has_one_class_in_order_of_arrival_and_longs_run_alone(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.one_of(queues, fresh_queues), st.one_of(parameters, waiting_parameters))
 def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
     queue: list[PrefillTask], parameters: dict[str, Any]
@@ -111,7 +110,6 @@ def test_it_waits_for_company_only_while_nobody_is_kept_waiting_by_it(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(fresh_queues, waiting_parameters)
 def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters: dict[str, Any]) -> None:
     chosen = pick(queue, **parameters)
@@ -122,7 +120,7 @@ def test_asked_again_after_its_wait_it_runs(queue: list[PrefillTask], parameters
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(queues, parameters, st.randoms(use_true_random=False))
 def test_the_order_within_a_batch_changes_nothing_but_the_order(
     queue: list[PrefillTask], parameters: dict[str, Any], dice: random.Random

@@ -138,4 +138,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = pytest.mark.slow(AllocatorMachine.TestCase)
-TestAllocatorMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAllocatorMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
