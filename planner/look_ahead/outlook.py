@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 from planner.look_ahead.replay import Replay
 
@@ -66,3 +67,12 @@ class Outlook:
         if self.later is None or other.later is None:
             return self.soon.gains(other.soon, gain)
         return self.soon.gains(other.soon, gain) or self.later.gains(other.later, gain)
+
+    def surely_meets_more_than(self, other: Outlook) -> bool:
+        """Whether it meets more rounds in both replays together, by two standard deviations."""
+        pairs = [(self.soon, other.soon)]
+        if self.later is not None and other.later is not None:
+            pairs.append((self.later, other.later))
+        won = sum(len(mine.met - theirs.met) for mine, theirs in pairs)
+        lost = sum(len(theirs.met - mine.met) for mine, theirs in pairs)
+        return won > lost and won - lost >= 2 * sqrt(won + lost)

@@ -53,7 +53,8 @@ class LookAheadPools(Policy):
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
        only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
-       The worker stays if the present roles attain 2 points more, in either replay, even by chance.
+       The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
+       rounds in both together, by two standard deviations.
 
     Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up. Of the rounds
     in progress it sees only those of the leading coordinator. A change helps the sessions to come, because sessions
@@ -147,7 +148,7 @@ class LookAheadPools(Policy):
             roles = _changed(now, for_memory)
             with_more = comparison.outlook(roles)
             tried.append(TriedRoles(in_words(roles), with_more.share))
-            if not present.gains(with_more, self.GAIN):
+            if not (present.gains(with_more, self.GAIN) or present.surely_meets_more_than(with_more)):
                 changes, is_chance = for_memory, False
         return Considered(changes, tried, rounds, is_chance=is_chance)
 

@@ -71,3 +71,13 @@ def test_what_is_proven_has_to_be_beaten() -> None:
     assert Outlook(replay(75), replay(83)).is_better_than(proven, 0.02)
     assert proven.worst == 0.75
     assert Outlook(replay(90), proven.later).worst == 0.8
+
+
+def test_the_rounds_of_both_replays_count_together() -> None:
+    """Four rounds are two standard deviations, and three are 1.7."""
+    now = Outlook(replay(80), replay(80))
+    assert not now.surely_meets_more_than(now)
+    assert Outlook(replay(82), replay(82)).surely_meets_more_than(now)
+    assert not Outlook(replay(82), replay(81)).surely_meets_more_than(now)
+    assert not Outlook(replay(78), replay(82)).surely_meets_more_than(now)
+    assert Outlook(replay(84), None).surely_meets_more_than(now)
