@@ -1,6 +1,6 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--against FOLDER] [--prompt-tokens 1000]
+    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--prompt-tokens 1000] [--output-tokens 16]
     python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.

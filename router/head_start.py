@@ -29,16 +29,11 @@ class PendingCall(NamedTuple):
 
 
 class HeadStart:
-    """At most one call of a round that has begun before its placement holds.
-
-    Attributes:
-        wasted: workers whose call was stopped. They may hold KV of the session.
-    """
+    """At most one call of a round that has begun before its placement holds."""
 
     def __init__(self, links: LinkedContexts) -> None:
         self._links = links
-        self._begun: tuple[Placement, PendingCall] | None = None
-        self.wasted: set[str] = set()
+        self._begun: tuple[str, PendingCall] | None = None
 
     def begin(self, expected: Placement, call: Call) -> None:
         """Begin the call of a placement that is expected to hold."""
@@ -46,11 +41,11 @@ class HeadStart:
         context = self._links.new()
         chunks = asyncio.create_task(call(context))
         chunks.add_done_callback(_note_error)
-        self._begun = (expected, PendingCall(context, chunks))
+        self._begun = (expected.plan.task.task_id, PendingCall(context, chunks))
 
     def take(self, placement: Placement, call: Call) -> PendingCall:
         """The call that has begun, if it is that of this placement; else a new one."""
-        if self._begun is not None and self._begun[0].plan.task.task_id == placement.plan.task.task_id:
+        if self._begun is not None and self._begun[0] == placement.plan.task.task_id:
             pending, self._begun = self._begun[1], None
             return pending
         self.stop()
@@ -60,10 +55,9 @@ class HeadStart:
     def stop(self) -> None:
         """Stop the call that has begun, because its placement does not hold."""
         if self._begun is not None:
-            (placement, pending), self._begun = self._begun, None
             # Its task ends by itself: a call that is cancelled halfway could go on at the worker.
-            pending.context.stop_generating()
-            self.wasted.add(placement.plan.decision.worker_id)
+            self._begun[1].context.stop_generating()
+            self._begun = None
 
 
 def _note_error(answer: asyncio.Task[Chunks]) -> None:

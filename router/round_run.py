@@ -330,7 +330,7 @@ class RoundRun:
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
         if request.ends_session:
             used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._recovery.kv_source}
-            used |= {self._recovery.holder, *self._recovery.lost, *self._head_start.wasted}
+            used |= {self._recovery.holder, *self._recovery.lost}
             services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
         else:
             self._leave_history(placement)

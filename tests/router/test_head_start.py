@@ -11,7 +11,7 @@ from ampd.state.store import StateRefusedError, StateSlowError
 from ampd.types import Role
 from router.round_errors import RoundRefusedError, WorkerLostError
 from tests.memory_store import MemoryState, MemoryStore
-from tests.router.replica_lab import HANGS, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, FakeContext, Replica, cluster, queues, worker
 from tests.waiting import until
 
 EXPECTED = [64, 65, 66, 67, 68]
@@ -50,12 +50,12 @@ class Contexts:
         return noted
 
 
-async def reading(replica: Replica, **fields: Any) -> tuple[asyncio.Task[None], list[Any]]:
+async def reading(replica: Replica, context: FakeContext | None = None) -> tuple[asyncio.Task[None], list[Any]]:
     """A round of the session `s` that is read in the background, and its chunks so far."""
     chunks: list[Any] = []
 
     async def read() -> None:
-        async for chunk in replica.chunks("s", **fields):
+        async for chunk in replica.chunks("s", context):
             chunks.append(chunk)
 
     return asyncio.create_task(read()), chunks
@@ -127,23 +127,6 @@ async def test_a_session_that_was_moved_is_answered_by_its_owner_only() -> None:
         assert chunks[-1]["engine_data"]["ampd"]["decode_worker"] == after
         assert chunks[-1]["engine_data"]["ampd"]["retries"] == 0
     assert await queues(state) == {}
-
-
-async def test_the_end_of_a_session_reaches_the_worker_that_was_called_for_nothing() -> None:
-    """What it has computed may not be in its view yet."""
-    state = await cluster(worker("d1"), worker("d2"))
-    async with Replica(state, "always-local") as replica:
-        await replica.round("s")
-        (_, before, _) = replica.workers.calls[0]
-        replica.workers.calls.clear()
-        write = HeldWrite(replica)
-        task, _ = await reading(replica, agent_context={"session_id": "s", "session_final": True})
-        await until(lambda: replica.workers.calls)
-        await moved(state, "d2" if before == "d1" else "d1")
-        write.may_go.set()
-        await task
-        await asyncio.gather(*replica.tasks)
-        assert sorted(replica.workers.asked("kv release_session")) == ["d1", "d2"]
 
 
 async def test_the_error_of_a_call_for_nothing_is_no_error_of_the_round() -> None:
