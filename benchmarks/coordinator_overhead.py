@@ -358,9 +358,7 @@ def _table(results: dict[str, Any]) -> str:
             first = next(iter(figures.values()))
             values = [each[key] * factor for each in (first, figures["without"])]
             ratios = [figures[ratio][key] for ratio in ("ratio", "against_ratio", "relay_ratio") if ratio in figures]
-            lines.append(
-                f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios)
-            )
+            lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios))
     return "\n".join(lines)
 
 

@@ -102,12 +102,8 @@ class Placer:
         """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
         self._store_retry_s = float("-inf")
 
-    async def place(self, unplaced: UnplacedRound, expect: Callable[[Placement], None] | None = None) -> Placement:
+    async def place(self, unplaced: UnplacedRound) -> Placement:
         """Decide and write. If another replica was faster, decide again.
-
-        Args:
-            expect: called just before the write with the placement that comes about unless the write is refused. Only
-                for a session whose binding is known, and before nothing else was written.
 
         Raises:
             RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
@@ -136,9 +132,6 @@ class Placer:
                 continue
             if move_reason:
                 plan = await self._moved(unplaced, plan, move_reason)
-            if expect is not None and known is not None and known is unplaced.binding:
-                expect(Placement(known, plan, is_shared=True))
-            expect = None
             was_alone = not self._store_answers()
             outcome = await self._write(unplaced, known, plan)
             if outcome is None:

@@ -14,7 +14,6 @@ from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord, RoundFacts
-from router.head_start import Chunks, HeadStart
 from router.outputs import ends_at_prefill, first_chunk
 from router.placement import Placement
 from router.prompt_history import PromptHistory
@@ -44,7 +43,6 @@ class RoundRun:
         self._context = context
         self._services = services
         self._links = LinkedContexts(context)
-        self._head_start = HeadStart(self._links)
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
@@ -98,8 +96,7 @@ class RoundRun:
             self._close()
 
     async def _place(self) -> Placement:
-        expect = self._expect if self._placement is None else None
-        placing = asyncio.create_task(self._services.placer.place(self._unplaced(), expect))
+        placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
         try:
             placement = await asyncio.shield(placing)
         except asyncio.CancelledError:
@@ -115,12 +112,6 @@ class RoundRun:
         if not self._request.is_announcement:
             self._services.placed(self._record, self._stream.arrival_s)
         return placement
-
-    def _expect(self, expected: Placement) -> None:
-        """Call the first worker while the shared state takes the placement."""
-        is_remote = expected.plan.decision.route is Route.REMOTE
-        call = self._call_prefill if is_remote else self._call_generate
-        self._head_start.begin(expected, lambda context: call(expected, context))
 
     def _unplaced(self) -> UnplacedRound:
         request, sessions = self._request, self._services.sessions
@@ -159,11 +150,12 @@ class RoundRun:
     async def _prefill(self, placement: Placement) -> Chunk | None:
         """The first token, from a prefill worker; None if that worker failed or the client has gone."""
         worker_id, access = placement.plan.decision.worker_id, self._services.access
-        call = self._head_start.take(placement, lambda context: self._call_prefill(placement, context))
+        context = self._links.new()
         has_begun = False
         try:
-            with access.guard.watch(worker_id, call.context):
-                chunks = await call.chunks
+            with access.guard.watch(worker_id, context):
+                # Nothing keeps the request here while the prefill waits: its list of token ids is large.
+                chunks = await access.calls.prefill(worker_id, self._prefill_request(placement), context)
                 has_begun = True
                 async for chunk in chunks:
                     self._unreached = None
@@ -178,11 +170,6 @@ class RoundRun:
                 failure = worker_error(worker_id, error, has_died=has_died)
                 self._recovery.after_prefill(failure, has_output=self._stream.has_output)
             return None
-
-    async def _call_prefill(self, placement: Placement, context: CallContext) -> Chunks:
-        # Nothing keeps the request while the prefill waits: its list of token ids is large.
-        worker_id, request = placement.plan.decision.worker_id, self._prefill_request(placement)
-        return await self._services.access.calls.prefill(worker_id, request, context)
 
     def _prefill_request(self, placement: Placement) -> PrefillRequest:
         return prefill_request(
@@ -256,11 +243,11 @@ class RoundRun:
         """Send the rest of the round, from its decode worker."""
         worker_id, access = placement.binding.worker_id, self._services.access
         source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
-        call = self._head_start.take(placement, lambda context: self._call_generate(placement, context))
+        context = self._links.new()
         has_begun = False
         try:
-            with access.guard.watch(worker_id, call.context) as watched:
-                chunks = await call.chunks
+            with access.guard.watch(worker_id, context) as watched:
+                chunks = await access.calls.generate(worker_id, self._generate_request(placement), context)
                 has_begun = True
                 if source is not None and placement.plan.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
@@ -280,10 +267,6 @@ class RoundRun:
             raise decode_error(failure, has_output=self._stream.has_output) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")
-
-    async def _call_generate(self, placement: Placement, context: CallContext) -> Chunks:
-        worker_id, request = placement.binding.worker_id, self._generate_request(placement)
-        return await self._services.access.calls.generate(worker_id, request, context)
 
     def _finish(self, chunk: Chunk, worker_id: str, source: str | None, tokens_before: int) -> None:
         """Complete the last chunk of a choice."""
@@ -316,7 +299,6 @@ class RoundRun:
 
     def _close(self) -> None:
         self._links.close()
-        self._head_start.stop()
         if self._unreached is not None:
             self._withdraw(self._unreached)
         placement, request, services = self._placement, self._request, self._services

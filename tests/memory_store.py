@@ -152,10 +152,6 @@ class MemoryState:
         else:
             self._of(worker_id).queue.pop(task_id, None)
 
-    def is_done(self, worker_id: str, task_id: str) -> bool:
-        """Whether a prefill was struck out of a worker's queue lately."""
-        return self._of(worker_id).queue.get(task_id, (0.0, "entered"))[1] == ""
-
     def put_coordinator(self, coordinator_id: str, record: str, lease_s: float) -> None:
         """A coordinator's view."""
         now_s = self.clock()
@@ -306,9 +302,8 @@ class MemoryStore:
             return RouteOutcome(accepted=False, binding=binding)
         self._state.of_tenant(write.session_id, write.tenant)
         self._state.bind(binding, ttl_s)
-        if not self._state.is_done(write.queue_worker_id, write.task.task_id):
-            self._state.put_task(write.queue_worker_id, write.task.task_id, record)
-            self._state.publish(event)
+        self._state.put_task(write.queue_worker_id, write.task.task_id, record)
+        self._state.publish(event)
         return RouteOutcome(accepted=True, binding=binding)
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:

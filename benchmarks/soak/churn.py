@@ -27,6 +27,7 @@ async def change(graph: LiveGraph, what: Change, elders: Collection[Member], rng
     A worker that would be one too many is drained instead of being added.
     """
     kind = rng.choice(_KINDS)
+    await graph.replace_ended()  # an event before may have left only the elder
     workers = graph.of(kind)
     if what is Change.ADDED and len(workers) < _MOST:
         await graph.started(kind)

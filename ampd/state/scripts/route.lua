@@ -45,11 +45,7 @@ end
 if ARGV[13] ~= '' then
   redis.call('SET', KEYS[5], ARGV[13], 'PX', ttl)
 end
--- The worker is called meanwhile, and may have reported the prefill as finished: a time and nothing behind it.
-local entered = redis.call('HGET', KEYS[2], ARGV[4])
-if not entered or string.sub(entered, -1) ~= ' ' then
-  redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
-  redis.call('PEXPIRE', KEYS[2], ARGV[8])
-  redis.call('PUBLISH', ARGV[6], ARGV[7])
-end
+redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
+redis.call('PEXPIRE', KEYS[2], ARGV[8])
+redis.call('PUBLISH', ARGV[6], ARGV[7])
 return {1, epoch, ARGV[1]}
