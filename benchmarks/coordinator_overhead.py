@@ -1,6 +1,6 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--prompt-tokens 1000] [--output-tokens 16]
+    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--against FOLDER] [--prompt-tokens 1000]
     python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
@@ -358,7 +358,9 @@ def _table(results: dict[str, Any]) -> str:
             first = next(iter(figures.values()))
             values = [each[key] * factor for each in (first, figures["without"])]
             ratios = [figures[ratio][key] for ratio in ("ratio", "against_ratio", "relay_ratio") if ratio in figures]
-            lines.append(f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios))
+            lines.append(
+                f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios)
+            )
     return "\n".join(lines)
 
 
