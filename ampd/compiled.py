@@ -58,7 +58,10 @@ def source_of(module: str) -> Path:
 
 def hash_of(source: Path) -> str:
     """A source as the notes of a build name it; empty if there is none."""
-    return sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+    try:
+        return sha256(source.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 @cache

@@ -145,7 +145,7 @@ class Endpoint:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise UserError(f"{self.base} does not answer ({why}); is it running, and is --url right?") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{self.base}/v1/models is not an OpenAI model list; is --url right?") from None
         dynamo = any(model.get("owned_by") == _DYNAMO_OWNER for model in models)
         if not names:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
+from copy import deepcopy
 from typing import Any
 
 from ampd.types import Role
@@ -80,14 +81,14 @@ async def _served(prefill: list[Any], decode: list[Any]) -> None:
 
 
 def _chunks(rng: random.Random) -> tuple[list[Any], list[Any]]:
-    prefill, decode = list(_PREFILL), list(_DECODE)
+    prefill, decode = deepcopy(list(_PREFILL)), deepcopy(list(_DECODE))  # the coordinator adds to them
     part = rng.choice((prefill, decode))
     at = rng.randrange(len(part))
     kind = rng.random()
     if kind < 0.1:
         del part[at]
     elif kind < 0.15:
-        part.insert(at, part[at])
+        part.insert(at, deepcopy(part[at]))
     else:
         part[at] = changed(rng, part[at], 2)
     return prefill, decode

@@ -6,9 +6,9 @@ import random
 import statistics
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, PositiveFloat
+from pydantic import BaseModel, Field
 
 from planner.profiler.grid import Grid
 
@@ -29,6 +29,10 @@ class Probe(Protocol):
         ...
 
 
+_Count = Annotated[int, Field(ge=0, le=10**12)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Points(BaseModel):
     """Medians of the measurements; also a part of a file of points.
 
@@ -39,9 +43,9 @@ class Points(BaseModel):
         discarded: measurements of points that the engine did not run as asked.
     """
 
-    prefill: list[tuple[int, int, PositiveFloat]]
-    decode: list[tuple[int, int, PositiveFloat]]
-    transfer: list[tuple[int, PositiveFloat]]
+    prefill: list[tuple[_Count, _Count, _Seconds]]
+    decode: list[tuple[_Count, _Count, _Seconds]]
+    transfer: list[tuple[_Count, _Seconds]]
     discarded: int = 0
 
 

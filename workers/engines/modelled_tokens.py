@@ -20,6 +20,10 @@ _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""
 
 
+_MOST_TOKENS = 1 << 32
+"""Contexts have 32 bits per token."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the modelled engine takes from a model folder.
@@ -167,8 +171,10 @@ def _read_json(folder: Path, name: str) -> Any:
 
 def _printable(tokenizer: Any) -> tuple[tuple[int, str], ...]:
     vocab = tokenizer["model"]["vocab"]
-    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], at) for at, entry in enumerate(vocab))
+    pairs = list(vocab.items()) if isinstance(vocab, dict) else [(entry[0], at) for at, entry in enumerate(vocab)]
     special = {entry["id"] for entry in tokenizer.get("added_tokens", ())}
+    if any(type(token_id) is not int or not 0 <= token_id < _MOST_TOKENS for _, token_id in pairs):
+        raise ValueError("a token id that is none")
     words = [(token_id, text) for piece, token_id in pairs if token_id not in special and (text := _word(piece))]
     return tuple(sorted(words))
 

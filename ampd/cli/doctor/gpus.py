@@ -26,6 +26,9 @@ print(json.dumps({"cuda": torch.version.cuda, "names": names}))
 """
 
 
+_MOST_DIGITS = 12
+
+
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """One GPU. Sizes in MiB, as the driver gives them; None: the driver does not know."""
@@ -108,7 +111,7 @@ def parsed(listing: str) -> tuple[GpuReading, ...]:
     rows = csv.reader(StringIO(listing), skipinitialspace=True)
     return tuple(
         GpuReading(
-            int(index), name, _number(total) or 0, _number(used) or 0, driver,
+            _index(index), name, _number(total) or 0, _number(used) or 0, driver,
             *(_number(field) for field in (width, width_max, errors)),
         )
         for index, name, total, used, driver, width, width_max, errors in (row for row in rows if row)
@@ -116,7 +119,13 @@ def parsed(listing: str) -> tuple[GpuReading, ...]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdecimal() else None
+    return int(text) if text.strip().isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _index(text: str) -> int:
+    if (index := _number(text)) is None:
+        raise ValueError("a GPU without an index")
+    return index
 
 
 def judge_gpus(reading: GpusReading, tp: int) -> list[Finding]:

@@ -64,7 +64,8 @@ def read_model(model: str, tp: int, *, needs_weights: bool) -> ModelReading:
     weight_bytes = sum(file.stat().st_size for file in files)
     problem = f"{folder} has no weights (*.safetensors)" if needs_weights and not weight_bytes else ""
     named = config.get("architectures")
-    architecture = ", ".join(map(str, named)) if named and isinstance(named, list) else str(config.get("model_type"))
+    architecture = ", ".join(filter(None, map(str, named if isinstance(named, list) else ())))
+    architecture = architecture or str(config.get("model_type") or "unknown architecture")
     fix = _COMPLETE if problem else ""
     return ModelReading(str(folder), problem, fix, architecture, pool, weight_bytes)
 
