@@ -99,7 +99,7 @@ def notes_in(path: Path) -> dict[str, str]:
         return {}
     if not isinstance(notes, dict):
         return {}
-    is_sound = all(_MODULE.fullmatch(name) and type(noted) is str for name, noted in notes.items())
+    is_sound = all(_MODULE.fullmatch(name) and noted and type(noted) is str for name, noted in notes.items())
     return notes if is_sound else {}
 
 

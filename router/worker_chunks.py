@@ -64,13 +64,13 @@ def _wrong_end(chunk: Mapping[str, Any]) -> str:
 
 
 def _is_usage(usage: Any) -> bool:
+    """Whether it has counts only, and one level of them in its details."""
     if usage is None:
         return True
-    if not isinstance(usage, Mapping) or not isinstance(usage.get("prompt_tokens_details"), Mapping | None):
+    if not isinstance(usage, Mapping):
         return False
-    details = usage.get("prompt_tokens_details") or {}
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    return all(
-        count is None or (type(count) is int and 0 <= count <= _MOST_TOKEN_ID)
-        for count in (*counts, details.get("cached_tokens"))
-    )
+    for name, value in usage.items():
+        counts = value.values() if isinstance(value, Mapping) and str(name).endswith("_details") else (value,)
+        if not all(count is None or (type(count) is int and 0 <= count <= _MOST_TOKEN_ID) for count in counts):
+            return False
+    return True

@@ -62,7 +62,14 @@ def _huggingface_counter(file: Path) -> TokenCounter:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for any malformed file
         raise UserError(f"--tokenizer {file}: is not a tokenizer.json ({error})") from None
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def count(text: str) -> int:
+        try:
+            return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # a vocabulary that lacks parts of the text
+            raise UserError(f"--tokenizer {file}: cannot count a text ({error})") from None
+
+    return count
 
 
 class RanksCounter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -51,7 +52,9 @@ def targets(folder: Path) -> Iterator[Target]:
         "request to the fork server", lambda rng: _message(rng, rng.choice(_REQUESTS)), _receive_request, _LOST
     )
     yield Target("answer of the fork server", _answers, partial(_start, folder), (ForkServerError,))
-    yield Target("listing of GPUs", lambda rng: changed_text(rng, changed_text(rng, _LISTING)), _list, (ValueError,))
+    yield Target(
+        "listing of GPUs", lambda rng: changed_text(rng, changed_text(rng, _LISTING)), _list, (ValueError, csv.Error)
+    )
     yield Target("answer of PyTorch", lambda rng: changed_json(rng, _TORCH), _judge_torch, ())
     yield Target("measured transport", _rates, _judge_rates, ())
     yield Target("file of a local graph", lambda rng: _data(rng, _GRAPH), partial(_find_graph, folder), ())
