@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ampd.errors import UserError
+from ampd.tokenizer_errors import as_value_errors
 
 TokenCounter = Callable[[str], int]
 """Text -> number of tokens (0 for an empty text)."""
@@ -59,14 +60,16 @@ def _piece_tokens(piece: str) -> int:
 
 def _huggingface_counter(file: Path) -> TokenCounter:
     try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for any malformed file
+        with as_value_errors():
+            tokenizer = Tokenizer.from_file(str(file))
+    except ValueError as error:
         raise UserError(f"--tokenizer {file}: is not a tokenizer.json ({error})") from None
 
     def count(text: str) -> int:
         try:
-            return len(tokenizer.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # a vocabulary that lacks parts of the text
+            with as_value_errors():
+                return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        except ValueError as error:  # a vocabulary that lacks parts of the text
             raise UserError(f"--tokenizer {file}: cannot count a text ({error})") from None
 
     return count

@@ -58,7 +58,9 @@ def try_one(target: Target, seed: str) -> str | Failure:
         return _failure(target, seed, "hang", given)
     except AssertionError:
         return _failure(target, seed, "wrong decision", given)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a SystemExit, or a panic of Rust
         return _failure(target, seed, "crash", given)
     return "accepted"
 

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ampd.errors import UserError
+from ampd.tokenizer_errors import as_value_errors
 from workers.engines.base import EngineError, EngineRequest
 from workers.engines.chat_template import ChatTemplate
 from workers.engines.minimal_json import UnservedSchemaError, minimal_json
@@ -56,8 +57,9 @@ class OutputPlanner:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         try:
-            return Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        except Exception as error:  # the library has no class for it
+            with as_value_errors():
+                return Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        except ValueError as error:
             raise UserError(f"model folder {self._folder}: tokenizer.json is not usable ({error})") from None
 
     def plan(self, request: EngineRequest) -> PlannedOutput | None:
