@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from ampd.state import codec, open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import _warn_once
-from ampd.state.store import RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
+from ampd.state.redis_store import RedisStore, _warn_once
+from ampd.state.store import Binding, RoleAssigned, RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.waiting import PATIENCE_S
@@ -95,3 +95,29 @@ async def test_sessions_from_before_the_clock_went_back_take_no_room(redis_serve
         await client.zincrby(key, 3_600_000, "old")  # the clock goes back by an hour
     assert (await store.route(RouteWrite("new", "d1", 0, "d1", replace(task, session_id="new")), limits)).accepted
     await store.close()
+
+
+async def test_answers_that_no_script_gives_are_a_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a proxy, or from a server that is none."""
+    store = RedisStore("redis://localhost:1", "n")
+    task = PrefillTask("t", "s", 1, 0, 0.0, Slo(1.0, 0.1))
+    calls = (
+        lambda: store.route(RouteWrite("s", "d1", 0, "d1", task), SessionLimits(60.0)),
+        lambda: store.rebind(Binding("s", "d1", 1), "d2", 60.0),
+        lambda: store.binding("s"),
+        lambda: store.end_session("s"),
+        lambda: store.lead("c", 5.0),
+        lambda: store.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "x"), 5.0),
+        lambda: store.recent_load(),
+        lambda: store.overview(),
+    )
+    for answer in ([], [b"x"], [True, "a"], {}, [1, -1, b"d1"], [[b"1"], 2, b"d1"], 7, [b"12", [b"view"], 3]):
+
+        async def answered(*_: object, answer: object = answer) -> object:
+            return answer
+
+        monkeypatch.setattr(store._connection, "script", answered)
+        monkeypatch.setattr(store._connection, "command", answered)
+        for call in calls:
+            with pytest.raises(StateUnavailableError):
+                await call()

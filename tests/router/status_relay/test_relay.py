@@ -150,3 +150,49 @@ async def test_a_frontend_that_does_not_answer_is_503() -> None:
         client.get("/health") as answer,
     ):
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+
+@asynccontextmanager
+async def ending(sends: bytes) -> AsyncIterator[str]:
+    """A relay before a frontend that sends this and ends."""
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sends)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with serving(Relay(f"http://127.0.0.1:{port}").application()) as url:
+        yield url
+    server.close()
+    await server.wait_closed()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("sends", [b"", b"HTTP/1.1 200", HEAD, HEAD + b"5\r\ndata:\r\n"])
+async def test_a_frontend_that_ends_before_its_first_event_is_a_503(sends: bytes) -> None:
+    async with ending(sends) as url, aiohttp.ClientSession(url) as client, client.get("/stream") as answer:
+        assert answer.status == 503
+        assert "send the request again" in (await answer.json())["error"]["message"]
+
+
+async def test_a_stream_whose_frontend_ends_does_not_look_complete() -> None:
+    sends = HEAD + b"9\r\ndata: 1\n\n\r\n"
+    async with ending(sends) as url, aiohttp.ClientSession(url) as client, client.get("/stream") as answer:
+        assert answer.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+
+
+async def test_a_request_to_another_server_is_refused() -> None:
+    async with ending(b"") as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET http://example.com/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+        await writer.wait_closed()

@@ -87,3 +87,13 @@ def test_a_file_that_is_no_safetensors_has_a_digest(tmp_path: Path, content: byt
     before = model_digest(tmp_path)
     file.write_bytes(content + b"x")
     assert model_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("offsets", ["[-8, 8]", "[0.5, 8]", "[0, 10000000000000000000]", "[8, 0]", '["a", 1]', "1"])
+def test_a_header_with_wrong_offsets_is_sampled_as_another_file(tmp_path: Path, offsets: str) -> None:
+    header = f'{{"a": {{"dtype": "F32", "shape": [2], "data_offsets": {offsets}}}}}'.encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    digest = model_digest(path)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(7) + b"x")
+    assert model_digest(path) != digest
