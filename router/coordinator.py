@@ -198,27 +198,29 @@ class Coordinator:
 
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
         trace = tracing.begin(context)
+        answer = _Answer(send)
         try:
             with self._rounds.round():
                 affinity = context.metadata.get(AFFINITY)
                 wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
                 del request  # its list of token ids is large
+                answer.has_begun = wanted.continued_tokens > 0
                 if not wanted.is_named and not wanted.continued_tokens:
                     self.unnamed.add()  # another coordinator has counted a continued one
                 trace = trace.of_session(wanted.client_session_id or wanted.session_id)
                 if wanted.max_tokens == 0 and wanted.is_final:
-                    send(await self._end_session(wanted))
+                    answer.send(await self._end_session(wanted))
                 else:
-                    await RoundRun(wanted, context, self._services).serve(send)
+                    await RoundRun(wanted, context, self._services).serve(answer.send)
         except RoundRefusedError as error:
             self.failures[error.status] += 1
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
             log_fields(log, level, "round refused", status=error.status, error=str(error))
-            _fail(context, send, error.status, trace.quoted(str(error)))
+            _fail(context, answer, error.status, trace.quoted(str(error)))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            _fail(context, send, _SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}"))
+            _fail(context, answer, _SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}"))
 
     def _announce_death(self, death: DeathNews) -> None:
         self._background.spawn(self._services.access.announce_death(death))
@@ -230,10 +232,26 @@ class Coordinator:
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
 
 
-def _fail(context: CallContext, send: Send[Chunk], status: int, message: str) -> None:
-    if RELAYED in context.metadata:
-        send(refusal_chunk(status, message))
-    send(error_chunk(status, message))
+class _Answer:
+    """The chunks of a round on their way to its client.
+
+    Attributes:
+        has_begun: the client has got some, perhaps from another coordinator.
+    """
+
+    def __init__(self, send: Send[Chunk]) -> None:
+        self._send = send
+        self.has_begun = False
+
+    def send(self, chunk: Chunk) -> None:
+        self.has_begun = True
+        self._send(chunk)
+
+
+def _fail(context: CallContext, answer: _Answer, status: int, message: str) -> None:
+    if RELAYED in context.metadata and not answer.has_begun:
+        answer.send(refusal_chunk(status, message))
+    answer.send(error_chunk(status, message))
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

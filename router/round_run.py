@@ -164,6 +164,7 @@ class RoundRun:
                         return self._first(placement, chunk)
             raise WorkerLostError(worker_id, "the prefill ended without a token")
         except Exception as error:
+            context.stop_generating()  # a worker with malformed chunks may go on
             if not self._context.is_stopped():
                 self._withdraw(placement)
                 has_died = has_begun and access.view.knows(worker_id)
@@ -260,6 +261,7 @@ class RoundRun:
                         self._finish(chunk, worker_id, source, tokens_before)
                     send(chunk)
         except Exception as error:
+            context.stop_generating()  # as in `_prefill`
             if self._stream.is_complete:
                 return  # the client has all of it, and another worker would add to it
             has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)

@@ -66,7 +66,7 @@ class FuzzedRelay:
         port = self._frontend.sockets[0].getsockname()[1]
         self._upstream = f"{_LOOPBACK}:{port}"
         relay = Relay(f"http://{self._upstream}")
-        self._runner = web.AppRunner(relay.application(), access_log=None, handler_cancellation=True)
+        self._runner = relay.runner()
         await self._runner.setup()
         assert relay._session is not None
         ask = relay._session.request

@@ -120,6 +120,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_TLS_CERT_PATH", "DYN_TLS_KEY_PATH"),
+        "Dynamo",
+        "TLS of the frontend. The status relay does not start with it, because it has no TLS.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_METADATA_HEADER",),
         "Dynamo",
         "Prefix of the headers that Dynamo passes on. `ampd serve` and the manifests set `x-session-`, so that "

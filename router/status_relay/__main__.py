@@ -17,6 +17,8 @@ from ampd.telemetry.logs import configure_logging
 
 PROG = "python -m router.status_relay"
 _LOOPBACK = "127.0.0.1"
+_TLS = {"--tls-cert-path": "DYN_TLS_CERT_PATH", "--tls-key-path": "DYN_TLS_KEY_PATH"}
+"""Flags and variables of `dynamo.frontend`, which would speak TLS with the relay only."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +31,11 @@ def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROG, description=__doc__, allow_abbrev=False)
     parser.add_argument("--http-host", default=os.environ.get("DYN_HTTP_HOST", "0.0.0.0"), help="address to listen on")
     parser.add_argument("--http-port", type=int, default=os.environ.get("DYN_HTTP_PORT", "8000"))
+    for flag, variable in _TLS.items():
+        parser.add_argument(flag, default=os.environ.get(variable), help="not supported: end TLS before the relay")
     options, rest = parser.parse_known_args(argv)
+    if options.tls_cert_path or options.tls_key_path:
+        raise UserError(f"{PROG}: the relay has no TLS; leave out {' and '.join(_TLS)}, and end TLS before it")
     import uvloop
 
     configure_logging()
@@ -51,9 +57,7 @@ async def _serve(host: str, port: int, frontend_flags: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, frontend.terminate)
-    runner = web.AppRunner(
-        Relay(f"http://{_LOOPBACK}:{inner_port}").application(), access_log=None, handler_cancellation=True
-    )
+    runner = Relay(f"http://{_LOOPBACK}:{inner_port}").runner()
     try:
         await runner.setup()
         await web.TCPSite(runner, host, port).start()

@@ -20,7 +20,12 @@ _CONNECT_TIMEOUT_S = 5.0
 _OF_ONE_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
 )
-"""Headers that describe one connection, or that each side makes anew."""
+"""Headers that describe one connection, or that each side makes anew.
+
+Others that `Connection` names go through, because a client could take away headers that a gateway has set."""
+
+_MADE_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
+"""Headers that the library would add where the client sent none."""
 
 _EVENT_STREAM = "text/event-stream"
 _WRONG, _UNAVAILABLE = 400, 503
@@ -44,10 +49,16 @@ class Relay:
         app.cleanup_ctx.append(self._client)
         return app
 
+    def runner(self) -> web.AppRunner:
+        """Runs the application. Bodies stay as the client has encoded them, because their length is sent on."""
+        return web.AppRunner(self.application(), access_log=None, handler_cancellation=True, auto_decompress=False)
+
     async def _client(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False) as self._session:
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=_MADE_BY_AIOHTTP
+        ) as self._session:
             yield
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -130,6 +141,4 @@ def _marked(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 
 
 def _kept(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    dropped = set(_OF_ONE_CONNECTION)
-    dropped.update(name.strip().lower() for name in headers.get("connection", "").split(",") if name)
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)

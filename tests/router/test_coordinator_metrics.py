@@ -21,6 +21,7 @@ from ampd.policies.considered import Considered, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
+from ampd.wire import RELAYED
 from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
@@ -238,6 +239,30 @@ async def test_rounds_in_progress_and_failures_by_status() -> None:
         assert (statuses["503"], statuses["400"]) == (1, 2)
         assert site.total("ampd_rounds_total", outcome="met") == 1, "the one that nobody read any more"
         assert site.total("ampd_rounds_total", outcome="failed") == 1, "the one that had reached a worker"
+    finally:
+        await site.coordinator.stop()
+
+
+@pytest.mark.parametrize(
+    ("chunks_before", "continued", "events"),
+    [
+        (0, {}, ["refusal", "error"]),
+        (2, {}, ["error"]),
+        (0, {"token_ids": [*PROMPT, 64], "migration_link": link(None, len(PROMPT))}, ["error"]),
+    ],
+)
+async def test_the_status_relay_learns_of_a_refusal_only_before_the_client_has_output(
+    chunks_before: int, continued: dict[str, Any], events: list[str]
+) -> None:
+    """Later it could not send another status, and clients of OpenAI fail at an event without data."""
+    site = await open_site(worker("d1"))
+    try:
+        site.workers.fail["generate", "d1"] = chunks_before
+        context = Context()
+        context.metadata[RELAYED] = "1"
+        request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, **continued}
+        chunks = [chunk async for chunk in site.coordinator.generate(request, context)]
+        assert [chunk["event"] for chunk in chunks if "event" in chunk] == events
     finally:
         await site.coordinator.stop()
 

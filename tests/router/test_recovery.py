@@ -220,3 +220,24 @@ def breaking(chunk: dict[str, Any]) -> Callable[..., Awaitable[AsyncIterator[dic
         return stream()
 
     return generate
+
+
+async def test_a_worker_whose_chunks_are_malformed_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on with a round that another worker has."""
+    contexts: list[Any] = []
+
+    async def malformed(endpoint: str, worker_id: str, request: Any, context: Any, limit: Any) -> AsyncIterator[Any]:  # noqa: ARG001
+        contexts.append(context)
+
+        async def stream() -> AsyncIterator[Any]:
+            yield {"token_ids": "nonsense"}
+
+        return stream()
+
+    async with Replica(await cluster(worker("d1"), worker("d2"))) as replica:
+        monkeypatch.setattr(replica.workers, "_start", malformed)
+        with pytest.raises(RoundRefusedError):
+            async for _ in replica.chunks():
+                pass
+        assert len(contexts) > 1
+        assert all(context.is_stopped() for context in contexts)

@@ -1,6 +1,7 @@
 """The relay before Dynamo's frontend, against a frontend of the test's own."""
 
 import asyncio
+import gzip
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,8 +54,7 @@ class Frontend:
 
 
 @asynccontextmanager
-async def serving(application: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(application, handler_cancellation=True)
+async def serving(runner: web.AppRunner) -> AsyncIterator[str]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
@@ -66,8 +66,8 @@ async def serving(application: web.Application) -> AsyncIterator[str]:
 async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
     frontend = Frontend()
     async with (
-        serving(frontend.application()) as behind,
-        serving(Relay(behind).application()) as url,
+        serving(web.AppRunner(frontend.application(), handler_cancellation=True, auto_decompress=False)) as behind,
+        serving(Relay(behind).runner()) as url,
         aiohttp.ClientSession(url) as client,
     ):
         yield frontend, client
@@ -126,7 +126,8 @@ async def test_a_client_that_leaves_ends_the_request_at_the_frontend() -> None:
 async def test_requests_and_answers_go_through_whole() -> None:
     async with relayed() as (frontend, client):
         body = b"x" * (3 << 20)
-        headers = {"x-dynamo-session-id": "s", "connection": "close, x-hop", "x-hop": "1", "expect": "100-continue"}
+        headers = {"x-dynamo-session-id": "s", "connection": "close, x-tenant-id", "expect": "100-continue"}
+        headers |= {"x-tenant-id": "t", "keep-alive": "timeout=5"}
         async with client.put("/whole/%2Fa?b=%20c", data=io.BytesIO(body), headers=headers) as answer:
             assert (answer.status, answer.headers["x-own"]) == (200, "1")
             assert "retry-after" not in answer.headers
@@ -134,7 +135,25 @@ async def test_requests_and_answers_go_through_whole() -> None:
         method, path, seen, received = frontend.asked[0]
         assert (method, path, received) == ("PUT", "/whole/%2Fa?b=%20c", body)
         assert (seen["x-dynamo-session-id"], seen[RELAY_HEADER]) == ("s", "1")
-        assert "x-hop" not in {name.lower() for name in seen}
+        assert "keep-alive" not in {name.lower() for name in seen}
+        assert seen["x-tenant-id"] == "t", "a client cannot take away what its gateway has set"
+
+
+async def test_no_header_is_added_that_the_client_did_not_send() -> None:
+    async with relayed() as (frontend, client):
+        bare = ("Accept-Encoding", "User-Agent", "Content-Type", "Accept")
+        async with client.request("POST", "/whole/a", data=b"{}", skip_auto_headers=bare) as answer:
+            assert answer.status == 200
+        names = {name.lower() for name in frontend.asked[0][2]}
+        assert not names & {"accept-encoding", "user-agent", "content-type"}
+
+
+async def test_an_encoded_body_goes_through_as_it_is() -> None:
+    body = gzip.compress(b"{}")
+    async with relayed() as (frontend, client):
+        async with client.post("/whole/a", data=body, headers={"content-encoding": "gzip"}) as answer:
+            assert answer.status == 200
+        assert frontend.asked[0][3] == body
 
 
 @pytest.mark.parametrize(("status", "seconds"), [(429, "8"), (503, "8"), (200, None)])
@@ -145,7 +164,7 @@ async def test_an_error_that_names_a_time_gets_the_header(status: int, seconds: 
 
 async def test_a_frontend_that_does_not_answer_is_503() -> None:
     async with (
-        serving(Relay("http://127.0.0.1:1").application()) as url,
+        serving(Relay("http://127.0.0.1:1").runner()) as url,
         aiohttp.ClientSession(url) as client,
         client.get("/health") as answer,
     ):
@@ -164,7 +183,7 @@ async def ending(sends: bytes) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(end, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with serving(Relay(f"http://127.0.0.1:{port}").application()) as url:
+    async with serving(Relay(f"http://127.0.0.1:{port}").runner()) as url:
         yield url
     server.close()
     await server.wait_closed()
