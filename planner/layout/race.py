@@ -22,9 +22,10 @@ def race(appraiser: Appraiser, layouts: Sequence[Layout], has_time: Callable[[],
     """
     standing = contenders(appraiser, layouts)
     for seeds, precision in _STAGES:
-        if len(standing) == 1 or not has_time():
-            break
-        appraiser.search_goodput(standing, seeds, max(map(appraiser.carried, standing)), precision)
+        most = max(map(appraiser.carried, standing))
+        if len(standing) == 1 or most <= 0 or not has_time():
+            break  # where none carries a rate, there is none from which a search could begin
+        appraiser.search_goodput(standing, seeds, most, precision)
         standing = contenders(appraiser, standing)
     rest = [layout for layout in layouts if layout not in standing]
     return [*_ordered(appraiser, standing), *_ordered(appraiser, rest)]
