@@ -147,7 +147,7 @@ class RequestDeaths:
         self._deaths = deaths
         self._request_id = request_id
         self._prompt = prompt
-        self._tenant_key = tenant_key(tenant)
+        self._tenant = tenant
 
     def check(self) -> None:
         """Refuse the request if too many workers died under it.
@@ -156,7 +156,7 @@ class RequestDeaths:
             RoundRefusedError: 500, or 503 if other requests may be to blame.
         """
         if not self._deaths:
-            return  # the usual case takes no hash of the prompt
+            return  # the usual case takes no hash
         request_id, prompt = self._keys()
         count = self._deaths.most((request_id, prompt))
         if count < FATAL_DEATHS:
@@ -188,4 +188,5 @@ class RequestDeaths:
 
     def _keys(self) -> tuple[str, str]:
         prompt = blake2b(self._prompt, digest_size=16).hexdigest()
-        return f"id {self._tenant_key} {self._request_id}", f"{_PROMPT}{self._tenant_key} {prompt}"
+        tenant = tenant_key(self._tenant)
+        return f"id {tenant} {self._request_id}", f"{_PROMPT}{tenant} {prompt}"

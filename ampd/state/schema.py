@@ -50,7 +50,7 @@ class Schema:
         return self.prefix + b"live:" + to_bytes(tenant_key)
 
     def tenant_of(self, session_id: str) -> bytes:
-        """The name of a session's tenant, for the end of the session."""
+        """The tenant of a session, because a coordinator that ends the session may not know it."""
         return self.prefix + b"tenant:" + to_bytes(session_id)
 
     def role(self, worker_id: str) -> bytes:
