@@ -276,9 +276,12 @@ class RouteDecision:
         worker_id: the worker that prefills: the decode worker itself if the route is local.
         reason: a short stable word for metrics and logs (`ttft-slack`, `itl-slack`, `cheapest`, ...).
         estimates: the compared routes, if the policy compared any.
+        split_tokens: where the prompt is split. The worker of a remote prefill computes it up to this token, and the
+            decode worker the rest. 0: it is not split. The simulated cluster can. A live graph does not split prompts.
     """
 
     route: Route
     worker_id: str
     reason: str
     estimates: tuple[RouteEstimate, ...] = ()
+    split_tokens: int = 0

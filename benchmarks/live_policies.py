@@ -2,7 +2,8 @@
 
     python -m benchmarks.live_policies [--engine sglang|modelled] [--perf FILE] [--layouts 1+1,1+2] [--runs 2] [--json]
 
-1. The performance model: `--perf`, or for SGLang what `ampd profile` measures now on this machine.
+1. The performance model: `--perf`, or `--model` and `--gpu`, or for SGLang what `ampd profile` measures now on this
+   machine. With `--slow-down` modelled engines take a multiple of its times, so that a small machine keeps up.
 2. For every layout (prefill + decode workers) one graph starts, whose policies can be switched
    (`benchmarks/switched.py`). Sessions that never meet calibrate what the model does not contain (as in
    `benchmarks/fidelity.py`). Unless given, the targets are those sessions' times in the first layout: twice the P90 of
@@ -32,8 +33,11 @@ from typing import Any
 
 from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.presets import analytic_model
+from ampd.perf.profile import PerformanceProfile, write_profile
 from ampd.policies.registry import Kind
-from ampd.types import WINDOW_S, Parallelism, Slo
+from ampd.telemetry.metrics import names
+from ampd.types import WINDOW_S, Parallelism, Role, Slo
 from benchmarks.fidelity import (
     Routes,
     calibration_sessions,
@@ -43,7 +47,9 @@ from benchmarks.fidelity import (
     routes_of,
     scaled,
 )
+from benchmarks.metrics_agreement import scrape
 from benchmarks.policies.contest import Contestant
+from benchmarks.policies.contestants import COLOCATED_OURS, OURS, OURS_AHEAD, OURS_STATIC
 from benchmarks.switched import switch, switched_environment, switched_flags
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions
@@ -54,8 +60,10 @@ from workloads.trace import Session, load_trace, write_trace
 CONTESTANTS = {
     each.label: each
     for each in (
-        Contestant("ours", "predictive", "on-time", "slack"),
-        Contestant("ours, pools", "predictive", "on-time", "slack", pools="predictive"),
+        OURS_STATIC,
+        OURS,
+        OURS_AHEAD,
+        COLOCATED_OURS,
         Contestant("ampd", "ampd", "ampd"),
         Contestant("always-remote", "always-remote"),
         Contestant("always-local", "always-local"),
@@ -73,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
         sessions = retime(load_trace(options.trace), options.rate, options.seed, options.sessions)
         sessions = scaled(sessions, options.time_scale)
-        perf = options.perf or _own_model(folder, sessions, options.engine)
+        perf = options.perf or _own_model(folder, sessions, options)
+        if options.slow_down != 1.0:
+            perf = slowed(folder, perf, options.slow_down)
         bench = Bench(folder, sessions, perf, options)
         results = [row for layout in options.layouts for row in bench.contest(*layout)]
     result = {
@@ -96,6 +106,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live_policies", description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("sglang", "modelled"), default="sglang")
     parser.add_argument("--perf", help="performance model of the engines; default: measured now")
+    parser.add_argument("--model", help="model of the modelled engines' times, with --gpu and without --perf")
+    parser.add_argument("--gpu", help="GPU of the modelled engines' times")
+    parser.add_argument("--slow-down", type=float, default=1.0, help="factor on the times of the modelled engines")
     parser.add_argument("--tp", type=int, default=1, help="degree of the workers (modelled engine)")
     parser.add_argument("--layouts", type=_layouts, default="1+1,1+2", help="prefill+decode workers, comma-separated")
     parser.add_argument("--contestants", type=_contestants, default=list(CONTESTANTS), help="labels, separated by ;")
@@ -116,6 +129,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if (options.ttft is None) is not (options.itl is None):
         parser.error("--ttft and --itl belong together: give both or none")
+    if (options.model is None) is not (options.gpu is None):
+        parser.error("--model and --gpu belong together: give both or none")
+    if options.engine == "sglang" and (options.model or options.slow_down != 1.0):
+        parser.error("--model, --gpu and --slow-down need --engine modelled")
     return options
 
 
@@ -137,13 +154,40 @@ def _contestants(text: str) -> list[str]:
     return labels
 
 
-def _own_model(folder: Path, sessions: Sequence[Session], engine: str) -> str:
+def _own_model(folder: Path, sessions: Sequence[Session], options: argparse.Namespace) -> str:
+    if options.model:
+        file = folder / "model.json"
+        write_profile(analytic_model(options.model, options.gpu).profile, file)
+        return str(file)
     longest = max(session.max_context_tokens for session in sessions)
-    return measured_profile(folder, longest) if engine == "sglang" else "tiny-cpu"
+    return measured_profile(folder, longest) if options.engine == "sglang" else "tiny-cpu"
+
+
+def slowed(folder: Path, perf: str, factor: float) -> str:
+    """The file of a performance model whose computing and moving takes `factor` times as long."""
+    file = folder / "slowed.json"
+    profile = load_performance_model(perf).profile.model_dump(mode="json")
+    write_profile(PerformanceProfile.model_validate(_slowed(profile, factor)), file)
+    return str(file)
+
+
+def _slowed(value: Any, factor: float, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _slowed(item, factor, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_slowed(item, factor) for item in value]
+    is_time = "_s_per_" in key or key == "alpha_s"
+    return factor * value if is_time else value
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _await_roles(logs: Path, prefill: int) -> None:
+    """Wait until the graph has this many prefill workers, because its workers learn their roles one after the other."""
+    while scrape(logs).total(names.LIVE_WORKERS, role=Role.PREFILL.value) != prefill:
+        time.sleep(0.2)
 
 
 class Bench:
@@ -180,7 +224,10 @@ class Bench:
                     load = os.getloadavg()[0]
                     result = play(each, self._trace)
                     reached = result["attainment"]
-                    _say(f"{layout} {each.label}: {reached['rounds']:.1%} of rounds, load average before {load:.1f}")
+                    _say(
+                        f"{layout} {each.label}: {reached['rounds']:.1%} of rounds, {reached['sessions']:.1%} of "
+                        f"sessions, {result['role_changes']:g} changes of roles, load average before {load:.1f}"
+                    )
                     live[each.label].append(result | {"load_before": load})
                     self._keep({"layout": layout, "contestant": each.label, "run": run, "load_before": load} | result)
         return [
@@ -200,7 +247,9 @@ class Bench:
         options, file = self._options, self._folder / f"switch-{prefill}-{decode}.json"
         switch(file, _policies(_CALIBRATING), prefill, self.slo)
         serve = ["--engine", options.engine, "--port", "0", "--perf", self._perf, "--tp", str(options.tp)]
+        logs = self._folder / f"logs-{prefill}-{decode}"
         serve += ["--prefill", str(prefill), "--decode", str(decode), "--window-s", str(options.window)]
+        serve += ["--log-dir", str(logs)]
         serve += ["--ttft", str(self.slo.ttft_s), "--itl", str(self.slo.itl_s), *switched_flags(file)]
         if options.engine == "modelled" and self._capacity_tokens:
             serve += ["--worker-args", f"--kv-capacity-tokens {self._capacity_tokens}"]
@@ -208,10 +257,14 @@ class Bench:
 
             def play(contestant: Contestant, trace: Path) -> dict[str, Any]:
                 # First the roles of the start again, and windows as empty as a simulation's.
-                switch(file, _policies(_CALIBRATING), prefill, self.slo)
+                own_prefill = 0 if contestant.is_colocated else prefill
+                switch(file, _policies(_CALIBRATING), own_prefill, self.slo)
                 time.sleep(options.window + 1.0)
-                switch(file, _policies(contestant), prefill, self.slo)
-                return self._replay(url, trace)
+                _await_roles(logs, own_prefill)
+                switch(file, _policies(contestant), own_prefill, self.slo)
+                before = scrape(logs).total(names.ROLE_ASSIGNMENTS)
+                result = self._replay(url, trace)
+                return result | {"role_changes": scrape(logs).total(names.ROLE_ASSIGNMENTS) - before}
 
             yield play
 
@@ -253,8 +306,10 @@ class Bench:
             hand_over_pass=self._options.engine == "sglang",
             **self.overheads[layout],
         )
+        cluster = contestant.cluster(cluster)
         run = simulate(self._sessions, cluster, self.model, contestant.policies(), self.slo, options)
-        return run.result(self.slo), {(done.session_id, done.index): done.route for done in run.rounds}
+        result = run.result(self.slo) | {"role_changes": run.role_flips}
+        return result, {(done.session_id, done.index): done.route for done in run.rounds}
 
     # -- compared
 
@@ -296,6 +351,7 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "ttft_mean_s": lambda result: result["ttft_s"]["mean"],
     "ttft_p95_s": lambda result: result["ttft_s"]["p95"],
     "itl_mean_s": lambda result: result["itl_s"]["mean"],
+    "role_changes": lambda result: float(result["role_changes"]),
     "local_share": lambda result: result["routes"]["local"] / max(result["rounds"], 1),
 }
 """The same keys in a live result and in a simulated one."""
@@ -310,23 +366,24 @@ def table(result: Mapping[str, Any]) -> str:
         f"ITL {slo['itl'] * 1e3:.1f} ms; live medians (simulated)",
         "",
         "| layout | policies | rounds attained | sessions attained | TTFT mean, ms | TTFT P95, ms | ITL mean, ms "
-        "| local | routed as simulated | two live runs alike |",
-        "| --- " * 10 + "|",
+        "| changes of roles | local | routed as simulated | two live runs alike |",
+        "| --- " * 11 + "|",
     ]
     for row in result["results"]:
         cells = [row["layout"], row["contestant"]]
         for name in _FIGURES:
             live, simulated = row["live"][name], row["simulated"][name]
-            shown = f"{1e3 * live:.1f} ({1e3 * simulated:.1f})" if name.endswith("_s") else _shares(live, simulated)
-            cells.append(shown)
+            cells.append(_shown(name, live, simulated))
         among = row["routed_alike_live"]
         cells += [f"{row['routed_alike']:.1%}", "-" if among is None else f"{among:.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _shares(live: float, simulated: float) -> str:
-    return f"{live:.1%} ({simulated:.1%})"
+def _shown(name: str, live: float, simulated: float) -> str:
+    if name.endswith("_s"):
+        return f"{1e3 * live:.1f} ({1e3 * simulated:.1f})"
+    return f"{live:g} ({simulated:g})" if name == "role_changes" else f"{live:.1%} ({simulated:.1%})"
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
@@ -33,7 +34,9 @@ from ampd.policies.base import (
     SlicingSituation,
 )
 from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
+from ampd.recent_load import rounds_since
 from ampd.types import Role, RouteDecision, Slo, WorkerView
+from planner.look_ahead.pools import LookAheadPools
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,7 +49,7 @@ def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo) -> 
         slo: what pools policies are told instead of the graph's default targets.
     """
     draft = file.with_suffix(".draft")
-    content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s]}
+    content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
     draft.write_text(json.dumps(content), encoding="utf-8")
     draft.replace(file)
 
@@ -112,7 +115,15 @@ class SwitchedSlicing(_Switched):
 
 
 class SwitchedPools(_Switched):
-    """The pools policy that the file names; an idle one brings the workers back to the roles of the start."""
+    """The pools policy that the file names; an idle one brings the workers back to the roles of the start.
+
+    It is asked as `look-ahead` is: every 5 s, in a process of its own, with the recent load. Other policies are asked
+    less often than usual by this. Rounds from before the switch are left out of the load.
+    """
+
+    interval_s: ClassVar[float] = LookAheadPools.interval_s
+    load_s: ClassVar[float] = LookAheadPools.load_s
+    is_slow: ClassVar[bool] = True
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         """Its changes, or the changes back."""
@@ -120,7 +131,8 @@ class SwitchedPools(_Switched):
         if policy.is_idle:
             return _back(situation.workers, content["prefill"])
         # The graph's own targets are from before those of the contest were known.
-        return policy.change(replace(situation, slo=Slo(*content["slo"])))
+        load = rounds_since(situation.load, content["since_s"])
+        return policy.change(replace(situation, slo=Slo(*content["slo"]), load=load))
 
 
 def _back(workers: Sequence[WorkerView], prefill: int) -> list[RoleChange]:

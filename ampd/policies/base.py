@@ -152,9 +152,16 @@ class SlicingSituation(Situation):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the next `tokens` of a prefill: at least 1, at most what is left."""
+    """Compute the next `tokens` of a prefill: at least 1, at most what is left.
+
+    Attributes:
+        decode_share: how the decode batch makes its next step meanwhile, on engines that can. Above 0: on this share of
+            the GPU, beside the prefill. 0: in the pass of the prefill. None: the batch pauses. Only the simulated
+            engine can. The engines of a live graph let the batch pause.
+    """
 
     tokens: int
+    decode_share: float | None = None
 
 
 Slice = Compute | Wait

@@ -27,6 +27,18 @@ def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Para
     return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)
 
 
+def mixed_pass_s(
+    model: PerformanceModel, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int, parallelism: Parallelism
+) -> float:
+    """Seconds of one pass over (history, increment) parts that is also a decode step of a batch.
+
+    The batch's tokens share the pass's reading of the weights; their attention comes on top.
+    """
+    seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism)
+    seconds += model.decode_step_s(batch, context_tokens, parallelism)
+    return seconds - model.decode_step_s(batch, 0, parallelism)
+
+
 def tokens_within(
     limit_s: float,
     hist_tokens: int,

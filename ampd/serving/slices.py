@@ -19,14 +19,20 @@ from ampd.types import Parallelism, PrefillTask, Role, RunningRound
 
 @dataclass(frozen=True, slots=True)
 class ComputeTo:
-    """Compute the first `end_tokens` of the prompt without output, then give the slot back."""
+    """Compute the first `end_tokens` of the prompt without output, then give the slot back.
+
+    `decode_share`: as in `Compute`.
+    """
 
     end_tokens: int
+    decode_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Compute all that is left."""
+    """Compute all that is left. `decode_share`: as in `Compute`."""
+
+    decode_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,12 @@ class Slices:
         if isinstance(chosen, Wait):
             # A shorter wait could leave the time where it is, and the policy would be asked for ever.
             return Wait(max(chosen.wait_s, SHORTEST_WAIT_S)) if running else _REST
+        share = chosen.decode_share
         if len(tasks) > 1 or chosen.tokens >= task.incr_tokens:
-            return _REST
+            return Rest(share)
         page = self._page_tokens
         end_tokens = max((task.hist_tokens + chosen.tokens) // page, task.hist_tokens // page + 1) * page
-        return _REST if end_tokens >= task.context_tokens else ComputeTo(end_tokens)
+        return Rest(share) if end_tokens >= task.context_tokens else ComputeTo(end_tokens, share)
 
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:

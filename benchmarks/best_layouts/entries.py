@@ -34,12 +34,14 @@ _OUR_PARTS_COLOCATED = (
 _DURATION_S = 150.0
 _NO_PART = ("always-local", "random remote")
 """Worse than another one by construction: the first leaves prefill workers idle, the second knows no queues."""
-RIVALS_ON_SPLITS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
-RIVALS_COLOCATED = (
+_RIVALS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
+RIVALS_ON_SPLITS = tuple(each for each in _RIVALS if not each.is_unsplit)
+RIVALS_UNSPLIT = (
     replace(COLOCATED, label="co-located chunked", slicing="itl-chunks"),
     replace(COLOCATED, label="co-located chunked, shortest first", slicing="itl-chunks", ordering="jct"),
     replace(COLOCATED, label="co-located chunked, kv-router", slicing="itl-chunks", binding="kv-router"),
     *REFERENCES,
+    *(each for each in _RIVALS if each.is_unsplit),
 )
 
 
@@ -53,7 +55,7 @@ class Entry:
     @property
     def label(self) -> str:
         """The contestant and its layout, as `deflection 1+3`."""
-        if self.contestant.is_colocated:
+        if self.contestant.is_unsplit:
             return self.contestant.label
         prefill, decode = (_replicas(text)[0] for text in (self.setting.prefill, self.setting.decode))
         return f"{self.contestant.label} {prefill}+{decode}"
@@ -79,12 +81,12 @@ def ours(setting: Setting) -> list[Entry]:
 
 def our_parts(setting: Setting) -> list[Entry]:
     """Every static layout of our own parts, the even split and co-location included."""
-    return [*_colocated(_OUR_PARTS_COLOCATED, setting), *_on_splits(_OUR_PARTS_ON_SPLITS, setting)]
+    return [*_unsplit(_OUR_PARTS_COLOCATED, setting), *_on_splits(_OUR_PARTS_ON_SPLITS, setting)]
 
 
 def rivals(setting: Setting) -> list[Entry]:
-    """Every rival on every split of the workers, and co-located ones."""
-    return [*_colocated(RIVALS_COLOCATED, setting), *_on_splits(RIVALS_ON_SPLITS, setting)]
+    """Every rival on every split of the workers, and those whose workers are all alike."""
+    return [*_unsplit(RIVALS_UNSPLIT, setting), *_on_splits(RIVALS_ON_SPLITS, setting)]
 
 
 def splits(setting: Setting) -> Iterator[Setting]:
@@ -103,7 +105,7 @@ def _on_splits(contestants: Sequence[Contestant], setting: Setting) -> Iterator[
             yield Entry(contestant, split)
 
 
-def _colocated(contestants: Sequence[Contestant], setting: Setting) -> Iterator[Entry]:
+def _unsplit(contestants: Sequence[Contestant], setting: Setting) -> Iterator[Entry]:
     for contestant in contestants:
         yield Entry(contestant, setting)
 

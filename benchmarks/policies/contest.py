@@ -39,6 +39,7 @@ class Contestant:
     Attributes:
         is_fitted: its routing is a table that is fitted for every setting.
         are_mixed: the setting's prefill workers are mixed workers.
+        are_all_mixed: all workers of the setting are mixed workers.
         are_moving: sessions may move to another owner between two rounds.
     """
 
@@ -51,6 +52,7 @@ class Contestant:
     is_colocated: bool = False
     is_fitted: bool = False
     are_mixed: bool = False
+    are_all_mixed: bool = False
     are_moving: bool = False
 
     def policies(self, table: str | None = None) -> Policies:
@@ -65,17 +67,24 @@ class Contestant:
         )
 
     @property
+    def is_unsplit(self) -> bool:
+        """All workers have the same role, so that splits of the workers make no difference."""
+        return self.is_colocated or self.are_all_mixed
+
+    @property
     def spec(self) -> str:
         """All that it is made of, whatever it is called."""
         parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
         parts += ["co-located"] * self.is_colocated + ["fitted"] * self.is_fitted + ["mixed"] * self.are_mixed
-        parts += ["moving"] * self.are_moving
+        parts += ["all mixed"] * self.are_all_mixed + ["moving"] * self.are_moving
         return "/".join(parts)
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """The setting's cluster as it uses it."""
         if self.is_colocated:
             return cluster.colocated()
+        if self.are_all_mixed:
+            return replace(cluster, prefill=(), decode=(), mixed=cluster.colocated().decode)
         return replace(cluster, prefill=(), mixed=cluster.prefill) if self.are_mixed else cluster
 
 

@@ -100,8 +100,9 @@ class SimulatedEngine:
         """Begin what comes next."""
         self._admit()
         if self._prefilling:
-            if self._is_chunked:
-                self._mixed_pass()
+            share = 0.0 if self._is_chunked else self._prefilling.decode_share
+            if self._is_chunked or (share is not None and self.batch):
+                self._mixed_pass(share or 0.0)
             else:
                 self._prefill_pass()
         elif self.batch:
@@ -147,13 +148,14 @@ class SimulatedEngine:
         self._note_prefills(*passed)
         self._complete(self._prefilling.pop_done(passed[1]))
 
-    def _complete(self, done: list[SimulatedRequest]) -> None:
+    def _complete(self, done: list[SimulatedRequest], *, is_late: bool = True) -> None:
         """Call the owners of prefilled requests, and begin what comes next.
 
-        Requests that the owners submit in these calls are too late for it: an engine learns of them during its next
-        step.
+        Args:
+            is_late: requests that the owners submit in these calls are too late for it, because an engine learns of
+                them during its next step. An engine that mixes slices with steps knows the next slice before.
         """
-        self._is_ending_pass = True
+        self._is_ending_pass = is_late
         for request in done:
             self._prefilled(request)
         self._is_ending_pass = False
@@ -184,14 +186,14 @@ class SimulatedEngine:
         self._memory.settle(request.session_id, request.total_tokens - bool(request.output_tokens))
         request.on_done(request, self._loop.now_s)
 
-    # -- chunked prefill: every pass is a step of the batch too
+    # -- passes that are a step of the batch too: all passes with chunked prefill, else where the slicing says so
 
-    def _mixed_pass(self) -> None:
-        """Up to `chunk_tokens` of the oldest prefills, and one step of the decode batch, in one pass."""
+    def _mixed_pass(self, decode_share: float) -> None:
+        """The parts of the next pass and one step of the decode batch: in one pass, or beside each other on the GPU."""
         parts = self._prefilling.parts()
         self._busy = True
         now_s = self._loop.now_s
-        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
+        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens, decode_share)
         seconds = self._with_reloads_s(computed_s, parts)
         self._loop.at(now_s + seconds, self._end_mixed_pass, (now_s, parts))
 
@@ -200,7 +202,7 @@ class SimulatedEngine:
         self._note_prefills(start_s, parts)
         if self.batch:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.pop_done(parts))
+        self._complete(self._prefilling.pop_done(parts), is_late=self._is_chunked)
 
     # -- decode
 

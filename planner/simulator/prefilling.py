@@ -34,6 +34,12 @@ class Prefilling:
         """Admit a prefill."""
         self._requests.append(request)
 
+    @property
+    def decode_share(self) -> float | None:
+        """How the decode batch makes a step during the next pass; None: it pauses."""
+        shares = [request.decode_share for request in self._requests if request.decode_share is not None]
+        return shares[0] if shares else None
+
     def parts(self) -> list[Part]:
         """The parts of the next pass, those of the oldest prefills."""
         if not self._chunk_tokens:

@@ -93,9 +93,9 @@ class Prefills:
             self._look_up(members[0])
             step = self._next_step(members)
         if isinstance(step, Rest):
-            self._compute_rest(members)
+            self._compute_rest(members, step.decode_share)
         elif isinstance(step, ComputeTo):
-            self._compute_slice(members[0], step.end_tokens)
+            self._compute_slice(members[0], step)
         elif isinstance(step, Wait):
             worker.batch_waits.wait(step.wait_s, partial(self._step, members))
 
@@ -114,8 +114,8 @@ class Prefills:
         worker.queue.correct(entry, with_held(entry.task, held_tokens, self._page))
         round_.is_exact = True
 
-    def _compute_slice(self, round_: ActiveRound, end_tokens: int) -> None:
-        worker, session_id = round_.prefill, round_.record.session_id
+    def _compute_slice(self, round_: ActiveRound, step: ComputeTo) -> None:
+        worker, session_id, end_tokens = round_.prefill, round_.record.session_id, step.end_tokens
         held_tokens = worker.memory.held_tokens(session_id)
 
         def done(_: SimulatedRequest, __: float) -> None:
@@ -126,6 +126,7 @@ class Prefills:
         read_tokens = round_.usable_read_tokens(held_tokens)
         request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, read_tokens)
         request.history_tokens = self._uncounted_history(round_)
+        request.decode_share = step.decode_share
         worker.engine.submit(request)
 
     def _uncounted_history(self, round_: ActiveRound) -> int:
@@ -139,10 +140,13 @@ class Prefills:
         shared_tokens = round_.prefill.memory.prefix_tokens(round_.record.session_id)
         return history_tokens(kept_tokens, shared_tokens, self._page)
 
-    def _compute_rest(self, members: Sequence[ActiveRound]) -> None:
+    def _compute_rest(self, members: Sequence[ActiveRound], decode_share: float | None) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
         worker = members[0].prefill
-        worker.engine.submit(*[self._request(round_) for round_ in members])
+        requests = [self._request(round_) for round_ in members]
+        for request in requests:
+            request.decode_share = decode_share
+        worker.engine.submit(*requests)
         for round_ in members:
             round_.record.postponements = round_.task.postponements
             worker.memory.unprotect(round_.record.session_id)
@@ -153,6 +157,8 @@ class Prefills:
         record, worker = round_.record, round_.prefill
         is_local = worker is round_.decode
         held_tokens = worker.memory.held_tokens(record.session_id)
+        if round_.rest is not None:
+            return self._first_part(round_, held_tokens)
         request = SimulatedRequest(
             record.session_id,
             round_.prompt_tokens,
@@ -164,6 +170,41 @@ class Prefills:
         )
         request.history_tokens = self._uncounted_history(round_)
         return request
+
+    def _first_part(self, round_: ActiveRound, held_tokens: int) -> SimulatedRequest:
+        """The request for the first part of a split prompt: its KV only."""
+        session_id, end_tokens = round_.record.session_id, round_.task.context_tokens
+        request = SimulatedRequest(
+            session_id,
+            end_tokens,
+            reusable_tokens(end_tokens, held_tokens, self._page),
+            0,
+            None,
+            lambda _, __: self._fetch_first_part(round_),
+            round_.usable_read_tokens(held_tokens),
+        )
+        request.history_tokens = self._uncounted_history(round_)
+        return request
+
+    def _fetch_first_part(self, round_: ActiveRound) -> None:
+        """The first part is computed. The decode worker reads it, and queues the rest."""
+        source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
+        rest, entry = round_.rest, round_.entry
+        assert rest is not None
+        assert entry is not None
+        source.queue.leave(entry)
+        tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, rest.hist_tokens)
+        source.memory.protect(session_id)
+        target.memory.protect(session_id)
+
+        def arrived() -> None:
+            source.memory.unprotect(session_id)
+            round_.prefill, round_.rest, round_.entry = target, None, None
+            # The rest is a prefill like any other. The part that was read is protected until it begins.
+            round_.is_started, round_.is_exact, round_.fetched = False, False, True
+            target.queue.enter(rest, False, partial(self._turn, round_))
+
+        self._transfers.move("kv-increment", session_id, source, target, tokens, arrived)
 
     def _first_token(self, round_: ActiveRound, now_s: float) -> None:
         record, worker, entry = round_.record, round_.prefill, round_.entry

@@ -17,11 +17,13 @@ class SimulatedRequest:
         on_first, on_done: called with the request and the time after its first token here, and after its last.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
+        decode_share: how the decode batch makes a step while this is computed, as in `ampd.policies.base.Compute`.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
     """
 
     __slots__ = (
         "cached_tokens",
+        "decode_share",
         "end_step",
         "first_token_s",
         "history_tokens",
@@ -58,6 +60,7 @@ class SimulatedRequest:
         self.is_handed_over = token_s >= 0.0
         self.history_tokens = 0
         self.reload_s = 0.0
+        self.decode_share: float | None = None
         self.end_step = 0
 
     @property

@@ -88,21 +88,31 @@ def test_contestants_alternate_on_a_live_graph_of_modelled_engines(
 ) -> None:
     records = tmp_path / "records.json"
     argv = ["--engine", "modelled", "--perf", "tiny-cpu", "--layouts", "1+1", "--contestants"]
-    argv += ["ours;ours, pools;always-remote;always-local", "--sessions", "3", "--rate", "1", "--runs", "1"]
+    argv += [
+        "ours with fixed roles;co-located ours;always-remote;always-local",
+        "--sessions",
+        "3",
+        "--rate",
+        "1",
+        "--runs",
+        "1",
+    ]
     argv += ["--window", "1", "--calibration", "2", "--records", str(records), "--json"]
     assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert 0.2 < result["slo"]["ttft"] < 10.0
     assert result["overheads"]["1+1"]["dispatch_s"] > 0.0
     rows = {row["contestant"]: row for row in result["results"]}
-    assert list(rows) == ["ours", "ours, pools", "always-remote", "always-local"]
+    assert list(rows) == ["ours with fixed roles", "co-located ours", "always-remote", "always-local"]
     assert all(row["errors"] == 0 and 0.0 <= row["live"]["rounds_attained"] <= 1.0 for row in rows.values())
     # What is fixed by its policy goes the same way live and simulated: the switch has reached every process.
     for label, share, reason in (("always-remote", 0.0, "always-remote"), ("always-local", 1.0, "always-local")):
         row = rows[label]
         assert (row["live"]["local_share"], row["simulated"]["local_share"], row["routed_alike"]) == (share, share, 1.0)
         assert row["reasons"] == {reason: result["rounds"]}
-    assert set(rows["ours"]["reasons"]) <= {"on-time", "fewest-late", "hopeless"}
+    assert rows["co-located ours"]["live"]["local_share"] == 1.0, "the prefill worker has become a decode worker"
+    assert all(row["live"]["role_changes"] == row["simulated"]["role_changes"] == 0 for row in rows.values())
+    assert set(rows["ours with fixed roles"]["reasons"]) <= {"on-time", "fewest-late", "hopeless"}
     kept = [json.loads(line) for line in records.read_text().splitlines()]
-    assert [run["contestant"] for run in kept] == ["ours", "ours, pools", "always-remote", "always-local"]
+    assert [run["contestant"] for run in kept] == list(rows)
     assert [len(run["records"]) for run in kept] == [result["rounds"]] * 4

@@ -37,7 +37,16 @@ from workloads.trace import Round, Session, SharedPrefix
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.5, 0.02)
 ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "kairos", "laps", "shortest-prefill-first")
-ROUTINGS = ("always-remote(choice=random)", "arrow", "deflection", "first-remote", "taichi", "threshold(tokens=300)")
+ROUTINGS = (
+    "always-remote(choice=random)",
+    "arrow",
+    "deflection",
+    "dynaserve",
+    "first-remote",
+    "taichi",
+    "threshold(tokens=300)",
+)
+SLICINGS = ("itl-chunks", "duetserve", "dynaserve")
 NO_OPTIONS = SimulationOptions()
 NO_PREFIXES: Mapping[str, SessionPrefix] = {}
 
@@ -148,7 +157,7 @@ routing_policies = st.builds(
     st.just(REMOTE),
     binding=st.sampled_from(["least-kv", "arrow"]).map(partial(create, "binding")),
     routing=st.sampled_from(ROUTINGS).map(partial(create_named, "routing")),
-    slicing=st.just(create("slicing", "itl-chunks")),
+    slicing=st.sampled_from(SLICINGS).map(partial(create, "slicing")),
     pools=st.sampled_from([create("pools", "static"), ARROW.pools, RandomPools()]),
 )
 
