@@ -17,7 +17,7 @@ from ampd.types import ATTAINMENT, Slo
 from planner.combination import Combination, papers_note
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from workloads.missed_rounds import MissedRound, missed_rounds
-from workloads.results import RoundRecord, local_share
+from workloads.results import PromptTokens, RoundRecord, local_share
 
 _KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
 _MOST_LANES = 24
@@ -97,21 +97,24 @@ def _as_recorded(round_: SimulatedRound) -> RoundRecord:
 
     From the start of its computation to its first token it counts as prefill, with the work of others between slices.
     """
-    decision = {name: getattr(round_, name) for name in ("route", "reason", "incr_tokens", "queued_s", "ttft_s")}
+    queued_s = round_.prefill.queued_s
     return RoundRecord(
         round_.session_id,
         round_.index,
         round_.sent_s,
-        round_.hist_tokens,
-        round_.incr_tokens,
+        PromptTokens(round_.hist_tokens, round_.incr_tokens),
         ttft_s=round_.ttft_s,
         gaps_s=[] if round_.itl_s is None else [round_.itl_s],
         e2e_s=round_.e2e_s,
         error=round_.error,
-        decision=decision
-        | {
-            "prefill_s": max((round_.ttft_s or 0.0) - round_.queued_s, 0.0),
-            "hit_tokens": {"recomputed": round_.missing_tokens},
+        decision={
+            "route": round_.route,
+            "reason": round_.placed.reason,
+            "incr_tokens": round_.incr_tokens,
+            "queued_s": queued_s,
+            "ttft_s": round_.ttft_s,
+            "prefill_s": max((round_.ttft_s or 0.0) - queued_s, 0.0),
+            "hit_tokens": {"recomputed": round_.prefill.missing_tokens},
         },
     )
 
@@ -176,7 +179,7 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
 
 
 def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
-    counts = Counter((record.route, record.reason) for record in run.rounds if record.route)
+    counts = Counter((record.route, record.placed.reason) for record in run.rounds if record.route)
     total = sum(counts.values())
     return [
         [label, str(route), reason, str(count), f"{count / total:.1%}"]
@@ -212,7 +215,9 @@ def _workers(axes: Any, run: SimulationRun, missed: Sequence[MissedRound]) -> No
             linewidth=0,
             label=kind,
         )
-    workers = {(each.session_id, each.index): (each.worker_id, each.decode_worker_id) for each in run.rounds}
+    workers = {
+        (each.session_id, each.index): (each.placed.worker_id, each.placed.decode_worker_id) for each in run.rounds
+    }
     marks = [
         (late.at_s, lanes[worker_id])
         for late in missed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ampd.types import Slo
 from workloads.endpoint import Chunk, Dialect, Endpoint, RequestError
 from workloads.history import SAFE_TOKENS, CommonStart, History, TokenHistory, TokenRange, WordHistory
-from workloads.results import RoundRecord
+from workloads.results import PromptTokens, RoundRecord
 from workloads.trace import Session
 
 SESSION_HEADER = "x-dynamo-session-id"
@@ -127,8 +127,7 @@ class _Player:
             session_id=session.session_id,
             index=index,
             sent_s=sent_s - self.start_s,
-            hist_tokens=max(history.length_tokens - item.incr_tokens, 0),
-            incr_tokens=item.incr_tokens,
+            prompt=PromptTokens(max(history.length_tokens - item.incr_tokens, 0), item.incr_tokens),
             lag_s=max(sent_s - due_s, 0.0),
         )
         stream = _Stream(record, sent_s)
@@ -162,9 +161,9 @@ class _Stream:
     def add(self, chunk: Chunk) -> None:
         record = self.record
         if chunk.usage:
-            record.prompt_tokens = chunk.usage.get("prompt_tokens", record.prompt_tokens)
-            details = chunk.usage.get("prompt_tokens_details") or {}
-            record.cached_tokens = details.get("cached_tokens", record.cached_tokens)
+            prompt, details = record.prompt, chunk.usage.get("prompt_tokens_details") or {}
+            prompt.prompt_tokens = chunk.usage.get("prompt_tokens", prompt.prompt_tokens)
+            prompt.cached_tokens = details.get("cached_tokens", prompt.cached_tokens)
         if chunk.engine_data:
             record.decision = {**record.decision, **(chunk.engine_data.get("ampd") or {})}
         # Without ids a chunk with text counts as one token.

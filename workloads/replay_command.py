@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -196,22 +197,28 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
 
 def _prompt_tokens(records: Sequence[RoundRecord]) -> dict[str, int]:
     """Tokens of the prompts by the trace and by the server, of the rounds whose prompts the server counted."""
-    counted = [(record, record.prompt_tokens) for record in records if record.prompt_tokens is not None]
+    counted = [(record.prompt, tokens) for record in records if (tokens := record.prompt.prompt_tokens) is not None]
     return {
-        "trace": sum(record.hist_tokens + record.incr_tokens for record, _ in counted),
+        "trace": sum(prompt.hist_tokens + prompt.incr_tokens for prompt, _ in counted),
         "server": sum(tokens for _, tokens in counted),
     }
 
 
-_ROW = (
-    *("session_id", "index", "sent_s", "hist_tokens", "incr_tokens", "prompt_tokens", "cached_tokens"),
-    *("output_tokens", "ttft_s", "itl_s", "e2e_s", "lag_s", "error", "decision"),
-)
-"""Fields of a record in the JSON file, where `index` is called `round`."""
-
-
 def _record_row(record: RoundRecord) -> dict[str, Any]:
-    return {"round" if name == "index" else name: getattr(record, name) for name in _ROW}
+    """A record in the JSON file."""
+    return {
+        "session_id": record.session_id,
+        "round": record.index,
+        "sent_s": record.sent_s,
+        **asdict(record.prompt),
+        "output_tokens": record.output_tokens,
+        "ttft_s": record.ttft_s,
+        "itl_s": record.itl_s,
+        "e2e_s": record.e2e_s,
+        "lag_s": record.lag_s,
+        "error": record.error,
+        "decision": record.decision,
+    }
 
 
 _LONGEST_RANGE = 40

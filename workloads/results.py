@@ -15,13 +15,27 @@ _PERCENTS = (50, 95, 99)
 
 
 @dataclass(slots=True)
+class PromptTokens:
+    """The tokens of a round's prompt, as the trace has them and as the server counted them.
+
+    Attributes:
+        hist_tokens, incr_tokens: kept context and new tokens, by the trace.
+        prompt_tokens, cached_tokens: the whole prompt, and its part that was cached, by the server; None: not reported.
+    """
+
+    hist_tokens: int
+    incr_tokens: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
 class RoundRecord:
     """One round as measured by its client.
 
     Attributes:
         index: position in its session; 0 is the initial prefill.
         sent_s: when the round was sent, in seconds from the start of the run.
-        hist_tokens, incr_tokens: the prompt, as kept context and new tokens.
         output_tokens: generated tokens.
         ttft_s: from `sent_s` to the first token.
         gaps_s: every gap between consecutive tokens; the tokens of one chunk share its gap equally.
@@ -34,15 +48,12 @@ class RoundRecord:
     session_id: str
     index: int
     sent_s: float
-    hist_tokens: int
-    incr_tokens: int
+    prompt: PromptTokens
     output_tokens: int = 0
     ttft_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     e2e_s: float | None = None
     lag_s: float = 0.0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
     error: str | None = None
     decision: Mapping[str, Any] = field(default_factory=dict)
 

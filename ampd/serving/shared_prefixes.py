@@ -5,7 +5,7 @@ finds it. A worker publishes the prefixes that two or more of its sessions have 
 that decisions know them too: a prefix by the key of its last page, with its tokens.
 
 What a worker holds of a round's prompt is the longer of two parts: of the session's own context, and of a shared
-prefix. Coordinators and the simulator combine them here.
+prefix. Workers, coordinators and the simulator take these rules from here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from ampd.types import PrefillTask, WorkerView
 MOST_PUBLISHED = 64
 """Shared prefixes that a view lists, those used last. They take about 2 kB."""
 
+_LEAST_USERS = 2
+"""Sessions that use a prefix from the moment on at which it is shared."""
+
 _KEY_BYTES = 8
 """Two prefixes with the same 64 bits would make an estimate wrong, and never a token."""
 
@@ -29,6 +32,31 @@ def prefix_key(page_key: bytes) -> str:
         page_key: see `ampd.page_keys`. It depends on the tenant, so that a tenant finds none of another's prefixes.
     """
     return page_key[:_KEY_BYTES].hex()
+
+
+class PrefixUsers:
+    """The sessions that have used a prefix, and how many of its first tokens or pages each has used."""
+
+    __slots__ = ("_used",)
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+        """Of the two sessions that used the most: a third session has used no more than one of them."""
+
+    def note(self, session_id: str, used: int) -> None:
+        """A session uses the first `used` tokens or pages."""
+        self._used[session_id] = max(used, self._used.get(session_id, 0))
+        if len(self._used) > _LEAST_USERS:
+            del self._used[min(self._used, key=self._used.__getitem__)]
+
+    def shared(self, session_id: str, used: int) -> int:
+        """How many of the first `used` tokens or pages another session has used too."""
+        return min(used, max([most for name, most in self._used.items() if name != session_id], default=0))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether two sessions have used it. The end of the sessions does not matter."""
+        return len(self._used) >= _LEAST_USERS
 
 
 def published(workers: Iterable[WorkerView]) -> dict[str, int]:

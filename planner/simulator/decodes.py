@@ -47,7 +47,7 @@ class Decodes:
         source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
         target.memory.protect(session_id)
         context_tokens = source.resident.held_tokens(session_id)
-        tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, context_tokens)
+        tokens = round_.record.prefill.kv_increment_tokens = round_.begin_read(source, target, context_tokens)
 
         def arrived() -> None:
             source.memory.unprotect(session_id)

@@ -58,7 +58,7 @@ class Prefills:
     def _fetch_history(self, round_: ActiveRound, entry: QueueEntry) -> None:
         """Read what the prefill worker lacks of the history, as far as its holder still has it."""
         session_id, source, target = round_.record.session_id, round_.holder, round_.prefill
-        tokens = round_.record.kv_history_tokens = round_.begin_read(source, target, entry.task.hist_tokens)
+        tokens = round_.record.prefill.kv_history_tokens = round_.begin_read(source, target, entry.task.hist_tokens)
         round_.fetched = True
         # The history that is here already goes with the part that is read: neither may be evicted before both are used.
         target.memory.protect(session_id)
@@ -74,7 +74,7 @@ class Prefills:
         """The round's pass has a slot. The last member whose turn comes starts the pass."""
         if not round_.is_started:
             round_.is_started = True
-            round_.record.queued_s = self._loop.now_s - entry.task.arrival_s
+            round_.record.prefill.queued_s = self._loop.now_s - entry.task.arrival_s
             # Between slices nothing else protects the part that is computed.
             round_.prefill.memory.protect(round_.record.session_id)
         picked = entry.picked
@@ -148,7 +148,6 @@ class Prefills:
             request.decode_share = decode_share
         worker.engine.submit(*requests)
         for round_ in members:
-            round_.record.postponements = round_.task.postponements
             worker.memory.unprotect(round_.record.session_id)
             if round_.fetched:
                 worker.memory.unprotect(round_.record.session_id)

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ampd.serving.shared_prefixes import MOST_PUBLISHED, PrefixUsers
+
 
 class SessionPrefix(NamedTuple):
     """The beginning of a session's context that other sessions have too: its key, and its tokens in full pages."""
@@ -20,24 +22,20 @@ class _Resident:
     Attributes:
         computed_tokens: tokens whose KV is here, so that other sessions find it.
         members: session id -> tokens of the prefix that are a part of what the session has here.
+        users: the sessions that have used it here.
     """
 
-    __slots__ = ("_first", "computed_tokens", "is_shared", "members")
+    __slots__ = ("computed_tokens", "members", "users")
 
     def __init__(self) -> None:
         self.computed_tokens = 0
         self.members: dict[str, int] = {}
-        self.is_shared = False
-        self._first: str | None = None
+        self.users = PrefixUsers()
 
     @property
     def tokens(self) -> int:
         """Memory that it takes."""
         return max(self.computed_tokens, max(self.members.values(), default=0))
-
-    def use(self, session_id: str) -> None:
-        self._first = self._first or session_id
-        self.is_shared = self.is_shared or self._first != session_id
 
 
 class ResidentPrefixes:
@@ -80,7 +78,7 @@ class ResidentPrefixes:
         was_shared, shared = min(before, prefix.tokens), min(after, prefix.tokens)
         if shared:
             resident.members[session_id] = shared
-            resident.use(session_id)
+            resident.users.note(session_id, shared)
             self._residents.move_to_end(prefix.key)
         else:
             resident.members.pop(session_id, None)
@@ -127,11 +125,12 @@ class ResidentPrefixes:
         return sum([resident.tokens for resident in self._residents.values() if not resident.members])
 
     def published(self) -> dict[str, int]:
-        """Key -> tokens of those that two sessions have used here."""
+        """Key -> tokens of those that two sessions have used here, as many as a view lists."""
         if not self._residents:
             return {}
-        return {
+        found = {
             key: resident.computed_tokens
             for key, resident in self._residents.items()
-            if resident.is_shared and resident.computed_tokens
+            if resident.computed_tokens and resident.users.is_shared
         }
+        return found if len(found) <= MOST_PUBLISHED else dict(list(found.items())[-MOST_PUBLISHED:])

@@ -4,7 +4,7 @@ import pytest
 
 from ampd.types import Slo
 from workloads.missed_rounds import missed_rounds
-from workloads.results import RoundRecord
+from workloads.results import PromptTokens, RoundRecord
 
 SLO = Slo(0.5, 0.05)
 DECISION = {
@@ -24,7 +24,7 @@ DECISION = {
 def _round(sent_s: float, ttft_s: float | None = 0.1, gap_s: float = 0.01, **fields: object) -> RoundRecord:
     gaps_s = [] if ttft_s is None else [gap_s] * 10
     end_s = None if ttft_s is None else ttft_s + sum(gaps_s)
-    return RoundRecord("s", 3, sent_s, 10, 5, 11, ttft_s, gaps_s, end_s, **fields)  # type: ignore[arg-type]
+    return RoundRecord("s", 3, sent_s, PromptTokens(10, 5), 11, ttft_s, gaps_s, end_s, **fields)  # type: ignore[arg-type]
 
 
 def test_met_rounds_are_left_out_and_the_others_are_in_the_order_of_sending() -> None:

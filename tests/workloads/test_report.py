@@ -9,7 +9,7 @@ import pytest
 
 from ampd.types import Slo
 from workloads.report import render_report
-from workloads.results import RoundRecord, summarise
+from workloads.results import PromptTokens, RoundRecord, summarise
 
 SLO = Slo(0.11, 0.1)
 
@@ -17,11 +17,11 @@ SLO = Slo(0.11, 0.1)
 def _records(route: str | None) -> list[RoundRecord]:
     decision = {"route": route, "reason": "cheapest"} if route else {}
     good = [
-        RoundRecord(f"s{n}", r, n + r, 10, 5, 3, 0.1 + r / 50, [0.01, 0.02], 0.2, decision=decision)
+        RoundRecord(f"s{n}", r, n + r, PromptTokens(10, 5), 3, 0.1 + r / 50, [0.01, 0.02], 0.2, decision=decision)
         for n in range(3)
         for r in range(2)
     ]
-    return [*good, RoundRecord("<bad>", 0, 1.5, 0, 5, error="<script>alert(1)</script>")]
+    return [*good, RoundRecord("<bad>", 0, 1.5, PromptTokens(0, 5), error="<script>alert(1)</script>")]
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_missed_rounds_are_listed_and_marked() -> None:
 
 @pytest.mark.slow
 def test_a_long_list_is_cut_with_a_note() -> None:
-    records = [RoundRecord(f"s{number}", 0, number, 0, 5, 3, 1.0, [0.01], 1.1) for number in range(250)]
+    records = [RoundRecord(f"s{number}", 0, number, PromptTokens(0, 5), 3, 1.0, [0.01], 1.1) for number in range(250)]
     page = render_report(summarise(records, {}, SLO, 250.0), records)
     assert page.count("TTFT 1,000 ms of 110 ms") == 200
     assert "50 later ones are not listed" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampd.types import Slo
 from workloads.result_table import format_result
-from workloads.results import RoundRecord, summarise
+from workloads.results import PromptTokens, RoundRecord, summarise
 
 SLO = Slo(1.0, 0.1)
 
@@ -24,7 +24,9 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 def test_latencies_are_in_milliseconds_and_shares_are_named() -> None:
     decision = {"route": "remote", "kv_read_bytes_history": 2048, "kv_read_bytes_increment": 0}
-    record = RoundRecord("s", 0, 0.0, 0, 1, output_tokens=2, ttft_s=0.25, gaps_s=[0.05], e2e_s=0.3, decision=decision)
+    record = RoundRecord(
+        "s", 0, 0.0, PromptTokens(0, 1), output_tokens=2, ttft_s=0.25, gaps_s=[0.05], e2e_s=0.3, decision=decision
+    )
     lines = lines_of([record], SLO, [])
     assert lines[0] == "1 sessions, 1 rounds, 2 tokens generated in 2.0 s, 0 errors"
     (ttft,) = [line for line in lines if line.startswith("TTFT")]

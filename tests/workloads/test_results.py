@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.types import Slo
-from workloads.results import RoundRecord, attainment, latency_percentiles, meets, summarise
+from workloads.results import PromptTokens, RoundRecord, attainment, latency_percentiles, meets, summarise
 
 SLO = Slo(1.0, 0.1)
 
@@ -25,8 +25,7 @@ records = st.builds(
     session_id=st.sampled_from("abc"),
     index=st.integers(0, 3),
     sent_s=st.just(0.0),
-    hist_tokens=st.just(0),
-    incr_tokens=st.just(1),
+    prompt=st.builds(PromptTokens, st.just(0), st.just(1)),
     ttft_s=st.sampled_from([0.5, 1.0, 1.5]),
     gaps_s=st.sampled_from([[], [0.05, 0.15], [0.2]]),
     error=st.sampled_from([None, None, "x"]),
@@ -47,7 +46,7 @@ def test_rounds_that_were_never_sent_count_as_missed(done: list[RoundRecord], pl
 
 def test_a_round_meets_both_targets_exactly_or_it_does_not() -> None:
     def round_(ttft_s: float | None, *gaps_s: float, error: str | None = None) -> RoundRecord:
-        return RoundRecord("s", 0, 0.0, 0, 1, ttft_s=ttft_s, gaps_s=list(gaps_s), error=error)
+        return RoundRecord("s", 0, 0.0, PromptTokens(0, 1), ttft_s=ttft_s, gaps_s=list(gaps_s), error=error)
 
     assert meets(round_(1.0, 0.05, 0.15), SLO)
     assert meets(round_(1.0), SLO)
@@ -62,8 +61,8 @@ def test_without_targets_nothing_is_attained() -> None:
 
 
 def test_unsent_rounds_of_failed_sessions_are_missed_and_unended_sessions_do_not_count() -> None:
-    ok = RoundRecord("a", 0, 0, 0, 1, 1, 0.1, [], 0.1)
-    failed = RoundRecord("b", 0, 0, 0, 1, error="x")
-    running = RoundRecord("c", 0, 0, 0, 1, 1, 0.1, [], 0.1)
+    ok = RoundRecord("a", 0, 0, PromptTokens(0, 1), 1, 0.1, [], 0.1)
+    failed = RoundRecord("b", 0, 0, PromptTokens(0, 1), error="x")
+    running = RoundRecord("c", 0, 0, PromptTokens(0, 1), 1, 0.1, [], 0.1)
     result = summarise([ok, failed, running], {"a": 1, "b": 4}, SLO, 1.0)
     assert result["attainment"] == {"rounds": 2 / 6, "sessions": 0.5}

@@ -3,7 +3,7 @@
 import pytest
 
 from ampd.page_keys import page_keys
-from ampd.serving.shared_prefixes import prefix_key, published, reads_history, shared_tokens, with_shared
+from ampd.serving.shared_prefixes import PrefixUsers, prefix_key, published, reads_history, shared_tokens, with_shared
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 
@@ -39,3 +39,15 @@ def test_a_shared_prefix_is_history_as_far_as_it_is_longer_than_the_session_s_ow
 @pytest.mark.parametrize(("shared", "reads"), [(0, True), (31, True), (32, False), (48, False)])
 def test_only_history_of_the_session_s_own_is_read(shared: int, reads: bool) -> None:
     assert reads_history(PrefillTask("t", "s", 32, 68, 0.0, Slo(1.0, 0.1)), shared) is reads
+
+
+def test_a_prefix_is_shared_as_far_as_two_sessions_have_used_it() -> None:
+    users = PrefixUsers()
+    users.note("a", 32)
+    users.note("a", 16)
+    assert (users.is_shared, users.shared("a", 32), users.shared("b", 48)) == (False, 0, 32)
+    users.note("b", 64)
+    assert (users.is_shared, users.shared("a", 48), users.shared("c", 80)) == (True, 48, 64)
+    # The session that used least is forgotten, because no other session shares more with it than with the others.
+    users.note("c", 48)
+    assert (users.shared("b", 80), users.shared("c", 80)) == (48, 64)

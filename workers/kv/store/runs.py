@@ -6,10 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ampd.serving.shared_prefixes import PrefixUsers
 from workers.kv.store.records import RecordAllocator
-
-_MOST_USERS = 2
-"""Of two sessions, one is another than any third, and used at least as many pages as all that are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +24,7 @@ class PageRun:
         session_pages, protected_pages: the most pages that a session of this worker needs, and the most that must not
             be evicted.
         checksums: of the records where the writer gave any: pool -> position -> checksum.
-        users: the two sessions that have used the most of its pages, and how many of the first pages each has used.
+        users: the sessions that have used its pages.
         dropped: nothing finds these records any more. Their memory is free when the last claim has ended.
     """
 
@@ -39,18 +37,8 @@ class PageRun:
     session_pages: int = 0
     protected_pages: int = 0
     checksums: dict[str, dict[int, int]] = field(default_factory=dict)
-    users: dict[str, int] = field(default_factory=dict)
+    users: PrefixUsers = field(default_factory=PrefixUsers)
     dropped: bool = False
-
-    def shared_pages(self, session_id: str, pages: int) -> int:
-        """How many of the first `pages` pages another session has used too."""
-        return min(pages, max((used for name, used in self.users.items() if name != session_id), default=0))
-
-    def note_user(self, session_id: str, pages: int) -> None:
-        """A session uses the first `pages` pages."""
-        self.users[session_id] = max(pages, self.users.get(session_id, 0))
-        if len(self.users) > _MOST_USERS:
-            del self.users[min(self.users, key=lambda name: self.users[name])]
 
     def needed_pages(self, besides: Claimant | None = None) -> int:
         """How many pages from the start are claimed. `besides`: do not count this claimant."""

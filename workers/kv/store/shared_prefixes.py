@@ -30,8 +30,8 @@ class SharedPrefixes:
         shared: list[PageSpan] = []
         is_whole = True
         for span in spans:
-            pages = span.run.shared_pages(session_id, span.pages)
-            span.run.note_user(session_id, span.pages)
+            pages = span.run.users.shared(session_id, span.pages)
+            span.run.users.note(session_id, span.pages)
             if is_whole and pages:
                 shared.append(PageSpan(span.run, 0, pages))
             is_whole = is_whole and pages == span.pages
