@@ -192,7 +192,7 @@ class Prefills:
         assert rest is not None
         assert entry is not None
         source.queue.leave(entry)
-        tokens = round_.record.kv_increment_tokens = round_.begin_read(source, target, rest.hist_tokens)
+        tokens = round_.record.prefill.kv_increment_tokens = round_.begin_read(source, target, rest.hist_tokens)
         source.memory.protect(session_id)
         target.memory.protect(session_id)
 

@@ -102,4 +102,4 @@ def test_later_rounds_of_a_split_session_find_their_history_at_the_owner() -> No
     rounds = (2048, 5), (512, 5), (512, 5)
     done = run([session("a", *rounds)], single(), replace(REMOTE, routing=SplitAt(2300)))
     assert [record.error for record in done.rounds] == [None] * 3
-    assert all(record.missing_tokens == 0 for record in done.rounds)
+    assert all(record.prefill.missing_tokens == 0 for record in done.rounds)
