@@ -15,6 +15,8 @@ from benchmarks.structure import MOST_LINES, PRODUCT, classes, modules
 _ROOT = Path(__file__).parents[1]
 _SOURCES = list(modules(_ROOT))
 _FOLDERS = (*PRODUCT, "benchmarks", "docs", "k8s", "tests", "tools")
+_LARGE_LINES = 300
+"""From here on a newcomer looks for the tests of one module. Small modules may be tested together."""
 _MAYBE_NAMED_ONE = re.compile(r"\b(as|def|for|lambda)\s+one\b|[(,*]\s*one\b|\bone\s*[=:,]")
 """What stands beside a name where it is made. Prose has it too, but most files need no parsing."""
 
@@ -28,6 +30,13 @@ def test_no_class_has_more_state_than_a_reader_keeps_in_mind() -> None:
 def test_no_file_is_too_long_to_read() -> None:
     lengths = {str(path): len((_ROOT / path).read_text("utf-8").splitlines()) for path, _ in _SOURCES}
     assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_every_large_module_has_tests_that_bear_its_name() -> None:
+    large = [path for path, _ in _SOURCES if len((_ROOT / path).read_text("utf-8").splitlines()) > _LARGE_LINES]
+    assert large
+    without = [path for path in large if not [*(_ROOT / "tests" / path.parent).glob(f"test_{path.stem}*.py")]]
+    assert without == []
 
 
 @pytest.mark.slow

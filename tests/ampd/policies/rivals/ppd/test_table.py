@@ -1,6 +1,5 @@
-"""The routing table: exact look-ups at the edges of its buckets, wrong files, the shipped table, fair shares."""
+"""The routing table: exact look-ups at the edges of its buckets, the shipped table, fair shares."""
 
-import json
 import pickle
 import random
 from collections import Counter
@@ -20,33 +19,12 @@ from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo
 from benchmarks.routing_table.table_file import FittedOn, dump_table, with_routes, write_table
 from tests.ampd.policies import situations
 
+from .table_lab import document
+
 MODEL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
 DECODE = WorkerView("d", Role.DECODE, TP4)
-AXES: dict[str, list[float]] = {
-    "context_tokens_from": [0, 1, 5000],
-    "increment_tokens_from": [0, 100, 1000],
-    "output_tokens_from": [0, 200],
-    "load_from": [0.0, 0.5],
-}
-
-
-def document(*local: tuple[int, int, int, int]) -> dict[str, Any]:
-    """A table that is remote but for the cells at these positions on its axes."""
-    context, increment, output, load = AXES.values()
-    rows = [
-        {
-            "context_tokens_from": first_context,
-            "increment_tokens_from": first_increment,
-            "output_tokens_from": first_output,
-            "by_load": ["local" if (c, i, o, k) in local else "remote" for k in range(len(load))],
-        }
-        for c, first_context in enumerate(context)
-        for i, first_increment in enumerate(increment)
-        for o, first_output in enumerate(output)
-    ]
-    return {"expected_output_tokens": 50.0, **AXES, "rows": rows}
 
 
 def task(hist_tokens: int = 0, incr_tokens: int = 1, slo: Slo = SLO) -> PrefillTask:
@@ -156,12 +134,6 @@ def test_a_file_is_read_back_equal_and_once(tmp_path: Path) -> None:
         assert decision.route is Route.LOCAL
 
 
-def test_rows_may_come_in_any_order() -> None:
-    given_rows = document((2, 0, 0, 0))
-    turned = given_rows | {"rows": given_rows["rows"][::-1]}
-    assert parse_table(turned).routes == parse_table(given_rows).routes
-
-
 def test_the_shipped_table_says_what_it_was_fitted_on() -> None:
     table = read_table(DEFAULT_TABLE)
     fitted = FittedOn.model_validate(table.fitted_on)
@@ -173,54 +145,6 @@ def test_the_shipped_table_says_what_it_was_fitted_on() -> None:
     assert dump_table(table) == DEFAULT_TABLE.read_text()
     assert create("routing", "table") == create("routing", "table", table="default")
     assert route(task(30_000, 50), "default", replace(worker(), held_tokens={"s": 30_000})).reason.startswith("table-")
-
-
-def broken(**changes: Any) -> dict[str, Any]:
-    return document() | changes
-
-
-ROWS = document()["rows"]
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "ampd-routing-table/2"}, "format"),
-    ({"colour": 1}, "colour: unknown field"),
-    ({"expected_output_tokens": 0}, "expected_output_tokens"),
-    ({"load_from": [0.0, float("inf")]}, "load_from"),
-    ({"load_from": [0.1, 0.5]}, "must begin with 0 and grow: [0.1, 0.5]"),
-    ({"load_from": []}, "must begin with 0 and grow"),
-    ({"context_tokens_from": [0, 5000, 5000]}, "context_tokens_from: must begin with 0 and grow"),
-    ({"rows": ROWS[1:]}, "rows: none for context, increment, output from [0, 0, 0] tokens"),
-    ({"rows": [*ROWS, ROWS[3]]}, "rows: two for context, increment, output from [0, 100, 200] tokens"),
-    ({"rows": [*ROWS, ROWS[0] | {"context_tokens_from": 7}]}, "rows: [7, 0, 0] is no bucket of the axes"),
-    ({"rows": [ROWS[0] | {"by_load": ["local"]}, *ROWS[1:]]}, "has 1 routes for 2 ranges of load"),
-    ({"rows": [ROWS[0] | {"by_load": ["local", "here"]}, *ROWS[1:]]}, "rows.0.by_load.1"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), WRONG)
-def test_a_wrong_table_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.json"
-    path.write_text(json.dumps(broken(**changes)))
-    for table in (str(path), broken(**changes)):
-        with pytest.raises(UserError) as caught:
-            create("routing", "table", table=table)
-        message = str(caught.value)
-        assert "\n" not in message
-        assert words in message
-        assert message.startswith(f"{path}: " if isinstance(table, str) else "routing table: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("", "not a JSON document"), ("[]", "object"), (None, "cannot read the routing table (No such file")],
-)
-def test_a_file_that_holds_no_table_is_one_line(text: str | None, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "none.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError, match=r"none\.json: ") as caught:
-        create_named("routing", f"table(table={path})")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("parameters", [{"table": 3}, {"output_tokens": 0}])

@@ -1,0 +1,53 @@
+"""The messages between a worker and its ranks: each comes back equal, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from ampd.page_keys import page_keys
+from workers.kv import rank_messages as messages
+
+KEYS = page_keys(list(range(48)), 16, tenant="")
+
+TO_RANK = [
+    messages.Write(3, {"kv": ([0, 2], [64, 128])}),
+    messages.Write(3, None),
+    messages.Allow(1, "r", {"kv": messages.Records(messages.joined(KEYS), [0, 64, 128])}),
+    messages.Drop(2, "r"),
+    messages.Settle(4),
+]
+TO_WORKER = [
+    messages.Hello(1, {"page_size": 16}, ["slow"]),
+    messages.Refused(0, "another kind of KV"),
+    messages.Offer(5, "s", {"kv": messages.joined(KEYS)}),
+    messages.Written(5, b"digest"),
+    messages.Forgotten(6),
+    messages.Loaded(["r"], 0.5),
+    messages.Done(2, 7),
+]
+
+
+def test_each_message_is_decoded_equal_by_its_receiver_only() -> None:
+    for message in TO_RANK:
+        data = messages.encode(message)
+        assert messages.decode_to_rank(data) == message
+        with pytest.raises(ValueError, match="not a message to the worker"):
+            messages.decode_to_worker(data)
+    for message in TO_WORKER:
+        data = messages.encode(message)
+        assert messages.decode_to_worker(data) == message
+        with pytest.raises(ValueError, match="not a message to a rank"):
+            messages.decode_to_rank(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", messages.encode(TO_RANK[0])[:-1]])
+def test_damaged_messages_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a message"):
+        messages.decode_to_rank(data)
+
+
+def test_joined_keys_are_split_again() -> None:
+    assert messages.split(messages.joined(KEYS)) == KEYS
+    assert messages.split(b"") == []
