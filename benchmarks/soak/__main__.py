@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampd.process_exit import exit_now
+from benchmarks.soak import failures
 from benchmarks.soak.soak import SoakResult, soak
 from benchmarks.soak.soaked import ENGINES
 from benchmarks.soak.trend import Trend
@@ -52,7 +53,7 @@ def report(result: SoakResult) -> str:
         f"{result.minutes:g} minutes, seed {result.seed}: {', '.join(rounds)}.",
         f"{result.events.total()} events, {result.missed} of them after their moment: {', '.join(events)}.",
         f"{len(result.ended_late)} sessions were ended by the harness, because their event or their last round failed.",
-        *[f"Failed {count} times: {text}" for text, count in result.errors.most_common(10)],
+        *failures.lines(result.failures),
         *[f"VIOLATION: {text}" for text in result.violations],
         table(result.trends),
     ]

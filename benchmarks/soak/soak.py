@@ -24,6 +24,7 @@ from benchmarks.faults.load import Agent, Client
 from benchmarks.faults.moments import Moment, Stage
 from benchmarks.faults.strike import strike
 from benchmarks.soak.churn import Change, change
+from benchmarks.soak.failures import Failures, failures_of, read_refusals
 from benchmarks.soak.replay import ReplayedLoad
 from benchmarks.soak.sampling import REDIS, SETTLED_S, Sampler
 from benchmarks.soak.soaked import Soaked, modelled
@@ -47,7 +48,7 @@ class SoakResult:
 
     Attributes:
         events: by name; those that missed their moment are counted in `missed` as well.
-        rounds: by ending. errors: the beginnings of the texts of rounds that failed clearly, with their number.
+        rounds: by ending. failures: those that failed clearly, by cause.
         ended_late: sessions that were still open when the load rested, because the event that they belonged to had
             failed, or because their last round was not served within `Soaked.bound_s`, although it was sent again and
             again. The harness has then ended them. Each one is a violation, too.
@@ -60,7 +61,7 @@ class SoakResult:
     events: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     rounds: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
+    failures: Failures = field(default_factory=dict)
     ended_late: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     trends: list[Trend] = field(default_factory=list)
@@ -127,6 +128,7 @@ class _Run:
         self._faults = shuffled_again(list(soaked.setting.faults.values()), self._rng)
         self._expected = runner.expected
         self._number = 0
+        self._begun: list[tuple[float, str]] = []
         urls: Callable[[], list[str]] = lambda: [each.url for each in graph.of("frontend") if each.is_ready]  # noqa: E731
         self._client = Client(urls, self._expected, soaked.bound_s)
 
@@ -167,6 +169,7 @@ class _Run:
             name, kind, event = f"{fault.name} x {moment.label}", fault.name, self._strike(fault, moment)
         print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
         self.result.events[kind] += 1
+        self._begun.append((time.monotonic(), name))
         try:
             await event
         except Exception as error:
@@ -245,6 +248,7 @@ class _Run:
         results, result = self._client.results, self.result
         result.rounds.update(str(each.ending) for each in results)
         result.rounds["accepted"] = len(results)
-        result.errors.update(each.detail[:100] for each in results if each.ending == "failed")
+        refusals = read_refusals(self._graph.folder.glob("coordinator-*.log"))
+        result.failures = failures_of(results, refusals, self._begun)
         result.violations += check_endings(results)
         result.violations += check_owners(results, {})
