@@ -30,7 +30,7 @@ from benchmarks.faults.weights import (
     rounds_of,
 )
 
-_NEWCOMERS_AT_ONCE = (1, 2, 4, 8, 16)
+_NEWCOMERS_AT_ONCE = (1, 2, 4, 8, 16, 32)
 """Sessions that begin together. More at once are spread further, although the other workers have KV of their prompt."""
 
 _HOLDS_S = 3.0

@@ -35,6 +35,9 @@ REPEATS_TOKENS = "repeats-tokens"
 ENGINE_BREAKS = "engine-breaks"
 ENGINE_HANGS = "engine-hangs"
 
+DEADLY_PROMPT = [299] * 8
+"""A prompt that begins so ends the worker that takes it, or with SGLang its engine."""
+
 
 class Armed:
     """The faults that are switched on in this process, and how often each one has struck since then."""

@@ -11,10 +11,10 @@ import httpx
 
 from benchmarks.faults.cluster import Member
 from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
+from benchmarks.faults.inside import DEADLY_PROMPT
 from benchmarks.faults.load import RETRY_PAUSE_S
 from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, LOCAL, OUTPUT_TOKENS, Moment
 from benchmarks.faults.tokens import random_prompt
-from benchmarks.faults.worker import DEADLY_PROMPT
 from tests.harness.graph import HELLO, chat, completion, session
 
 _GROUP = "Clients"
@@ -157,6 +157,9 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
     return [f"{name}: {line['message']}" for line in lines if COORDINATOR_FAILED in str(line.get("message", ""))]
 
 
+ENGINE_STARTS_AGAIN = "the engine starts again"
+"""Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
+
 _MOST_DEATHS = 2
 """A request under which a worker died is tried at one other worker."""
 
@@ -180,28 +183,35 @@ async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     for _ in range(_DEADLY_SENDINGS + _MOST_REFUSALS):
         async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
             reply = await http.post("/v1/completions", json=body)
-        ended = sum(not member.is_running for member in alive)
-        if ended:
+        if deaths := deaths_of(alive):
             number += 1
-            scene.complaints += deadly_complaints(number, reply, ended)
+            scene.complaints += deadly_complaints(number, reply, deaths)
         if number == _DEADLY_SENDINGS:
             return
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-def deadly_complaints(sending: int, reply: httpx.Response, ended: int) -> list[str]:
-    """What is wrong with the answer to a request that ends workers, or with the number of workers that it has ended."""
+def deaths_of(workers: Sequence[Member]) -> int:
+    """How many workers have ended, and how many engines that started again in their workers."""
+    restarts = [
+        line for member in workers for line in member.read_log() if ENGINE_STARTS_AGAIN in str(line.get("message"))
+    ]
+    return len(restarts) + sum(not member.is_running for member in workers)
+
+
+def deadly_complaints(sending: int, reply: httpx.Response, deaths: int) -> list[str]:
+    """What is wrong with the answer to a request that ends workers, or with the number of deaths under it."""
     found = []
     if reply.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
         found.append(f"the deadly request got {reply.status_code} at sending {sending}: {reply.text}")
-    if ended > _MOST_DEATHS:
-        found.append(f"the deadly request has ended {ended} workers after sending {sending}")
+    if deaths > _MOST_DEATHS:
+        found.append(f"the deadly request has ended {deaths} workers after sending {sending}")
     return found
 
 
 async def _has_ended_workers(scene: Scene) -> bool:
     """A request that is refused at once proves nothing."""
-    return not all(member.is_running for member in scene.kept["alive"])
+    return deaths_of(scene.kept["alive"]) > 0
 
 
 async def _leave(scene: Scene) -> None:

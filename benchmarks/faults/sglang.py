@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
@@ -16,7 +17,7 @@ from benchmarks.faults import inside
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
 from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
-from benchmarks.faults.foreign_workers import FOREIGN_FAULTS
+from benchmarks.faults.foreign_workers import FOREIGN_FAULTS, forgive_foreign_texts
 from benchmarks.faults.kv_faults import NO_READ_AT, armed
 from benchmarks.faults.learnt import LEARNT, LearntTexts
 from benchmarks.faults.load import Agent, Client
@@ -33,7 +34,7 @@ from benchmarks.faults.moments import (
     Stage,
     blocker_name,
 )
-from benchmarks.faults.process_faults import STOPPED_S
+from benchmarks.faults.process_faults import PROCESS_FAULTS, STOPPED_S
 from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
 from tests.harness.graph import PRELOADED
@@ -176,6 +177,22 @@ async def _withdraw(scene: Scene) -> None:
     engine_fault_file(scene.worker.control).unlink(missing_ok=True)
 
 
+def _with_known_texts(fault: Fault) -> Fault:
+    """A rolling fault after which rounds of workers with new weights are not compared, because nobody knows them."""
+
+    async def check(scene: Scene) -> None:
+        models = scene.kept.get("weights", {}).items()
+        new = [worker for worker, model in models if model == scene.graph.worker_model != scene.kept["model"]]
+        forgive_foreign_texts(scene.client.results, new)
+        await fault.check(scene)
+
+    async def prepare(scene: Scene) -> None:
+        scene.kept["model"] = scene.graph.worker_model
+        await fault.prepare(scene)
+
+    return replace(fault, group=_GROUP, prepare=prepare, check=check)
+
+
 SGLANG_FAULTS = [
     *(
         Fault(
@@ -265,6 +282,7 @@ SGLANG_FAULTS = [
         never_at=NO_READ_AT,
         holds_s=3.0,
     ),
-    *(fault for fault in FOREIGN_FAULTS if fault.name != "other-tokenizer"),
-    *(fault for fault in REQUEST_FAULTS if fault.name == "poison"),
+    *(_with_known_texts(fault) for fault in PROCESS_FAULTS if fault.name.startswith("rolling-")),
+    *FOREIGN_FAULTS,
+    *(fault for fault in REQUEST_FAULTS if fault.name in ("poison", "deadly-request")),
 ]

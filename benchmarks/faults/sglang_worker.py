@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.inside import ARMED, KV_COPY_FAILS, KV_FAILS, SOCKET_VARIABLE, session_figures
+from benchmarks.faults.inside import ARMED, DEADLY_PROMPT, KV_COPY_FAILS, KV_FAILS, SOCKET_VARIABLE, session_figures
 from tests.harness.forked_engines import fork
 
 WATCHDOG_S = 6.0
@@ -74,7 +74,9 @@ def _install_scheduler(faults: Path) -> None:
 
     run_batch = Scheduler.run_batch
 
-    def run_faulty(scheduler: Any, *args: Any, **options: Any) -> Any:
+    def run_faulty(scheduler: Any, batch: Any, *args: Any, **options: Any) -> Any:
+        if any(list(request.origin_input_ids[: len(DEADLY_PROMPT)]) == DEADLY_PROMPT for request in batch.reqs):
+            os.kill(os.getpid(), signal.SIGKILL)
         if faults.exists():
             fault = faults.read_text()
             faults.unlink()  # the engine that starts next is whole
@@ -82,7 +84,7 @@ def _install_scheduler(faults: Path) -> None:
                 raise ZeroDivisionError("injected")
             while True:
                 time.sleep(1.0)
-        return run_batch(scheduler, *args, **options)
+        return run_batch(scheduler, batch, *args, **options)
 
     Scheduler.run_batch = run_faulty
 

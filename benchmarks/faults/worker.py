@@ -17,6 +17,7 @@ from ampd.types import WorkerView
 from benchmarks.faults.clock import install_clock
 from benchmarks.faults.inside import (
     ARMED,
+    DEADLY_PROMPT,
     ENGINE_BREAKS,
     ENGINE_HANGS,
     KV_COPY_FAILS,
@@ -30,9 +31,6 @@ from benchmarks.faults.inside import (
     open_control,
     session_figures,
 )
-
-DEADLY_PROMPT = [299] * 8
-"""A prompt that begins so ends the worker that takes it."""
 
 WATCHDOG_S = 2.0
 """How long an engine may stand still here. Real workers wait a minute."""

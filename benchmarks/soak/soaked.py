@@ -45,7 +45,7 @@ def sglang() -> Soaked:
 
     usual = setting.sglang()
     # The answers of workers with other weights or another dtype cannot be learnt here.
-    known = {name: fault for name, fault in usual.faults.items() if name not in _FOREIGN}
+    known = {name: fault for name, fault in usual.faults.items() if name not in (*_FOREIGN, *_ENDS_ANY_WORKER)}
     faults = {**known, **{name: FAULTS[name] for name in _WITH_ANY_ENGINE}}
     kind = sglang_graph(prefill=2, store_gib="0.1")
     return Soaked(replace(usual, faults=faults, kind=kind), agents=2, bound_s=120.0)

@@ -1,8 +1,8 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
-The digests of pages where SGLang's extension for them cannot be built, and where the ranks' store listens. On machines
-without a GPU also the rotary embedding and what several ranks need: groups without NCCL, cores for each rank,
-replicated KV heads.
+Grammars with bounded costs, the digests of pages where SGLang's extension for them cannot be built, and where the
+ranks' store listens. On machines without a GPU also the rotary embedding and what several ranks need: groups without
+NCCL, cores for each rank, replicated KV heads.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ def register() -> None:
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from workers.engines.bounded_grammars import BoundedBackend
+
     digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
     on_gpu = torch.cuda.is_available()
+    grammars = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend"
+    HookRegistry.register(grammars, BoundedBackend, HookType.REPLACE)
     HookRegistry.register(digests, native_or_hashlib if on_gpu else with_hashlib, HookType.AROUND)
     HookRegistry.register("torch.distributed.rendezvous._create_c10d_store", on_loopback, HookType.AROUND)
     if not on_gpu:

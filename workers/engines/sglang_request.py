@@ -14,6 +14,9 @@ from dynamo.llm import HttpError
 from ampd.vocabulary import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, KvLoadError
 
+TOO_AMBIGUOUS = "the grammar of the output fits a text in too many ways; make it simpler"
+"""Why a grammar was given up in the middle of the output: `workers.engines.bounded_grammars`."""
+
 MOST_GUIDE_CHARS = {"json_schema": 131_072, "structural_tag": 131_072, "regex": 16_384, "ebnf": 16_384}
 """Longest guide of each kind. SGLang compiles it before the first token, and the engine must not seem to hang.
 
@@ -120,6 +123,8 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
     if finish:
         if finish.get("type") == "abort" and finish.get("message") == _LOAD_FAILED:
             raise KvLoadError
+        if finish.get("type") == "abort" and TOO_AMBIGUOUS in str(finish.get("message")):
+            raise EngineError(TOO_AMBIGUOUS, 400)
         if finish.get("type") == "abort" and finish.get("status_code"):
             raise EngineError(str(finish.get("message")), int(finish["status_code"]))
         output.finish_reason = normalize_finish_reason(finish["type"])

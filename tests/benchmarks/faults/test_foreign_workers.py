@@ -74,5 +74,6 @@ def test_another_dtype_by_a_flag_has_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_the_matrix_with_sglang_has_the_faults_that_only_real_engines_show() -> None:
-    names = {"kill-detokenizer", "stop-detokenizer", "poison", "other-weights", "other-dtype"}
+    names = {"kill-detokenizer", "stop-detokenizer", "poison", "other-weights", "other-dtype", "other-tokenizer"}
+    names |= {"rolling-restart", "rolling-weights", "deadly-request"}
     assert names <= SETTINGS["sglang"]().faults.keys()

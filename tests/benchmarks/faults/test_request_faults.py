@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,8 +12,10 @@ import pytest
 import router.coordinator
 from benchmarks.faults.request_faults import (
     COORDINATOR_FAILED,
+    ENGINE_STARTS_AGAIN,
     complaints_of,
     deadly_complaints,
+    deaths_of,
     unexpected_failures,
 )
 
@@ -57,6 +60,20 @@ async def test_a_poisonous_request_needs_a_clear_refusal(
     async with httpx.AsyncClient(base_url="http://graph", transport=httpx.MockTransport(serve)) as http:
         complaints = await complaints_of(http, name, path, {})
     assert [text.startswith(f"{name}: ") for text in complaints] == [True] * (not is_refusal)
+
+
+def test_deaths_are_workers_that_ended_and_engines_that_start_again() -> None:
+    class Worker:
+        def __init__(self, is_running: bool, *messages: str) -> None:
+            self.is_running, self._messages = is_running, messages
+
+        def read_log(self) -> list[dict[str, Any]]:
+            return [{"message": message} for message in self._messages] + [{"other": 1}]
+
+    again = f"SGLang's process Process-2 ended by itself; {ENGINE_STARTS_AGAIN}, its KV in host memory stays"
+    workers: Any = [Worker(True, again, "the engine serves again", again), Worker(False), Worker(True)]
+    assert deaths_of(workers) == 3
+    assert deaths_of(workers[2:]) == 0
 
 
 def test_a_deadly_request_ends_two_workers_at_most_however_often_it_is_sent() -> None:

@@ -216,6 +216,48 @@ async def test_guided_decoding_keeps_to_its_guide(engine: SglangEngine, model: P
     assert await answer(engine, model, 20, structural_tag=tag) == "hello"
 
 
+EXPLODING = "(((a{1,100}){1,100}){1,100}){60,100}"
+"""XGrammar takes a second per token after 90 tokens, and longer for each further one."""
+
+TOO_MANY_WAYS: dict[str, dict[str, Any]] = {
+    "a regular expression": {"regex": EXPLODING},
+    "a pattern": {"json": {"type": "string", "pattern": f"^{EXPLODING}$"}},
+    "EBNF, after some tokens": {
+        "grammar": 'root ::= part{200,300}\npart ::= part part part | "a" | part "a" | "a" part'
+    },
+    "tags with a pattern": {
+        "structural_tag": {"type": "structural_tag", "format": {"type": "regex", "pattern": EXPLODING}}
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(TOO_MANY_WAYS))
+async def test_a_grammar_that_fits_in_too_many_ways_ends_its_own_request(engine: SglangEngine, name: str) -> None:
+    before = (await ask(engine, 8)).token_ids
+    with pytest.raises(EngineError) as refused:
+        await ask(engine, 200, sampling_options={"guided_decoding": TOO_MANY_WAYS[name]})
+    assert refused.value.status == 400
+    assert (await ask(engine, 8)).token_ids == before
+
+
+async def test_grammars_of_both_kinds_are_in_one_batch(engine: SglangEngine, model: Path) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    found = await asyncio.gather(
+        *(answer(engine, model, 60, json={**schema, "additionalProperties": False}) for _ in range(3)),
+        *(answer(engine, model, 60, regex=f"[ab]{{30,{number}}}c") for number in (30, 40, 50)),
+        answer(engine, model, 20, json={"type": "string", "pattern": "^x[yz]{3}$"}),
+    )
+    assert all(isinstance(json.loads(each)["ok"], bool) for each in found[:3])
+    assert all(re.fullmatch("[ab]{30,50}c", each) for each in found[3:6])
+    assert re.fullmatch("x[yz]{3}", json.loads(found[6]))
+
+
+async def test_choices_keep_their_characters(engine: SglangEngine, model: Path) -> None:
+    for choice in ('a "quoted" one', "back\\slash \\u0041", "tab\tand\nline", "control \x01", "#%{}/"):
+        assert await answer(engine, model, 60, choice=[choice]) == choice
+    assert await answer(engine, model, 60, grammar=r'root ::= "\u0041\x42"') == "AB"
+
+
 async def test_a_bad_guide_is_the_callers_error(engine: SglangEngine) -> None:
     for guided in ({"regex": "(["}, {"grammar": "root = nonsense ::"}, {"json": {"$ref": "#"}}):
         with pytest.raises(EngineError) as refused:
