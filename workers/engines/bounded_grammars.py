@@ -32,7 +32,7 @@ _NOT_ALLOWED = "doesn't satisfy the grammar"
 """Part of llguidance's error about a token. Its other errors while it reads tokens are limits."""
 
 
-class BoundedGrammar(GuidanceGrammar):
+class BoundedGrammar(GuidanceGrammar):  # type: ignore[misc]
     """A grammar of llguidance. At a limit its request ends, and the engine goes on."""
 
     def accept_token(self, token: int) -> None:
@@ -71,7 +71,7 @@ class BoundedGrammar(GuidanceGrammar):
             raise ValueError(" ".join(self.ll_matcher.get_error().partition("<state>")[0].split()))
 
 
-class _Guidance(GuidanceBackend):
+class _Guidance(GuidanceBackend):  # type: ignore[misc]
     """Makes bounded grammars."""
 
     def _from_serialized(self, serialized_grammar: str) -> BaseGrammarObject:
@@ -81,7 +81,7 @@ class _Guidance(GuidanceBackend):
             return InvalidGrammarObject(str(error))
 
 
-class BoundedBackend(XGrammarGrammarBackend):
+class BoundedBackend(XGrammarGrammarBackend):  # type: ignore[misc]
     """SGLang's backend `xgrammar`, which leaves grammars that can be ambiguous to llguidance."""
 
     def __init__(
@@ -112,8 +112,9 @@ class BoundedBackend(XGrammarGrammarBackend):
 
     def dispatch_json(self, key_string: str) -> BaseGrammarObject:
         """A grammar of a JSON schema."""
-        maker = self._guidance if has_pattern(key_string) else super()
-        return maker.dispatch_json(key_string)
+        if has_pattern(key_string):
+            return self._guidance.dispatch_json(key_string)
+        return super().dispatch_json(key_string)
 
     def dispatch_structural_tag(self, key_string: str) -> BaseGrammarObject:
         """A grammar of tags. llguidance has no such grammars, so that patterns in them are refused."""
