@@ -72,6 +72,5 @@ def latest_rounds(load: Load, most_rounds: int) -> Load:
 
 
 def all_rounds(load: Load) -> Iterator[RecentRound]:
-    """The rounds of all sessions."""
     for rounds in load.values():
         yield from rounds

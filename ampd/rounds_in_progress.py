@@ -24,7 +24,6 @@ class RoundsInProgress:
         self._idle.clear()
 
     def end(self) -> None:
-        """A round has ended."""
         self._count -= 1
         if not self._count:
             self._idle.set()

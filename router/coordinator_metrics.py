@@ -33,11 +33,9 @@ class RoundRecorder:
 
     @property
     def recorded(self) -> list[Counter | Histogram]:
-        """All counters and histograms of this recorder."""
         return [self._ttft, self._itl, self._rounds, self._routes, self._retries, self._prompt, self._output]
 
     def __call__(self, served: ServedRound) -> None:
-        """Count one round."""
         record = served.record
         prefill = names.INITIAL if served.is_initial else names.INCREMENTAL
         if served.ttft_s is not None:

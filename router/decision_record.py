@@ -82,7 +82,6 @@ class KvReads:
     s: float = 0.0
 
     def add(self, report: RoundReport) -> None:
-        """One try."""
         self.tokens += report["kv_read_tokens"]
         self.bytes += report["kv_read_bytes"]
         self.s += report["kv_read_s"]

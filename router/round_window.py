@@ -37,7 +37,6 @@ class RoundWindow:
         self._reasons = LabelValues()
 
     def __call__(self, served: ServedRound) -> None:
-        """Count one round."""
         record = served.record
         counts: dict[_Key, int] = {
             (_OUTCOME, served.outcome): 1,

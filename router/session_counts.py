@@ -26,7 +26,6 @@ class SessionCounts:
         self._listeners.append(listener)
 
     def add(self, *, bound: int = 0, moved: int = 0) -> None:
-        """Count sessions."""
         if not (bound or moved):
             return
         self.bound += bound

@@ -27,7 +27,6 @@ class UnnamedRounds:
         self._listeners.append(listener)
 
     def add(self) -> None:
-        """Count a round."""
         self.count += 1
         for listener in self._listeners:
             listener()

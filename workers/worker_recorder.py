@@ -23,7 +23,6 @@ class WorkerRecorder:
 
     @property
     def recorded(self) -> list[Counter | Histogram]:
-        """All counters and histograms of this recorder."""
         reads: list[Counter | Histogram] = [self._read_s, self._read_bytes, self._read_tokens, self._failures]
         return [self._wait, self._prefill, self._slices, *reads, self._hits, self._reload_s, self._gap, self._refused]
 

@@ -116,7 +116,6 @@ class RedisConnection:
         return time.monotonic() - self._refused_s
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._writes.close()
         await self._reads.close()
         await close_pool(self._pool)
@@ -217,7 +216,6 @@ class Subscription:
             raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._connection.disconnect(nowait=True)
 
 

@@ -61,7 +61,6 @@ class Latencies:
 
 
 def merged(parts: Iterable[Latencies]) -> Latencies:
-    """All latencies of the parts."""
     total_s, buckets = 0.0, dict[int, int]()
     for part in parts:
         total_s += part.total_s

@@ -81,7 +81,6 @@ class Stay:
 
 
 def mean_stay(sessions: Sequence[Session], model: PiecewiseModel) -> Stay:
-    """The mean of sessions."""
     stays = [_stay(session, model) for session in sessions]
     columns = zip(*(astuple(stay) for stay in stays), strict=True)
     return Stay(*(sum(column) / len(stays) for column in columns))

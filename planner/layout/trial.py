@@ -38,7 +38,6 @@ class Horizon:
     most_rounds: int
 
     def span(self, population: Population, rate: float) -> Span:
-        """The span that counts."""
         wanted_s = max(self.seconds, self.lifetimes * population.lifetime_s)
         most_s = self.most_rounds / rate / population.rounds
         seconds = max(

@@ -117,7 +117,6 @@ class ModelledEngine:
         return await asyncio.shield(self._lost)
 
     def load(self) -> EngineLoad:
-        """Current load."""
         requests = [*self._running, *([self._prefilling] if self._prefilling else [])]
         return EngineLoad(
             running_requests=sum(len(active.decoding) for active in self._running),

@@ -72,7 +72,6 @@ class Replies:
 
     @property
     def all(self) -> list[Reply]:
-        """Every reply."""
         return [reply for replies in self._by_session.values() for reply in replies]
 
     def find(self, tenant: str, session: str, turn: int) -> Reply | None:

@@ -29,7 +29,6 @@ _CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def register() -> None:
-    """Register the hooks."""
     if os.environ.get(ENGINE_FLAG) != "1":
         return
     import torch

@@ -68,7 +68,6 @@ class Section:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all heads."""
         return self.heads * self.block_bytes
 
 
@@ -89,7 +88,6 @@ class PoolGeometry:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one record."""
         return sum(section.bytes for section in self.sections)
 
     def starts(self) -> dict[str, int]:

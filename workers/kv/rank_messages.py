@@ -123,7 +123,6 @@ _to_worker = Decoder(ToWorker)
 
 
 def encode(message: ToRank | ToWorker) -> bytes:
-    """A message as bytes."""
     return _encoder.encode(message)
 
 

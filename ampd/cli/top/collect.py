@@ -110,5 +110,4 @@ class Collector:
         }
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._store.close()

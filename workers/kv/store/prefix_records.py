@@ -37,7 +37,6 @@ class PrefixRecords:
         return next(self.restorable_lengths(), 0)
 
     def key(self, page: int) -> bytes:
-        """The key of a page."""
         number = bisect_right(self._starts, page) - 1
         span = self.spans[number]
         return span.run.keys[span.at + page - self._starts[number]]

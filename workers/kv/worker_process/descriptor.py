@@ -26,7 +26,6 @@ class Descriptor:
     agent: bytes
 
     def encode(self) -> bytes:
-        """As bytes."""
         fields = {"geometry": self.geometry.to_json(), "address": self.address, "size_bytes": self.size_bytes}
         header = json.dumps(fields).encode()
         return _HEADER.pack(len(header)) + header + self.agent
