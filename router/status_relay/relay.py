@@ -2,7 +2,8 @@
 
 The frontend gives a stream the status 200 before a coordinator has seen the request, and hides why a round was refused.
 So the relay holds a stream's status back until its first event. A coordinator says there that it refuses the round
-(`ampd.wire.refusal_comment`). The client then gets the status of the refusal instead of a stream.
+(`ampd.wire.refusal_comment`). The client then gets the status of the refusal instead of a stream. Where an answer has
+no reason at all, the relay asks for it (`second_question`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from ampd.wire import RELAY_HEADER, Refused, refusal_in, retry_after_s
+from ampd.wire import RELAY_HEADER, Refused, retry_after_s
+from router.status_relay.first_events import first_events, has_failed, refusal_of
+from router.status_relay.second_question import KeptBody, is_unexplained, kept_body, refusal_in_answer
 
 _CONNECT_TIMEOUT_S = 5.0
 _OF_ONE_CONNECTION = frozenset(
@@ -66,32 +69,45 @@ class Relay:
         if not request.raw_path.startswith("/"):  # `*`, or the address of another server
             return _error(Refused(_WRONG, "the request names no path of this server"))
         url = URL(self._upstream + request.raw_path, encoded=True)
-        body = request.content if request.body_exists else None
+        kept = kept_body(request)
+        body = kept or (request.content if request.body_exists else None)
         try:
             async with self._session.request(
                 request.method, url, headers=_marked(request.headers), data=body, allow_redirects=False
             ) as answer:
                 if answer.content_type == _EVENT_STREAM:
-                    return await _stream(request, answer)
-                return await _whole(answer)
+                    first = await first_events(answer.content)
+                    if refused := refusal_of(first) or (has_failed(first) and await self._reason(request, url, kept)):
+                        return _error(refused)
+                    return await _stream(request, answer, first)
+                whole = await answer.read()
+                if is_unexplained(answer.status, whole) and (refused := await self._reason(request, url, kept)):
+                    return _error(refused)
+                return _whole(answer, whole)
         except aiohttp.ClientConnectorError:
             return _error(Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
             return _error(Refused(_UNAVAILABLE, "the frontend ended before it answered; send the request again"))
 
+    async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None) -> Refused | None:
+        """Ask a second time why a round was refused."""
+        assert self._session is not None
+        if kept is None or (body := kept.in_other_form()) is None:
+            return None
+        headers = _marked(request.headers)
+        headers.popall("content-length", None)
+        return await refusal_in_answer(self._session.post(url, headers=headers, json=body))
 
-async def _whole(answer: aiohttp.ClientResponse) -> web.Response:
-    body, headers = await answer.read(), _kept(answer.headers)
+
+def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:
+    headers = _kept(answer.headers)
     headers.popall("content-length", None)
     if answer.status >= 400 and (seconds := retry_after_s(body.decode(errors="replace"))) is not None:
         headers["Retry-After"] = str(seconds)
     return web.Response(status=answer.status, body=body, headers=headers)
 
 
-async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    first = await _first_event(answer.content)
-    if refused := _refusal(first):
-        return _error(refused)
+async def _stream(request: web.Request, answer: aiohttp.ClientResponse, first: bytes) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
     await response.prepare(request)
     try:
@@ -104,21 +120,6 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.S
     else:
         await response.write_eof()
     return response
-
-
-async def _first_event(stream: aiohttp.StreamReader) -> bytes:
-    """The stream up to its first blank line, with what came along behind it."""
-    read = b""
-    async for part in stream.iter_any():
-        read += part
-        if b"\n\n" in read:
-            break
-    return read
-
-
-def _refusal(events: bytes) -> Refused | None:
-    comments = (line[1:] for line in events.decode(errors="replace").splitlines() if line.startswith(":"))
-    return next((refused for comment in comments if (refused := refusal_in(comment))), None)
 
 
 def _error(refused: Refused) -> web.Response:

@@ -56,8 +56,14 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
                 relayed = await client.post(relay + api, json={**body, "stream": True}, headers=session("new"))
                 assert relayed.status_code == 429, relayed.text
                 assert int(relayed.headers["retry-after"]) == retry_after_s(relayed.json()["message"])
-            plain = await client.post("/v1/completions", json=completion("hello", max_tokens=2), headers=session("new"))
-            assert plain.status_code == 500
+            plain = completion("hello", max_tokens=2)
+            response = {"model": plain["model"], "input": "hello", "max_output_tokens": 2, "stream": True}
+            for api, body, hidden in (("/v1/completions", plain, 500), ("/v1/responses", response, 200)):
+                direct = await client.post(api, json=body, headers=session("new"))
+                assert direct.status_code == hidden, direct.text
+                relayed = await client.post(relay + api, json=body, headers=session("new"))
+                assert relayed.status_code == 429, relayed.text
+                assert int(relayed.headers["retry-after"]) == retry_after_s(relayed.json()["message"])
 
         async def is_served() -> bool:
             return (await ask("new")).status_code == 200

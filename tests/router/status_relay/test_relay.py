@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,10 +12,16 @@ import pytest
 from aiohttp import web
 
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
+from router.status_relay import second_question
 from router.status_relay.relay import Relay
 
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
+
+REFUSED = f"event: refusal\n: {refusal_comment(FULL)}\n\n".encode()
+UNEXPLAINED = {"message": "Failed to fold completions stream for 7", "code": 500}
+OWN = (b"event: response.created\ndata: {}\n\n", b"event: response.in_progress\ndata: {}\n\n")
+FAILED = (*OWN, b'event: response.failed\ndata: {"error": null}\n\n', b"data: [DONE]\n\n")
 
 
 class Frontend:
@@ -22,6 +29,7 @@ class Frontend:
 
     def __init__(self) -> None:
         self.events: tuple[bytes, ...] = EVENTS
+        self.second_status = FULL.status
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.left = asyncio.Event()
@@ -31,6 +39,7 @@ class Frontend:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/stream", self._stream)
         app.router.add_route("*", "/whole{status:.*}", self._whole)
+        app.router.add_post("/v1/{kind}", self._unexplained)
         return app
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -44,6 +53,20 @@ class Frontend:
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
+        return response
+
+    async def _unexplained(self, request: web.Request) -> web.StreamResponse:
+        """As Dynamo's frontend answers a round that is refused."""
+        body = await request.json()
+        self.asked.append((request.method, request.raw_path, dict(request.headers), await request.read()))
+        is_stream, is_response = bool(body.get("stream")), request.match_info["kind"] == "responses"
+        if is_stream == is_response:
+            return await self._stream(request) if is_stream else web.json_response(UNEXPLAINED, status=500)
+        if not is_stream:
+            return web.json_response({"message": FULL.message}, status=self.second_status)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(REFUSED if self.second_status == FULL.status else EVENTS[0])
         return response
 
     async def _whole(self, request: web.Request) -> web.Response:
@@ -215,3 +238,48 @@ async def test_a_request_to_another_server_is_refused() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 400")
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), ("/v1/responses", {"stream": True})])
+async def test_a_refusal_without_a_reason_is_asked_for_in_the_other_form(path: str, body: dict[str, object]) -> None:
+    async with relayed() as (frontend, client):
+        frontend.events = FAILED
+        async with client.post(path, json={**body, "model": "m"}, headers={"x-dynamo-session-id": "s"}) as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (429, "8")
+            assert (await answer.json())["message"] == FULL.message
+        (_, _, _, first), (_, second_path, headers, second) = frontend.asked
+        assert second_path == path
+        assert headers["x-dynamo-session-id"] == "s"
+        assert RELAY_HEADER in {name.lower() for name in headers}
+        assert json.loads(second) == {"model": "m", "stream": "stream" not in body}
+        assert json.loads(first) == {"model": "m", **body}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), ("/v1/responses", {"stream": True})])
+async def test_a_round_that_is_not_refused_a_second_time_keeps_its_first_answer(
+    path: str, body: dict[str, object]
+) -> None:
+    async with relayed() as (frontend, client):
+        frontend.events, frontend.second_status = FAILED, 200
+        async with client.post(path, json=body) as answer:
+            if body:
+                assert (answer.status, await answer.read()) == (200, b"".join(FAILED))
+            else:
+                assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
+        assert len(frontend.asked) == 2
+
+
+async def test_a_stream_of_responses_with_output_is_asked_for_once() -> None:
+    async with relayed() as (frontend, client):
+        frontend.events = (*OWN, b"event: response.output_text.delta\ndata: {}\n\n", *FAILED[2:])
+        async with client.post("/v1/responses", json={"stream": True}) as answer:
+            assert (answer.status, await answer.read()) == (200, b"".join(frontend.events))
+        assert len(frontend.asked) == 1
+
+
+async def test_a_body_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_question, "MOST_BYTES", 8)
+    async with relayed() as (frontend, client):
+        async with client.post("/v1/completions", json={"prompt": "x" * 100}) as answer:
+            assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
+        assert len(frontend.asked) == 1

@@ -1,0 +1,87 @@
+"""Why a round was refused, where Dynamo's frontend shows neither status nor reason.
+
+A completion that is not streamed gets the status 500, and a stream of `/v1/responses` an event that it failed. The same
+request in the other form, as a stream or not, shows the reason. So the relay asks a second time. A refusal costs
+nothing, because a coordinator refuses before it enqueues anything. If the round is not refused this time, it is given
+up after its first event or `PATIENCE_S`, as if its client had left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from ampd.wire import Refused
+from router.status_relay.first_events import first_events, refusal_of
+
+PATIENCE_S = 5.0
+"""How long the second answer may take."""
+
+MOST_BYTES = 64 << 20
+"""A longer body is not kept, so that its request cannot be asked again."""
+
+_PATHS = ("/v1/completions", "/v1/responses")
+_UNEXPLAINED = b"Failed to fold completions stream"
+
+
+class KeptBody:
+    """The body of a request on its way to the frontend, which is kept for a second question."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._content = request.content
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._content.iter_any():
+            self._bytes += len(part)
+            if self._bytes <= MOST_BYTES:
+                self._parts.append(part)
+            else:
+                self._parts.clear()
+            yield part
+
+    def in_other_form(self) -> dict[str, Any] | None:
+        """The request as a stream, or without one, whichever it was not; None: it was not kept, or is no object."""
+        with suppress(ValueError, RecursionError):
+            value = json.loads(b"".join(self._parts))
+            if isinstance(value, dict):
+                return {**value, "stream": not value.get("stream")}
+        return None
+
+
+def kept_body(request: web.Request) -> KeptBody | None:
+    """The body of a request whose answer may lack a reason; None: of all others, and of an encoded one."""
+    may_lack = request.path in _PATHS and request.method == "POST" and "content-encoding" not in request.headers
+    return KeptBody(request) if may_lack and request.body_exists else None
+
+
+def is_unexplained(status: int, body: bytes) -> bool:
+    """Whether an answer that is not streamed is an error without a reason."""
+    return status == HTTPStatus.INTERNAL_SERVER_ERROR and _UNEXPLAINED in body
+
+
+async def refusal_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Refused | None:
+    """The refusal in the answer to a second question; None: there is none."""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(PATIENCE_S), asked as answer:
+            if answer.content_type == "text/event-stream":
+                return refusal_of(await first_events(answer.content))
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                return _refused(answer.status, await answer.read())
+    return None
+
+
+def _refused(status: int, body: bytes) -> Refused | None:
+    with suppress(ValueError, RecursionError):
+        match json.loads(body):
+            case {"message": str(message)} | {"error": {"message": str(message)}}:
+                return Refused(status, message)
+    return None
