@@ -42,6 +42,7 @@ MODULES = (
     "ampd.perf.scaled",
     "ampd.policies.base",
     "ampd.policies.capacity",
+    "ampd.policies.chance",
     "ampd.policies.estimates",
     "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",

@@ -1,10 +1,12 @@
 """Prepares copies of modules for mypyc: what Python does when it makes a class is written out, so that it is compiled.
 
-mypyc compiles what the text of a class says. Three things are not in the text:
+mypyc compiles what the text of a class says. Four things are not in the text:
 
 - `@dataclass` writes an `__init__`. The copy has the same one, on the blank line behind the fields. The copy is not
   `frozen`, because the compiled `__init__` assigns to the fields. Its hash stays.
-- Objects travel between processes, so all classes are marked as picklable.
+- Objects travel between processes. What pickle does with a dataclass is written out behind the module. A few other
+  classes are marked as picklable. The mark makes each use of an attribute slower, so most classes do not have it.
+- Objects of some classes cannot be in cycles. They are marked, so that Python's search for cycles leaves them out.
 - pydantic reads the annotations of a policy's fields. mypyc keeps those that are strings. It also believes that
   `Field` returns the value of a field, as its annotation says, unless the copy calls it by an untyped name.
 
@@ -18,11 +20,52 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _FUTURE = "from __future__ import annotations"
-_IMPORTS = f"{_FUTURE}; from mypy_extensions import mypyc_attr as _mypyc_attr"
+_IMPORTS = "; ".join(
+    (
+        _FUTURE,
+        "from copyreg import pickle as _pickle",
+        "from functools import partial as _partial",
+        "from typing import Any as _Any",
+        "from mypy_extensions import mypyc_attr as _mypyc_attr",
+    )
+)
 _FIELD = "from pydantic import Field"
-_UNTYPED_FIELD = "from typing import Any as _Any; from pydantic import Field as _field; Field: _Any = _field"
-_PICKLABLE = "serializable=True, allow_interpreted_subclasses=True"
+_UNTYPED_FIELD = "from pydantic import Field as _field; Field: _Any = _field"
+_OPEN = "serializable=True, allow_interpreted_subclasses=True"
 """Of the two, the first alone leaves `__init__` out where interpreted code makes an object (mypy 2.4)."""
+_OPEN_CLASSES = frozenset({"PiecewiseModel", "PrefillQueue", "QueueWork"})
+"""Classes that are no dataclasses, and travel between processes or have interpreted subclasses."""
+_ACYCLIC = "acyclic=True"
+_ACYCLIC_CLASSES = frozenset(
+    {
+        "BindingSituation",
+        "Compute",
+        "ComputeTo",
+        "GapRun",
+        "LookUp",
+        "OrderingSituation",
+        "Parallelism",
+        "Plan",
+        "PlanSituation",
+        "PrefillTask",
+        "QueueRest",
+        "Rest",
+        "RouteDecision",
+        "RouteEstimate",
+        "RoutingSituation",
+        "Run",
+        "RunningRound",
+        "SimulatedRound",
+        "Situation",
+        "SlicingSituation",
+        "Slo",
+        "StepRun",
+        "Wait",
+        "Window",
+        "WorkerView",
+    }
+)
+"""Classes of which each round makes objects, and whose fields never lead back to the object."""
 _LEFT_ALONE = frozenset({"Enum", "Exception", "NamedTuple", "Protocol", "StrEnum"})
 """Bases of classes that stay as they are."""
 _PYTHONS_OWN = frozenset({"Sequence", "tuple"})
@@ -54,8 +97,13 @@ def prepared(source: str) -> str:
             _quote_annotations(node, lines)
         elif bases & _PYTHONS_OWN:
             _mark(node, "native_class=False", lines)
-        elif not bases & _LEFT_ALONE:
-            _mark(node, _PICKLABLE, lines)
+        elif node.name in _OPEN_CLASSES:
+            _mark(node, _OPEN, lines)
+        elif node.name in _ACYCLIC_CLASSES:
+            _mark(node, _ACYCLIC, lines)
+    lines += [
+        line for node in classes.values() if _dataclass_options(node) is not None for line in _reduction(node, classes)
+    ]
     replaced = {_FUTURE: _IMPORTS, _FIELD: _UNTYPED_FIELD}
     return "\n".join(replaced.get(line, line) for line in lines) + "\n"
 
@@ -71,7 +119,8 @@ def _dataclass_options(node: ast.ClassDef) -> Mapping[str, bool] | None:
 
 
 def _write_out_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef], lines: list[str]) -> None:
-    _mark(node, _PICKLABLE, lines)
+    if node.name in _ACYCLIC_CLASSES:
+        _mark(node, _ACYCLIC, lines)
     options = _dataclass_options(node) or {}
     fields = list(_fields(node, classes))
     if not fields:
@@ -88,6 +137,19 @@ def _write_out_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef], lin
         f"@dataclass({', '.join(['init=False', *kept, *(['unsafe_hash=True'] if options.get('frozen') else [])])})"
     )
     lines[node.decorator_list[0].lineno - 1] = decorator
+
+
+def _reduction(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[str]:
+    """What pickle does with an object of a dataclass: make another one of its fields. As lines behind the module."""
+    names = [each.name for each in _fields(node, classes)]
+    made = f"{node.name}, ({''.join(f'each.{name}, ' for name in names)})"
+    if (_dataclass_options(node) or {}).get("kw_only"):
+        made = f"_partial({node.name}, {', '.join(f'{name}=each.{name}' for name in names)}), ()"
+    function = f"_reduced_{node.name}"
+    return [
+        f"def {function}(each: {node.name}) -> _Any: return {made}",
+        f"_pickle({node.name}, {function})",
+    ]
 
 
 def _fields(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[_Field]:

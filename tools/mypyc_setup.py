@@ -20,7 +20,8 @@ def main(library: str, optimization: str, paths: Sequence[str]) -> None:
     # A warning of another compiler is no reason to fail. A fused multiplication and addition rounds once where Python
     # rounds twice, so results would differ on processors that have one.
     flags = [flag for flag in extension.extra_compile_args if flag != "-Werror"]
-    extension.extra_compile_args = [*flags, "-ffp-contract=off"]
+    # Python needs one function of the library, which is visible all the same. The compiler may inline the others.
+    extension.extra_compile_args = [*flags, "-ffp-contract=off", "-fvisibility=hidden"]
     setup(name=library, packages=[], ext_modules=[extension], script_args=["build_ext", "--build-lib", "lib"])
 
 

@@ -51,7 +51,8 @@ class _Line:
     starts: _Starts
     rows: tuple[tuple[int, float, float], ...]
 
-    def __call__(self, value: int) -> float:
+    def at(self, value: int) -> float:
+        """The time at a value."""
         start, base_s, slope_s = self.rows[bisect_right(self.starts, value) - 1]
         return base_s + (value - start) * slope_s
 
@@ -99,7 +100,7 @@ class PiecewiseModel:
             line, context_s = self._decode[parallelism.tp]
         except KeyError:
             raise self._lacks(parallelism) from None
-        return line(batch) + context_tokens * context_s
+        return line.at(batch) + context_tokens * context_s
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         if tokens <= 0:
@@ -108,7 +109,7 @@ class PiecewiseModel:
             line = self._transfer[source.tp, target.tp]
         except KeyError:
             raise self._lacks_pair(source, target) from None
-        return line(tokens)
+        return line.at(tokens)
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
         """Time to copy the KV of `tokens` from host memory; all GPUs of the replica copy their parts at the same time.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoutingSituation
+from ampd.policies.chance import any_of
 from ampd.policies.expectations import ITL_SHARE
 from ampd.policies.queue_work import work_of
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
+
+# Python looks a member of an enumeration up at each use.
+_LOCAL: Final = Route.LOCAL
+_REMOTE: Final = Route.REMOTE
 
 NO_PREFILL_WORKER = "no-prefill-worker"
 """Reason of a local route where no live prefill worker can take the prompt."""
@@ -17,12 +23,12 @@ NO_PREFILL_WORKER = "no-prefill-worker"
 
 def local(worker: WorkerView, reason: str, estimates: tuple[RouteEstimate, ...] = ()) -> RouteDecision:
     """The decision to prefill on the session's decode worker."""
-    return RouteDecision(Route.LOCAL, worker.worker_id, reason, estimates)
+    return RouteDecision(_LOCAL, worker.worker_id, reason, estimates)
 
 
 def towards(worker: WorkerView, decode: WorkerView, reason: str) -> RouteDecision:
     """The decision for a worker that no estimate chose; local if it is the session's decode worker."""
-    route = Route.LOCAL if worker.worker_id == decode.worker_id else Route.REMOTE
+    route = _LOCAL if worker.worker_id == decode.worker_id else _REMOTE
     return RouteDecision(route, worker.worker_id, reason)
 
 
@@ -93,7 +99,7 @@ def estimate_local(situation: RoutingSituation) -> RouteEstimate:
     queue_s = queued_s(decode, model)
     transfer_s = history_read_s(situation, decode)
     total_s = prefill_s + queue_s + transfer_s
-    return RouteEstimate(Route.LOCAL, decode.worker_id, total_s, prefill_s, queue_s, transfer_s)
+    return RouteEstimate(_LOCAL, decode.worker_id, total_s, prefill_s, queue_s, transfer_s)
 
 
 def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEstimate:
@@ -110,7 +116,7 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
     queue_s = queued_s(worker, model)
     transfer_s = model.kv_transfer_s(task.incr_tokens, target, source) + history_read_s(situation, worker)
     total_s = prefill_s + queue_s + transfer_s
-    return RouteEstimate(Route.REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)
+    return RouteEstimate(_REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)
 
 
 def least_queued(situation: RoutingSituation, workers: Sequence[WorkerView], reason: str) -> RouteDecision:
@@ -124,4 +130,4 @@ def index_of_least(values: Sequence[float], rng: random.Random) -> int:
     """Position of the least value. Of equal values it takes a random one, so that equal workers share the load."""
     least = min(values)
     equals = [position for position, value in enumerate(values) if value == least]
-    return equals[0] if len(equals) == 1 else rng.choice(equals)
+    return equals[0] if len(equals) == 1 else any_of(equals, rng)

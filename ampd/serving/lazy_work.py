@@ -6,7 +6,7 @@ between two questions costs nothing. The sums are exact, so they do not depend o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
@@ -41,10 +41,9 @@ class LazyWork:
         if entered is not None:
             self._entered.append(entered)
 
-    def relist(self, tasks: Iterable[PrefillTask]) -> QueuedPrefills:
+    def relist(self, tasks: Sequence[PrefillTask]) -> QueuedPrefills:
         """The prefills that are here now, with their work."""
-        here = queued_lazily(tasks, self._work_of)
-        self.listed = here = here or self._empty
+        self.listed = here = queued_lazily(tasks, self._work_of) if tasks else self._empty
         return here
 
     def _work_of(self, tasks: QueuedPrefills) -> QueueWork | None:

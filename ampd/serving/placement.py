@@ -352,8 +352,10 @@ def with_room(context_tokens: int, workers: Sequence[WorkerT]) -> list[WorkerT]:
 
 def _takes(task: PrefillTask, worker_id: str, workers: Sequence[WorkerView]) -> bool:
     """Whether a worker has room for the prompt of a prefill and its first token."""
-    chosen = next((worker for worker in workers if worker.worker_id == worker_id), None)
-    return chosen is None or has_room(task.context_tokens + 1, chosen)
+    for worker in workers:
+        if worker.worker_id == worker_id:
+            return has_room(task.context_tokens + 1, worker)
+    return True
 
 
 def readable(decode: WorkerView, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
-from itertools import chain
 from math import inf
 from typing import Final
 
@@ -201,14 +200,16 @@ class PrefillQueue:
     def tasks(self) -> QueuedPrefills:
         """All prefills here: those that compute, then those that are picked, then those that wait. With their work."""
         listed = self._work.listed
-        return self._work.relist([entry.task for entry in self._entries()]) if listed is None else listed
+        if listed is not None:
+            return listed
+        tasks = [entry.task for picked in self.computing for entry in picked.members]
+        tasks += [entry.task for picked in self.staged for entry in picked.members]
+        tasks += [entry.task for entry in self.displaced]
+        tasks += [entry.task for entry in self.waiting]
+        return self._work.relist(tasks)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._entries())
-
-    def _entries(self) -> Iterator[QueueEntry]:
-        passes = chain(self.computing, self.staged)
-        return chain(chain.from_iterable([picked.members for picked in passes]), self.displaced, self.waiting)
+        return len(self.tasks())
 
     def _take_out(self, entry: QueueEntry) -> None:
         self._work.listed = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from ampd.types import WINDOW_S, Window
 
@@ -20,7 +21,8 @@ class SlidingWindow:
         self._samples: deque[tuple[float, int, int]] = deque()
         self._sum_ns = 0
         self._count = 0
-        self._now_s = float("-inf")
+        self._now_s = -inf
+        self._oldest_s = inf  # when the oldest sample was seen
 
     def add(self, value_s: float, now_s: float, count: int = 1) -> None:
         """Enter `count` samples whose mean is `value_s`, seen at `now_s`."""
@@ -28,6 +30,8 @@ class SlidingWindow:
             return
         now_s = self._advance(now_s)
         total_ns = round(value_s * count * _NS)
+        if not self._samples:
+            self._oldest_s = now_s
         self._samples.append((now_s, total_ns, count))
         self._sum_ns += total_ns
         self._count += count
@@ -41,14 +45,15 @@ class SlidingWindow:
 
     def changes_at_s(self) -> float:
         """When the oldest sample leaves the window, if nothing is added; infinity when it is empty."""
-        return self._samples[0][0] + self._length_s if self._samples else float("inf")
+        return self._oldest_s + self._length_s
 
     def _advance(self, now_s: float) -> float:
         # a caller's clock that steps back must not revive or misorder samples
         self._now_s = max(self._now_s, now_s)
         horizon_s = self._now_s - self._length_s
-        while self._samples and self._samples[0][0] <= horizon_s:
+        while self._oldest_s <= horizon_s and self._samples:
             _, total_ns, count = self._samples.popleft()
             self._sum_ns -= total_ns
             self._count -= count
+            self._oldest_s = self._samples[0][0] if self._samples else inf
         return self._now_s

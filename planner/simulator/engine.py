@@ -142,6 +142,8 @@ class SimulatedEngine:
 
     def _with_reloads_s(self, computed_s: float, parts: Sequence[Part]) -> float:
         """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
+        if self._reloads is None:
+            return computed_s
         return max(computed_s, self._prefilling.take_reload_s(parts))
 
     def _end_prefill_pass(self, passed: tuple[float, list[Part]]) -> None:

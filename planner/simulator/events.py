@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -50,10 +50,40 @@ class EventLoop:
         Raises:
             ValueError: the time has passed, so that the effect would come before its cause.
         """
-        if when_s < self.now_s:
-            raise ValueError(f"it is {self.now_s} s, nothing can be done at {when_s} s any more")
+        self._check(when_s)
         self._count += 1
         heappush(self._heap, (when_s, self._count, action, argument))
+
+    def at_each(self, action: Callable[[Any], None], arguments: Iterable[tuple[float, Any]]) -> None:
+        """Run `action(argument)` at each of many times, as if `at` was called for one after the other.
+
+        Only the first of them waits among the other actions, so that these are found faster.
+
+        Raises:
+            ValueError: a time has passed.
+        """
+        entries = [(when_s, self._count + place, argument) for place, (when_s, argument) in enumerate(arguments, 1)]
+        self._count += len(entries)
+        # No two have the same number, so arguments are never compared.
+        entries.sort(reverse=True)
+        self._enter_next(action, entries)
+
+    def _enter_next(self, action: Callable[[Any], None], entries: list[tuple[float, int, Any]]) -> None:
+        """Enter the last of the entries. It enters the one before it when its time has come."""
+        if not entries:
+            return
+        when_s, number, argument = entries.pop()
+        self._check(when_s)
+
+        def run(_: object) -> None:
+            self._enter_next(action, entries)
+            action(argument)
+
+        heappush(self._heap, (when_s, number, run, None))
+
+    def _check(self, when_s: float) -> None:
+        if when_s < self.now_s:
+            raise ValueError(f"it is {self.now_s} s, nothing can be done at {when_s} s any more")
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
         """Run `action()` after a delay, unless the returned function is called before."""
@@ -68,8 +98,12 @@ class EventLoop:
     def run(self, until_s: float = inf) -> None:
         """Run until no action is left, or only later ones than `until_s`."""
         heap = self._heap
-        while heap and heap[0][0] <= until_s:
-            when_s, _, action, argument = heappop(heap)
+        while heap:
+            entry = heappop(heap)
+            when_s, _, action, argument = entry
+            if when_s > until_s:
+                heappush(heap, entry)
+                return
             self.now_s = when_s
             self.handled += 1
             action(argument)

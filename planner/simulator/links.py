@@ -41,22 +41,28 @@ class Links:
     def start(self, source: str, target: str, seconds: float, done: Callable[[Transfer], None]) -> None:
         """Begin a transfer that takes `seconds` alone on its links; `done(transfer)` is called at its end."""
         transfer = Transfer(source, target, seconds, self._loop.now_s, done)
-        self._out.setdefault(source, []).append(transfer)
-        self._in.setdefault(target, []).append(transfer)
+        _join(self._out, source, transfer)
+        _join(self._in, target, transfer)
         self._share_out(source, target)
 
     def _share_out(self, source: str, target: str) -> None:
         """Give every transfer at these two ends its new share."""
-        now_s, out, into = self._loop.now_s, self._out, self._in
-        for transfer in {id(transfer): transfer for transfer in (*out[source], *into[target])}.values():
-            share = 1.0 / max(len(out[transfer.source]), len(into[transfer.target]))
-            if share == transfer.share:
-                continue
-            transfer.left_s = max(transfer.left_s - (now_s - transfer.changed_s) * transfer.share, 0.0)
-            transfer.changed_s = now_s
-            transfer.share = share
-            transfer.version += 1
-            self._loop.at(now_s + transfer.left_s / share, self._end, (transfer, transfer.version))
+        for transfer in self._out[source]:
+            self._give_share(transfer)
+        for transfer in self._in[target]:
+            if transfer.source != source:
+                self._give_share(transfer)
+
+    def _give_share(self, transfer: Transfer) -> None:
+        share = 1.0 / max(len(self._out[transfer.source]), len(self._in[transfer.target]))
+        if share == transfer.share:
+            return
+        now_s = self._loop.now_s
+        transfer.left_s = max(transfer.left_s - (now_s - transfer.changed_s) * transfer.share, 0.0)
+        transfer.changed_s = now_s
+        transfer.share = share
+        transfer.version += 1
+        self._loop.at(now_s + transfer.left_s / share, self._end, (transfer, transfer.version))
 
     def _end(self, due: tuple[Transfer, int]) -> None:
         transfer, version = due
@@ -66,3 +72,10 @@ class Links:
         self._in[transfer.target].remove(transfer)
         self._share_out(transfer.source, transfer.target)
         transfer.done(transfer)
+
+
+def _join(links: dict[str, list[Transfer]], worker_id: str, transfer: Transfer) -> None:
+    if worker_id in links:
+        links[worker_id].append(transfer)
+    else:
+        links[worker_id] = [transfer]

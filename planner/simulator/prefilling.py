@@ -57,7 +57,7 @@ class Prefilling:
     def take_reload_s(self, parts: Sequence[Part]) -> float:
         """Time of the reloads of a pass that begins with these parts. A prefill's KV is reloaded in its first pass."""
         seconds = 0.0
-        for request, _ in zip(self._requests, parts, strict=False):
+        for request in self._requests[: len(parts)]:
             seconds += request.reload_s
             request.reload_s = 0.0
         return seconds
@@ -65,7 +65,8 @@ class Prefilling:
     def pop_done(self, parts: Sequence[Part]) -> list[SimulatedRequest]:
         """Count a finished pass, and remove the prefills that are complete with it."""
         done: list[SimulatedRequest] = []
-        for request, (_, tokens) in zip(self._requests, parts, strict=False):
+        for place, (_, tokens) in enumerate(parts):
+            request = self._requests[place]
             self._first_tokens += tokens
             if self._first_tokens < request.missing_tokens:
                 break

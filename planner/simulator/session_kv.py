@@ -110,13 +110,18 @@ class SessionKv(ABC):
     def _join_idle(self, session_id: str) -> None:
         """The session's KV may be evicted, as that of the most recently used session of its kind."""
         idle = self._idle_copies if session_id in self.copies else self._idle
-        idle[session_id] = None
-        idle.move_to_end(session_id)
+        if session_id in idle:
+            idle.move_to_end(session_id)
+        else:
+            idle[session_id] = None
 
     def _leave_idle(self, session_id: str) -> None:
         """The session's KV must not be evicted."""
-        self._idle.pop(session_id, None)
-        self._idle_copies.pop(session_id, None)
+        # Without `pop`, because most sessions are not idle here, and an ordered dictionary pops slowly.
+        if session_id in self._idle:
+            del self._idle[session_id]
+        if session_id in self._idle_copies:
+            del self._idle_copies[session_id]
 
     def _first_idle(self) -> str | None:
         """The session whose KV goes first, which is a copy if there is one; None: nothing may go."""

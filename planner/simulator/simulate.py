@@ -80,9 +80,9 @@ def simulate(
     for session_id in idle:
         runner.wait(by_id[session_id])
     waiting = frozenset(idle)
-    for session in sessions:
-        if session.session_id not in waiting:
-            loop.at(session.arrival_s, runner.arrive, session)
+    loop.at_each(
+        runner.arrive, [(session.arrival_s, session) for session in sessions if session.session_id not in waiting]
+    )
     if options.gaps_from_s:
         loop.at(options.gaps_from_s, lambda _: world.gaps.clear())
     with _rare_collections():

@@ -19,6 +19,7 @@ from planner.simulator.engine import SimulatedEngine
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
 from planner.simulator.reloads import Reloads
+from planner.simulator.session_kv import SessionKv
 from planner.simulator.steps import EngineTimes
 from planner.simulator.world import World
 
@@ -30,6 +31,7 @@ class SimulatedWorker:
 
     Attributes:
         memory: of its device.
+        resident: where its idle sessions live: its store if it has one, else `memory`.
         reloads: what a worker with a store reloads and reads.
         role, lane: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
@@ -44,6 +46,8 @@ class SimulatedWorker:
         self.lane = ""
         self.parallelism = group.parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes)
+        self.resident: SessionKv = self.memory
+        self._store: KvStore | None = None
         self.reloads: Reloads | None = None
         if group.kv_store_tokens:
             next_rounds = NextRounds(world.belief, group.parallelism)
@@ -51,6 +55,7 @@ class SimulatedWorker:
             self.memory = cached = CachedKvMemory(
                 group.kv_capacity_tokens, options.page_size_tokens, store, world.prefixes
             )
+            self.resident = self._store = store
             self.reloads = Reloads(cached, world.model, world.belief, group.parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = lambda: None
@@ -75,12 +80,8 @@ class SimulatedWorker:
             world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens, lambda: self.role
         )
         self.batch_waits = BatchWaits(world.loop)
-        self._view: tuple[WorkerView, float] | None = None
-
-    @property
-    def resident(self) -> KvMemory | KvStore:
-        """Where its idle sessions live: in its store if it has one."""
-        return self.memory.store if isinstance(self.memory, CachedKvMemory) else self.memory
+        self._view: WorkerView | None = None
+        self._view_until_s = 0.0  # when the view changes by itself
 
     @property
     def max_context_tokens(self) -> int:
@@ -103,13 +104,14 @@ class SimulatedWorker:
 
     def view(self, now_s: float) -> WorkerView:
         """This worker as it is now. A view is kept until it changes or a sample leaves a window."""
-        if self._view is None or now_s >= self._view[1]:
-            self._view = self._made(now_s)
-        return self._view[0]
+        view = self._view
+        if view is None or now_s >= self._view_until_s:
+            self._view = view = self._made(now_s)
+        return view
 
-    def _made(self, now_s: float) -> tuple[WorkerView, float]:
-        """(the view, when it changes by itself)."""
-        store = self.memory.store if isinstance(self.memory, CachedKvMemory) else None
+    def _made(self, now_s: float) -> WorkerView:
+        """The view, made anew."""
+        store = self._store
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
         until_s = self.ttft.changes_at_s()
@@ -117,7 +119,8 @@ class SimulatedWorker:
         if batch or self.role.owns_sessions:
             itl = self.engine.batch.itl(now_s)
             until_s = nextafter(now_s, inf)  # decoding changes it all the time
-        view = WorkerView(
+        self._view_until_s = until_s
+        return WorkerView(
             self.worker_id,
             self.role,
             self.parallelism,
@@ -136,4 +139,3 @@ class SimulatedWorker:
             store_capacity_tokens=0 if store is None else store.capacity_tokens,
             shared_prefixes=self.memory.shared_prefixes(),
         )
-        return view, until_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampd.policies.base import BindingSituation
 from ampd.policies.capacity import fits, session_memory
+from ampd.policies.chance import any_of
 from ampd.policies.registry import Policy, register
 
 
@@ -36,4 +37,4 @@ class LeastKv(Policy):
         ]
         best = min(keys)
         equals = [worker for worker, key in zip(decode, keys, strict=True) if key == best]
-        return (equals[0] if len(equals) == 1 else situation.rng.choice(equals)).worker_id
+        return (equals[0] if len(equals) == 1 else any_of(equals, situation.rng)).worker_id

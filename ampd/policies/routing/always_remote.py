@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
+from ampd.policies.chance import any_of
 from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local, towards
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision
@@ -39,5 +40,5 @@ class AlwaysRemote(Policy):
         if not workers:
             return local(situation.decode, NO_PREFILL_WORKER)
         if self.choice == "random":
-            return towards(situation.rng.choice(workers), situation.decode, "always-remote")
+            return towards(any_of(workers, situation.rng), situation.decode, "always-remote")
         return least_queued(situation, workers, "always-remote")

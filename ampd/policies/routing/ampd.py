@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
+from ampd.policies.chance import any_of
 from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local, towards
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision, WorkerView
@@ -53,7 +54,7 @@ class AmpdRouting(Policy):
         with_slack = [worker for worker in workers if not worker.ttft.count or worker.ttft.mean_s <= limit_s]
         if with_slack:
             # The first hit of a visit in random order is a uniform choice among the hits, with one random number.
-            return towards(situation.rng.choice(with_slack), decode, "ttft-slack")
+            return towards(any_of(with_slack, situation.rng), decode, "ttft-slack")
         if not decode.itl.count or decode.itl.mean_s <= self.beta * task.slo.itl_s:
             return local(decode, "itl-slack")
         return _cheapest(situation, workers)
