@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.kv_store import KvStore
 from planner.simulator.session_kv import NO_PREFIXES
@@ -23,7 +21,7 @@ class CachedKvMemory(KvMemory):
         capacity_tokens: int,
         page_tokens: int,
         store: KvStore,
-        prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES,
+        prefixes: dict[str, SessionPrefix] = NO_PREFIXES,
     ) -> None:
         super().__init__(capacity_tokens, page_tokens, prefixes)
         self.store = store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from planner.simulator.session_kv import NO_PREFIXES, SessionKv
 from planner.simulator.shared_prefixes import SessionPrefix
@@ -24,7 +24,7 @@ class KvMemory(SessionKv):
     __slots__ = ("_reserved", "on_room")
 
     def __init__(
-        self, capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES
+        self, capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix] = NO_PREFIXES
     ) -> None:
         super().__init__(capacity_tokens, page_tokens, prefixes)
         self.on_room: Callable[[], None] = lambda: None

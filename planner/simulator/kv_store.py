@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ampd.serving.kv_eviction import IDLE, SURPLUS, Evictable
 from planner.simulator.session_kv import NO_PREFIXES, SessionKv
@@ -31,7 +31,7 @@ class KvStore(SessionKv):
         capacity_tokens: int,
         page_tokens: int,
         surplus: Callable[[int, str], int],
-        prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES,
+        prefixes: dict[str, SessionPrefix] = NO_PREFIXES,
     ) -> None:
         super().__init__(capacity_tokens, page_tokens, prefixes)
         self.evicted_tokens = Counter({SURPLUS: 0, IDLE: 0})

@@ -79,6 +79,9 @@ class Prefills:
             round_.prefill.memory.protect(round_.record.session_id)
         picked = entry.picked
         assert picked is not None
+        if len(picked.members) == 1:
+            self._step([round_])
+            return
         joined = self._joined.setdefault(picked, [])
         joined.append(round_)
         if len(joined) == len(picked.members):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from planner.simulator.shared_prefixes import ResidentPrefixes, SessionPrefix
 
-NO_PREFIXES: Mapping[str, SessionPrefix] = {}
+NO_PREFIXES: dict[str, SessionPrefix] = {}
 
 
 class SessionKv(ABC):
@@ -39,7 +38,7 @@ class SessionKv(ABC):
     )
 
     def __init__(
-        self, capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES
+        self, capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix] = NO_PREFIXES
     ) -> None:
         self.capacity_tokens = capacity_tokens
         self.page_tokens = page_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from ampd.serving.shared_prefixes import MOST_PUBLISHED, PrefixUsers
@@ -47,7 +46,7 @@ class ResidentPrefixes:
 
     __slots__ = ("_page_tokens", "_prefixes", "_residents")
 
-    def __init__(self, prefixes: Mapping[str, SessionPrefix], page_tokens: int) -> None:
+    def __init__(self, prefixes: dict[str, SessionPrefix], page_tokens: int) -> None:
         self._prefixes = prefixes
         self._page_tokens = page_tokens
         self._residents: OrderedDict[str, _Resident] = OrderedDict()

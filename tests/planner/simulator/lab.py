@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -48,7 +48,7 @@ ROUTINGS = (
 )
 SLICINGS = ("itl-chunks", "duetserve", "dynaserve")
 NO_OPTIONS = SimulationOptions()
-NO_PREFIXES: Mapping[str, SessionPrefix] = {}
+NO_PREFIXES: dict[str, SessionPrefix] = {}
 
 
 class RandomBinding:
@@ -249,7 +249,7 @@ class WatchedMemory(KvMemory):
     __slots__ = ("evicted_sessions", "given_prefixes")
 
     def __init__(
-        self, capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix] = NO_PREFIXES
+        self, capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix] = NO_PREFIXES
     ) -> None:
         super().__init__(capacity_tokens, page_tokens, prefixes)
         self.given_prefixes = prefixes
@@ -313,7 +313,7 @@ def watched_memories() -> Iterator[list[WatchedMemory]]:
     """All KV memories of the simulations in the block, which check themselves."""
     memories: list[WatchedMemory] = []
 
-    def made(capacity_tokens: int, page_tokens: int, prefixes: Mapping[str, SessionPrefix]) -> WatchedMemory:
+    def made(capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix]) -> WatchedMemory:
         memories.append(WatchedMemory(capacity_tokens, page_tokens, prefixes))
         return memories[-1]
 
