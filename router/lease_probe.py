@@ -33,9 +33,10 @@ class LeaseProbe(InBackground):
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            async with asyncio.TaskGroup() as group:
-                for worker_id in self._view.overdue():
-                    group.create_task(self._ask(worker_id))
+            if overdue := self._view.overdue():
+                async with asyncio.TaskGroup() as group:
+                    for worker_id in overdue:
+                        group.create_task(self._ask(worker_id))
 
     async def _ask(self, worker_id: str) -> None:
         try:

@@ -18,6 +18,8 @@ from ampd.supervised_task import InBackground, SupervisedTask
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_PRESENT_POLL_S = 0.25
+"""In discovery, where a round is refused on its own until the coordinator has left."""
 _RETRY_S = 1.0
 
 
@@ -65,7 +67,7 @@ class Presence(InBackground):
             is_ready = self._is_ready()
             if is_ready != self._is_present:
                 await self._change(is_ready)
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_PRESENT_POLL_S if self._is_present else _POLL_S)
 
     async def _change(self, is_ready: bool) -> None:
         """Enter or leave; after a failure `_run` tries again. Until then each round is refused separately."""

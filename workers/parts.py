@@ -81,6 +81,6 @@ class WorkerParts:
 
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""
-        self.changes.held(session_id, tokens)
+        self.changes.held(session_id, tokens, is_running=self.sessions.is_running(session_id))
         if self.role.role.owns_sessions:  # elsewhere it is a copy
             self.sessions.held(session_id, tokens)

@@ -35,15 +35,24 @@ class PendingChanges:
         """A latency window or a context grew."""
         self._is_sampled = True
 
-    def held(self, session_id: str, tokens: int) -> None:
-        """This worker now holds `tokens` of a session's context; 0: none any more."""
-        if self.held_tokens.get(session_id, 0) == tokens:
+    def held(self, session_id: str, tokens: int, *, is_running: bool = False) -> None:
+        """This worker now holds `tokens` of a session's context; 0: none any more.
+
+        Args:
+            is_running: a round of the session runs here. Its KV grows page by page, and nobody decides by that before
+                the round ends, which is a change of its own. So growth counts as a sample.
+        """
+        before = self.held_tokens.get(session_id, 0)
+        if before == tokens:
             return
         if tokens:
             self.held_tokens[session_id] = tokens
         else:
             self.held_tokens.pop(session_id, None)
-        self._changed.set()
+        if is_running and 0 < before < tokens:
+            self.sampled()
+        else:
+            self._changed.set()
 
     def finished(self, task_id: str) -> None:
         """A prefill has left this worker's queue."""

@@ -88,6 +88,11 @@ class SessionReleaser:
             return 0
         return await self._drop(session_id)
 
+    def is_running(self, session_id: str) -> bool:
+        """Whether a round of the session runs here."""
+        use = self._uses.get(session_id)
+        return use is not None and use.running > 0
+
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""
         use = self._uses.get(session_id)

@@ -38,6 +38,24 @@ def test_a_change_ends_the_wait_and_samples_do_not(run: Run) -> None:
     run(scenario())
 
 
+def test_growth_during_a_round_is_a_sample(run: Run) -> None:
+    async def scenario() -> None:
+        changes = PendingChanges()
+        changes.held("s", 16, is_running=True)  # a session that is new here
+        assert await changes.wait_changed(1.0)
+        changes.clear()
+        changes.held("s", 32, is_running=True)
+        assert changes.has_samples
+        assert changes.held_tokens == {"s": 32}
+        assert not await changes.wait_changed(1.0)
+        for tokens, is_running in ((16, True), (32, False), (0, True)):
+            changes.held("s", tokens, is_running=is_running)
+            assert await changes.wait_changed(1.0)
+            changes.clear()
+
+    run(scenario())
+
+
 def test_what_is_held_already_is_no_change(run: Run) -> None:
     async def scenario() -> None:
         changes = PendingChanges()

@@ -135,3 +135,11 @@ async def test_a_session_is_lost_once_and_only_if_it_was_held() -> None:
     for tokens in (16, 0, 0):
         sessions.held("trimmed", tokens)
     assert sessions.evicted == 1
+
+
+async def test_a_session_runs_as_long_as_a_round_of_it() -> None:
+    sessions, _, _ = releaser()
+    assert not sessions.is_running("s")
+    async with sessions.round("s"):
+        assert sessions.is_running("s")
+    assert not sessions.is_running("s")
