@@ -1,4 +1,4 @@
-"""Break the code in twenty-four places, one at a time, and see a test fail each time.
+"""Break the code in twenty-five places, one at a time, and see a test fail each time.
 
 A test that cannot fail proves nothing. Each line of `BREAKS` names a rule of the product, a change that breaks it, and
 the tests that must notice. The change is made in a copy of the repository, never in the repository itself.
