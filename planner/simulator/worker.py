@@ -40,27 +40,26 @@ class SimulatedWorker:
     """
 
     def __init__(self, worker_id: str, role: Role, group: ReplicaGroup, world: World) -> None:
-        options = world.options
+        options, parallelism = world.options, group.parallelism
         self.worker_id = worker_id
         self.role = role
         self.lane = ""
-        self.parallelism = group.parallelism
+        self.parallelism = parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes)
         self.resident: SessionKv = self.memory
-        self._store: KvStore | None = None
         self.reloads: Reloads | None = None
         if group.kv_store_tokens:
-            next_rounds = NextRounds(world.belief, group.parallelism)
+            next_rounds = NextRounds(world.belief, parallelism)
             store = KvStore(group.kv_store_tokens, options.page_size_tokens, next_rounds.surplus, world.prefixes)
             self.memory = cached = CachedKvMemory(
                 group.kv_capacity_tokens, options.page_size_tokens, store, world.prefixes
             )
-            self.resident = self._store = store
-            self.reloads = Reloads(cached, world.model, world.belief, group.parallelism, next_rounds, world.slo)
+            self.resident = store
+            self.reloads = Reloads(cached, world.model, world.belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] = lambda: None
         self.engine = SimulatedEngine(
-            EngineTimes(world.model, group.parallelism),
+            EngineTimes(world.model, parallelism),
             self.memory,
             world.loop,
             options,
@@ -71,17 +70,16 @@ class SimulatedWorker:
         self.queue = PrefillQueue(
             world.policies.ordering,
             world.belief,
-            group.parallelism,
+            parallelism,
             world.loop,
             random.Random(f"{options.seed}/{worker_id}"),
             on_change=self.changed,
         )
         self.slices = Slices(
-            world.policies.slicing, world.belief, group.parallelism, options.page_size_tokens, lambda: self.role
+            world.policies.slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role
         )
         self.batch_waits = BatchWaits(world.loop)
-        self._view: WorkerView | None = None
-        self._view_until_s = 0.0  # when the view changes by itself
+        self._view: tuple[WorkerView, float] | None = None  # with the time at which it changes by itself
 
     @property
     def max_context_tokens(self) -> int:
@@ -104,14 +102,14 @@ class SimulatedWorker:
 
     def view(self, now_s: float) -> WorkerView:
         """This worker as it is now. A view is kept until it changes or a sample leaves a window."""
-        view = self._view
-        if view is None or now_s >= self._view_until_s:
-            self._view = view = self._made(now_s)
-        return view
+        kept = self._view
+        if kept is None or now_s >= kept[1]:
+            self._view = kept = self._made(now_s)
+        return kept[0]
 
-    def _made(self, now_s: float) -> WorkerView:
-        """The view, made anew."""
-        store = self._store
+    def _made(self, now_s: float) -> tuple[WorkerView, float]:
+        """The view, made anew, and until when it holds."""
+        store = None if self.reloads is None else self.resident
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
         until_s = self.ttft.changes_at_s()
@@ -119,8 +117,7 @@ class SimulatedWorker:
         if batch or self.role.owns_sessions:
             itl = self.engine.batch.itl(now_s)
             until_s = nextafter(now_s, inf)  # decoding changes it all the time
-        self._view_until_s = until_s
-        return WorkerView(
+        view = WorkerView(
             self.worker_id,
             self.role,
             self.parallelism,
@@ -139,3 +136,4 @@ class SimulatedWorker:
             store_capacity_tokens=0 if store is None else store.capacity_tokens,
             shared_prefixes=self.memory.shared_prefixes(),
         )
+        return view, until_s
