@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, head_share, mismatch
 
 TP = st.sampled_from((1, 2, 4, 8))
+EACH_CASE = pytest.mark.parametrize(("heads", "tp"), [(heads, tp) for heads in range(1, 17) for tp in (1, 2, 4, 8)])
+"""Few of them have fewer heads than ranks. Drawn cases would leave those out now and then."""
 
 
 def divides(heads: int, tp: int) -> bool:
     return heads % tp == 0 or tp % heads == 0
 
 
-@given(heads=st.integers(1, 64), tp=TP)
+@EACH_CASE
 def test_every_head_is_written_by_exactly_one_rank(heads: int, tp: int) -> None:
     if not divides(heads, tp):
         with pytest.raises(ValueError, match=f"{heads} heads cannot be divided over {tp} ranks"):
@@ -29,7 +31,7 @@ def test_every_head_is_written_by_exactly_one_rank(heads: int, tp: int) -> None:
     assert written == list(range(heads))
 
 
-@given(heads=st.integers(1, 64), tp=TP)
+@EACH_CASE
 def test_every_rank_holds_the_heads_that_sglang_gives_it(heads: int, tp: int) -> None:
     if not divides(heads, tp):
         return
