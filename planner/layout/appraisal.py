@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from planner.intervals import mean_interval
+from planner.layout.agenda import Steps
 from planner.layout.case import PlanCase
 from planner.layout.goodput import PRECISION, goodput, is_least, next_rate
 from planner.layout.layout import Layout
@@ -118,9 +119,7 @@ class Appraiser:
 
     def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
         """Trials at the plan's rate."""
-        for layout in layouts:
-            self._know(layout, self.rate, seeds)
-        self._trials.trials([task for layout in layouts for task in self._checks(layout)])
+        self._trials.together(self.check_steps(layout, seeds) for layout in layouts)
 
     def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
         """The layouts, those first that attain most in one longer trial."""
@@ -129,35 +128,39 @@ class Appraiser:
         return sorted(layouts, key=lambda layout: -trials[layout].met)
 
     def search_goodput(self, layouts: Sequence[Layout], seeds: int, start: float, precision: float = PRECISION) -> None:
-        """Search the highest rate of each layout, all layouts at the same time.
+        """Search the highest rate of each layout, all layouts at the same time."""
+        self._trials.together(self.goodput_steps(layout, seeds, start, precision) for layout in layouts)
+
+    def goodput_steps(self, layout: Layout, seeds: int, start: float, precision: float = PRECISION) -> Steps:
+        """The search of the highest rate of a layout.
 
         Args:
             seeds: how many, at least.
             start: a rate that is about right.
             precision: of what the layout carries with all seeds together.
         """
-        for layout in layouts:
-            self._know(layout, self.rate, seeds)
-        self._search({layout: [0] for layout in layouts}, dict.fromkeys(layouts, start))
-        starts = {layout: goodput(self._carried(layout, [0])) or start for layout in layouts}
-        self._search({layout: self._seeds_of(layout) for layout in layouts}, starts, precision)
-        self._searched.update(dict.fromkeys(layouts, precision))
+        self._know(layout, self.rate, seeds)
+        yield from self._rate_steps(layout, [0], start, _COARSE)
+        start = goodput(self._carried(layout, [0])) or start
+        yield from self._rate_steps(layout, self._seeds_of(layout), start, precision)
+        self._searched[layout] = precision
         for seed in range(1, seeds):
-            self._search({layout: [seed] for layout in layouts}, starts, _COARSE)
+            yield from self._rate_steps(layout, [seed], start, _COARSE)
 
-    def _search(
-        self, seeds: Mapping[Layout, Sequence[int]], starts: Mapping[Layout, float], precision: float = PRECISION
-    ) -> None:
-        """Search the rate that each layout carries with its seeds together."""
-        while tasks := [
-            task for layout in seeds for task in self._next(layout, seeds[layout], starts[layout], precision)
-        ]:
-            self._trials.trials(tasks)
+    def _rate_steps(self, layout: Layout, seeds: Sequence[int], start: float, precision: float) -> Steps:
+        """The search of the rate that a layout carries with these seeds together."""
+        while tasks := self._next(layout, seeds, start, precision):
+            yield tasks
 
-    def vary(self, layout: Layout, rate: float, seeds: int = SEEDS) -> None:
-        """Make the trials in which the load or the engines differ from those of the case. `rate`: as planned."""
+    def check_steps(self, layout: Layout, seeds: int) -> Steps:
+        """Trials at the plan's rate."""
+        self._know(layout, self.rate, seeds)
+        yield self._checks(layout)
+
+    def variation_steps(self, layout: Layout, rate: float) -> Steps:
+        """The trials in which the load or the engines differ from those of the case. `rate`: as planned."""
         self._varied_rate = rate
-        self._trials.trials([task for each in VARIATIONS for task in self._variants(layout, each)[:seeds]])
+        yield [task for each in VARIATIONS for task in self._variants(layout, each)]
 
     def variations(self, layout: Layout) -> list[Varied]:
         """The variations that were tried, judged as the plan's rate and the goodput are."""
@@ -265,9 +268,7 @@ class Appraiser:
     def _seeds_of(self, layout: Layout) -> Sequence[int]:
         return range(self._seeds.get(layout, 1))
 
-    def _next(
-        self, layout: Layout, seeds: Sequence[int], start: float, precision: float = PRECISION
-    ) -> list[TrialTask]:
+    def _next(self, layout: Layout, seeds: Sequence[int], start: float, precision: float) -> list[TrialTask]:
         """The trials of the next rate, all seeds; none: the goodput is known."""
         rate = next_rate(self._carried(layout, seeds), start, precision)
         if rate is None:

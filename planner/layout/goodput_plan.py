@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import groupby
 from math import floor, log10
 
+from planner.layout.agenda import Steps
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser
 from planner.layout.case import PlanCase
 from planner.layout.copies import copies_between
@@ -85,8 +86,8 @@ class _Planner:
                 self._search.most()
                 self._compare()
             self._decided()
-            self._appraiser.vary(self._shown[0], self._rate_per_copy())
-            self._look_ahead()
+            varied = self._appraiser.variation_steps(self._shown[0], self._rate_per_copy())
+            self._trials.together([self._next_steps(), varied])
         return self._plan()
 
     def _find_fewest(self) -> bool:
@@ -123,14 +124,17 @@ class _Planner:
     def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
         """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
         appraiser, rate = self._appraiser, self._case.rate
-        self._shown, self._has_fewest = [best], True
-        self._decided()
-        appraiser.search_goodput([best], SEEDS, rate)
         alternatives = [layout for layout in others if layout != best][: self._wishes.top - 1]
-        appraiser.check(alternatives, 1)
-        self._shown += alternatives
-        appraiser.search_goodput(alternatives, 1, rate)
+        self._shown, self._has_fewest = [best, *alternatives], True
+        self._decided()
+        searches = [appraiser.goodput_steps(best, SEEDS, rate)]
+        self._trials.together([*searches, *map(self._alternative_steps, alternatives)])
         self._shown.sort(key=lambda each: (each != best, not appraiser.carries(each), each.gpus))
+
+    def _alternative_steps(self, layout: Layout) -> Steps:
+        """The figures of a layout that is not the best one."""
+        yield from self._appraiser.check_steps(layout, 1)
+        yield from self._appraiser.goodput_steps(layout, 1, self._case.rate)
 
     def _decided(self) -> None:
         self._is_decided = True
@@ -206,8 +210,8 @@ class _Planner:
     def _carried(self, layout: Layout) -> float:
         return self._appraiser.carried(layout)
 
-    def _look_ahead(self) -> None:
-        """Find the best layout with one replica more: with the fewest further GPUs that suffice for a replica."""
+    def _next_steps(self) -> Steps:
+        """The search of the best layout with one replica more: with the fewest further GPUs that suffice for one."""
         best, step = self._shown[0], min(self._case.degrees)
         carried = self._carried(best)
         if not carried or self._appraiser.goodput_is_least(best):
@@ -218,11 +222,12 @@ class _Planner:
         larger = sorted(larger, key=lambda layout: -self._search.expected.bound(layout))[:_NEXT]
         rate = _BETTER * carried
         tasks = [TrialTask(layout, rate, SHORT, self._case.options.seed) for layout in larger]
-        trials = self._trials.trials(tasks)
+        yield tasks
+        met = {task.layout: trial.met for task in tasks if (trial := self._trials.known(task)) is not None}
         if larger:
-            best_met = max(range(len(larger)), key=lambda index: trials[index].met)
-            self._appraiser.search_goodput([larger[best_met]], SEEDS, rate)
-            self._next = larger[best_met]
+            found_best = max(larger, key=met.__getitem__)
+            yield from self._appraiser.goodput_steps(found_best, SEEDS, rate)
+            self._next = found_best
 
     def _plan(self) -> GoodputPlan:
         appraiser, search = self._appraiser, self._search

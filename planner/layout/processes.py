@@ -38,24 +38,31 @@ class Processes:
         self._count = count
         self._workers: list[_Worker] = []
 
-    def results(self, items: Sequence[Any], timeout_s: float) -> Iterator[tuple[Any, Any]]:
+    def results(self, next_item: Callable[[], Any | None], timeout_s: float) -> Iterator[tuple[Any, Any]]:
         """Each item with its result, as soon as it is done. Close the processes if you stop before the end.
+
+        Args:
+            next_item: asked whenever a process is free. None: there is nothing to do until another result is there.
 
         Raises:
             TimeoutError: the seconds are over.
             RunError: a process ended, for example because the machine has no memory left.
         """
         end_s = time.monotonic() + timeout_s
-        waiting = list(reversed(items))
-        if items and not self._workers:
-            self._fork()
         free = list(self._workers)
         busy: dict[Any, tuple[_Worker, Any]] = {}
-        while waiting or busy:
-            while waiting and free and time.monotonic() < end_s:
-                worker, item = free.pop(), waiting.pop()
+        while True:
+            while (free or not self._workers) and (item := next_item()) is not None:
+                if time.monotonic() >= end_s:
+                    raise TimeoutError
+                if not self._workers:
+                    self._fork()
+                    free = list(self._workers)
+                worker = free.pop()
                 _send(worker, item)
                 busy[worker.pipe] = worker, item
+            if not busy:
+                return
             ready = wait(list(busy), max(end_s - time.monotonic(), 0.0))
             if not ready:
                 raise TimeoutError

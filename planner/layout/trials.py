@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
+from planner.layout.agenda import Agenda, Steps
 from planner.layout.case import PlanCase
 from planner.layout.processes import Processes
 from planner.layout.trial import TimeOverError, Trial, TrialTask
@@ -63,9 +64,20 @@ class Trials:
 
     def trials(self, tasks: Sequence[TrialTask]) -> list[Trial]:
         """The outcomes, in the order of the tasks. Raises `TimeOverError`; the outcomes until then stay known."""
-        self._run(tasks)
+        self.together([iter([tasks])])
         known = [self.known(task) for task in tasks]
         return [trial for trial in known if trial is not None]
+
+    def together(self, searches: Iterable[Steps]) -> None:
+        """Run searches at the same time, until all have ended. Raises `TimeOverError` as `trials` does."""
+        agenda = Agenda(searches, lambda task: self.known(task) is not None)
+        try:
+            for task, outcome in self._outcomes(agenda):
+                self._keep(task, outcome)
+        except BaseException:
+            # Nothing waits for the trials that still run.
+            self._end()
+            raise
 
     def known(self, task: TrialTask) -> Trial | None:
         """The outcome of a task; None: the task was not made."""
@@ -89,25 +101,15 @@ class Trials:
             self._best = best
             tqdm.write(f"best after {self.elapsed_s:.1f} s: {best}", file=sys.stderr)
 
-    def _run(self, tasks: Sequence[TrialTask]) -> None:
-        missing = [task for task in dict.fromkeys(tasks) if self.known(task) is None]
-        if missing and self.elapsed_s >= self._budget_s:
-            raise TimeOverError
-        try:
-            for task, outcome in self._outcomes(missing):
-                self._keep(task, outcome)
-        except BaseException:
-            # Nothing waits for the trials that still run.
-            self._end()
-            raise
-
-    def _outcomes(self, tasks: Sequence[TrialTask]) -> Iterator[tuple[TrialTask, Trial]]:
+    def _outcomes(self, agenda: Agenda) -> Iterator[tuple[TrialTask, Trial]]:
         if self._processes is None:
-            for task in tasks:
+            while (task := agenda.next_task()) is not None:
+                if self.elapsed_s >= self._budget_s:
+                    raise TimeOverError
                 yield task, task.run(self.case, self._started_s + self._budget_s)
             return
         try:
-            yield from self._processes.results(tasks, self._budget_s - self.elapsed_s)
+            yield from self._processes.results(agenda.next_task, self._budget_s - self.elapsed_s)
         except TimeoutError:
             raise TimeOverError from None
 

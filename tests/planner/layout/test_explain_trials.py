@@ -19,7 +19,7 @@ from planner.layout.trials import Trials
 from planner.plan_result import _layout
 from planner.sustained import IN_TIME
 
-from .lab import CASE
+from .lab import CASE, MadeAtOnce
 
 LAYOUT = Layout((), ((1, 1),))
 SIMULATED: dict[str, Any] = {
@@ -32,7 +32,7 @@ NOISE = st.lists(st.floats(-0.15, 0.1), min_size=7, max_size=7)
 RATE = 2.0
 
 
-class Noisy:
+class Noisy(MadeAtOnce):
     """Trials in which fewer rounds are met and fewer sessions are in time the higher the rate, with noise."""
 
     def __init__(self, limit: float, noise: list[float], late_share: float) -> None:

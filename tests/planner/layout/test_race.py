@@ -14,12 +14,12 @@ from planner.layout.race import _STAGES, contenders, race
 from planner.layout.trial import Trial, TrialTask
 from planner.layout.trials import Trials
 
-from .lab import CASE
+from .lab import CASE, MadeAtOnce
 
 LAYOUTS = [Layout((), ((1, count),)) for count in (1, 2, 3, 4)]
 
 
-class Limited:
+class Limited(MadeAtOnce):
     """Trials of layouts whose rates have a limit, which differs between seeds."""
 
     def __init__(self, limits: dict[Layout, float], spread: float = 0.0) -> None:
