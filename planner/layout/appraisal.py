@@ -122,10 +122,14 @@ class Appraiser:
         self._trials.together(self.check_steps(layout, seeds) for layout in layouts)
 
     def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """The layouts, those first that attain most in one longer trial."""
-        tasks = [replace(self._task(layout, self.rate, 0), keeps_result=True) for layout in layouts]
+        """The layouts, those first that do best in one longer trial."""
+        return self.ranked(layouts, self.rate, keeps_result=True)
+
+    def ranked(self, layouts: Sequence[Layout], rate: float, *, keeps_result: bool = False) -> list[Layout]:
+        """The layouts, those first that do best in one long trial at this rate."""
+        tasks = [replace(self._task(layout, rate, 0), keeps_result=keeps_result) for layout in layouts]
         trials = dict(zip(layouts, self._trials.trials(tasks), strict=True))
-        return sorted(layouts, key=lambda layout: -trials[layout].met)
+        return sorted(layouts, key=lambda layout: trials[layout].rank(self._case.attainment))
 
     def search_goodput(self, layouts: Sequence[Layout], seeds: int, start: float, precision: float = PRECISION) -> None:
         """Search the highest rate of each layout, all layouts at the same time."""

@@ -35,8 +35,9 @@ _SEARCH_SHARE, _FIGURES_SHARE = 0.8, 0.6
 rest is for the check of the whole cluster."""
 _CHECKED = 4
 """Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
-_FINALISTS = 6
-"""Layouts that are compared by their goodput in long trials, where the most goodput is wanted."""
+_CANDIDATES, _FINALISTS = 12, 6
+"""Layouts that are compared by one long trial, and those of them that are compared by their goodput in long trials,
+where the most goodput is wanted."""
 _RACE_SHARE = 0.4
 """No further seeds for layouts that are hard to tell apart after this share of the time. Figures follow."""
 _ENLARGEMENTS = 4
@@ -155,7 +156,7 @@ class _Planner:
         """Rank the best layouts of the search by longer trials, all with the same seeds."""
         appraiser, search = self._appraiser, self._search
         start = search.carried_rate or search.rate
-        several = search.best[: max(self._wishes.top, _FINALISTS)]
+        several = appraiser.ranked(search.best[:_CANDIDATES], start)[: max(self._wishes.top, _FINALISTS)]
         appraiser.search_goodput(several, 1, start)
         several.sort(key=lambda layout: -self._carried(layout))
         # One seed does not tell rates apart that are this close.
@@ -223,9 +224,13 @@ class _Planner:
         rate = _BETTER * carried
         tasks = [TrialTask(layout, rate, SHORT, self._case.options.seed) for layout in larger]
         yield tasks
-        met = {task.layout: trial.met for task in tasks if (trial := self._trials.known(task)) is not None}
+        ranks = {
+            task.layout: trial.rank(self._case.attainment)
+            for task in tasks
+            if (trial := self._trials.known(task)) is not None
+        }
         if larger:
-            found_best = max(larger, key=met.__getitem__)
+            found_best = min(larger, key=ranks.__getitem__)
             yield from self._appraiser.goodput_steps(found_best, SEEDS, rate)
             self._next = found_best
 

@@ -22,7 +22,6 @@ from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, is_part, neighbours, scaled
 from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask
 from planner.layout.trials import Trials
-from planner.sustained import IN_TIME
 
 _CONFIRMS: dict[str, Any] = {"horizon": LONG, "margin": DECIDES, "keeps_result": True}
 """Settings of the long trial that a layout gets after it carried the rate in a short one. A plan's figures begin with
@@ -238,7 +237,7 @@ class Search:
     def _confirmed(self, layout: Layout, first: Trial) -> bool:
         """Whether a layout carries the rate: by its first long trial, and if that is close, by further seeds too."""
         level = self.case.attainment
-        if first.carries(level) or not first.is_whole or min(first.met - level, first.in_time - IN_TIME) < -_CLOSE:
+        if first.carries(level) or not first.is_whole or first.reserve(level) < -_CLOSE:
             return first.carries(level)
         task = replace(self._task(layout), horizon=_CONFIRMS["horizon"], margin=None)
         further = [replace(task, seed=task.seed + number) for number in range(1, SEEDS)]
@@ -254,7 +253,11 @@ class Search:
         self.best = standing
         self._show()
         self.rate = max((self.expected.bound(layout) for layout in standing), default=1.0)
-        standing = self._raised(self._lowered(standing), _WIDE)
+        self._raised(self._lowered(standing), _WIDE)
+        if self.carried_rate:
+            # Layouts are told apart best at a rate that is only a little too high.
+            self.rate = self.carried_rate
+            self._raised([layout for layout in self.best if self._carries(layout)], _NARROW)
         self._feed_back()
         centres: set[Layout] = set()
         for _ in range(_ROUNDS):
@@ -338,13 +341,12 @@ class Search:
         return TrialTask(layout, self.rate, SHORT, self.case.options.seed)
 
     def _rank(self, layouts: Sequence[Layout]) -> None:
-        """Sort by what is known at the present rate: whether it is carried, then the share of the rounds that met."""
+        """Sort by what is known at the present rate."""
 
-        def worth(layout: Layout) -> tuple[bool, float, int]:
+        def worth(layout: Layout) -> tuple[bool, tuple[int, float], int]:
             trial = self._known(layout)
-            carries = trial is not None and trial.carries(self.case.attainment)
-            met = 0.0 if trial is None else trial.met
-            return not carries, -met, layout.gpus
+            rank = (0, 0.0) if trial is None else trial.rank(self.case.attainment)
+            return trial is None, rank, layout.gpus
 
         rest = [layout for layout in self.best if layout not in set(layouts)]
         self.best = [*sorted(layouts, key=worth), *rest]

@@ -127,7 +127,17 @@ class Trial:
 
     def carries(self, attainment: float) -> bool:
         """Whether enough rounds met their targets, and enough sessions ended in time."""
-        return self.is_whole and self.met >= attainment and self.in_time >= IN_TIME
+        return self.is_whole and self.reserve(attainment) >= 0
+
+    def reserve(self, attainment: float) -> float:
+        """The share of the rounds, or of the sessions if less, that may still fail. Negative: too many failed."""
+        return min(self.met - attainment, self.in_time - IN_TIME)
+
+    def rank(self, attainment: float) -> tuple[int, float]:
+        """Sorts trials of one rate, the best first. One that was stopped is the better the more rounds it had met."""
+        if not self.is_whole:
+            return 2, -self.met
+        return (0, -self.met) if self.carries(attainment) else (1, -self.reserve(attainment))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from planner.layout.layout import Layout
 from planner.layout.population import population_of
-from planner.layout.trial import AS_PLANNED, SHORT, Horizon, TrialTask, Variation
+from planner.layout.trial import AS_PLANNED, SHORT, Horizon, Trial, TrialTask, Variation
 from workloads.trace import Round, Session
 
 from .lab import CASE
@@ -130,3 +130,12 @@ def test_a_trial_stops_when_too_many_sessions_are_overdue() -> None:
     assert whole.in_time < 0.9
     assert not whole.carries(0.0)
     assert not stopped.is_whole
+
+
+def test_trials_are_ranked_by_what_they_miss_most() -> None:
+    carried, fewer = Trial(0.95, 0.05, 0.0, 0.99), Trial(0.91, 0.09, 0.0, 1.0)
+    rounds_missed, sessions_late = Trial(0.88, 0.12, 0.0, 1.0), Trial(0.92, 0.08, 0.0, 0.9)
+    stopped, stopped_early = (Trial(met, 1.0, 0.0, 0.0, is_whole=False) for met in (0.6, 0.3))
+    ranking = [carried, fewer, rounds_missed, sessions_late, stopped, stopped_early]
+    assert sorted(ranking[::-1], key=lambda trial: trial.rank(0.9)) == ranking
+    assert [trial.carries(0.9) for trial in ranking] == [True, True, False, False, False, False]
