@@ -25,6 +25,12 @@ _HEAD = (
     "local",
 )
 
+_CURVES = (
+    "A full mark is a rate that is carried. An empty one above the dashed line is not carried: sessions end too "
+    "late or other seeds fail. A triangle is a simulation that was stopped, and attains at most that. The dotted line "
+    "is the plan's rate."
+)
+
 
 def write_report(path: Path, result: dict[str, Any]) -> None:
     """Write the report of a plan. Raises `RunError` if the file cannot be written."""
@@ -32,7 +38,12 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
     sections = [
         Section("Layouts, best first", head=_HEAD, rows=[_row(layout) for layout in layouts]),
         Section("Why", text=result["explanation"]),
-        Section("Attainment over the session rate", svg=svg(partial(_curves, result=result), HALF_CARD), is_half=True),
+        Section(
+            "Attainment over the session rate",
+            text=[_CURVES],
+            svg=svg(partial(_curves, result=result), HALF_CARD),
+            is_half=True,
+        ),
         _price(result),
         _limits(layouts),
         *_sensitivity(result),
@@ -106,10 +117,16 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
     if not result["variations"]:
         return []
     best = result["layouts"][0]
-    each_case = [("as planned", best["attainment"], best["meets_slo"])]
-    each_case += [(each["name"], each["attainment"], each["carries"]) for each in result["variations"]]
-    rows = [[name, *_figure(share, 100, "%"), "yes" if carries else "no"] for name, share, carries in each_case]
-    head = ("", "rounds attained", "95 % interval", "carried")
+    each_case = [("as planned", best["attainment"], "-", best["meets_slo"])]
+    each_case += [
+        (each["name"], each["attainment"], format_share(each["sessions_in_time"], 1), each["carries"])
+        for each in result["variations"]
+    ]
+    rows = [
+        [name, *_figure(share, 100, "%"), in_time, "yes" if carries else "no"]
+        for name, share, in_time, carries in each_case
+    ]
+    head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
     return [Section("If the circumstances differ", head=head, rows=rows, is_half=True)]
 
 
@@ -139,10 +156,7 @@ def _figure(figure: dict[str, Any], factor: float = 1.0, unit: str = "") -> tupl
 
 
 def _curves(axes: Any, result: dict[str, Any]) -> None:
-    """Attainment at the rates that the search of each layout's goodput tried.
-
-    Full circles are carried, empty ones are not. A triangle is a trial that was stopped, and attains less.
-    """
+    """Attainment at the rates that the search of each layout's goodput tried. `_CURVES` explains the marks."""
     for layout, colour in zip(result["layouts"], colours(len(result["layouts"])), strict=True):
         points = [(each["rate"], each["attainment"]) for each in layout["curve"]]
         axes.plot(*zip(*points, strict=True), color=colour, label=layout_label(layout))

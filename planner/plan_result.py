@@ -33,7 +33,12 @@ def planned(
         "meets_slo": plan.carries,
         "next_step": _next_step(plan, case, settings),
         "variations": [
-            {"name": each.variation.name, "attainment": asdict(each.attainment), "carries": each.carries}
+            {
+                "name": each.variation.name,
+                "attainment": asdict(each.attainment),
+                "sessions_in_time": each.in_time,
+                "carries": each.carries,
+            }
             for each in plan.variations
         ],
         "attainment_level": plan.attainment,

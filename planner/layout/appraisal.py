@@ -64,11 +64,15 @@ class Figure:
 
 
 class Varied(NamedTuple):
-    """A layout under other circumstances: the rounds that it attains, and whether it still carries the rate."""
+    """A layout under other circumstances: the rounds that it attains, and whether it still carries the rate.
+
+    `in_time`: the share of the sessions that end in time, which decides too.
+    """
 
     variation: Variation
     attainment: Figure
     carries: bool
+    in_time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,8 @@ class Appraiser:
             known = [self._trials.known(task) for task in self._variants(layout, each)]
             if trials := [trial for trial in known if trial is not None]:
                 attained = Figure.of([trial.met for trial in trials], 1.0)
-                found.append(Varied(each, attained, carried_on_average(trials, self._case.attainment)))
+                carries = carried_on_average(trials, self._case.attainment)
+                found.append(Varied(each, attained, carries, fmean(trial.in_time for trial in trials)))
         return found
 
     def appraised(self, layout: Layout) -> Appraised:

@@ -87,7 +87,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
             "replica's KV memory takes. Each ended its session, and counts as missed with the rounds that never came."
         )
     if plan.variations:
-        changes = "; ".join(map(_varied, plan.variations))
+        changes = "; ".join(_varied(each, plan.attainment) for each in plan.variations)
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
         lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
     if plan.fuller is not None:
@@ -223,6 +223,8 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
         line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
         if trial.refused:
             line += f", and {trial.refused:.0%} are refused or never come after a refusal"
+        if slack.binds == "sessions" and trial.is_whole:
+            line += f", and {1 - trial.in_time:.1%} of the sessions end too late"
     memory = f"{slack.kv_memory:.1f} times the KV memory"
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
@@ -284,8 +286,10 @@ def _next(step: NextStep) -> str:
     return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
 
 
-def _varied(varied: Varied) -> str:
+def _varied(varied: Varied, attainment: float) -> str:
     missed = "" if varied.carries else ", not carried"
+    if not varied.carries and varied.attainment.mean >= attainment:
+        missed += f", because {1 - varied.in_time:.1%} of the sessions end too late"
     return f"{varied.variation.name} {_share(varied.attainment)}{missed}"
 
 

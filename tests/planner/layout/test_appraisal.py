@@ -51,4 +51,5 @@ def test_other_circumstances_are_judged_as_goodput_is() -> None:
     found = appraiser.variations(Layout((), ((1, 1),)))
     assert [each.attainment.mean for each in found] == pytest.approx([0.99] * 4)
     assert not any(each.carries for each in found), "sessions count too"
+    assert [each.in_time for each in found] == pytest.approx([0.9] * 4)
     assert {(task.horizon, task.margin) for task in trials.asked} == {(LONG, None)}

@@ -182,13 +182,14 @@ def test_refused_rounds_other_circumstances_and_an_early_end_are_said() -> None:
     varied = replace(
         PLAN,
         variations=[
-            Varied(VARIATIONS[0], Figure(0.99, None, None, 1), carries=True),
-            Varied(VARIATIONS[1], Figure(0.95, 0.9, 1.0, 3), carries=False),
+            Varied(VARIATIONS[0], Figure(0.99, None, None, 1), carries=True, in_time=1.0),
+            Varied(VARIATIONS[1], Figure(0.95, 0.9, 1.0, 3), carries=False, in_time=0.96),
         ],
         stopped="it was interrupted",
         is_decided=False,
     )
-    assert "20 % less load 99.0%; 20 % more load 95.0% (90.0% to 100.0%), not carried." in explained(varied)
+    text = explained(varied)
+    assert "20 % less load 99.0%; 20 % more load 95.0% (90.0% to 100.0%), not carried, because 4.0% of" in text
     assert "The search ended early, because it was interrupted." in explained(varied)
     decided = explained(replace(varied, is_decided=True))
     assert "ended early" not in decided

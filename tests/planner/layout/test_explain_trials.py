@@ -104,4 +104,5 @@ def _check_limit(text: str, plan: GoodputPlan, best: Appraised, trials: Noisy) -
     assert said > (best.goodput.mean if best.goodput else 0.0)
     assert said > RATE or not plan.carries
     assert (binds == "sessions") == (trial.met >= plan.attainment)
+    assert (f"{1 - trial.in_time:.1%} of the sessions end too late" in text) == (binds == "sessions")
     assert binds == "sessions" or (binds == "prefill") == (trial.late >= trial.slow)
