@@ -3,6 +3,10 @@
 The load moves most figures up and down. The half is divided into `WINDOWS` equal parts, and each gives its lowest value
 and its mean. A leak lifts both. A process that is away for a moment lowers only the lowest values, and a burst of the
 load raises only the means, so that the smaller one of their slopes counts.
+
+A count that only comes back to what it had in the first half does not grow: connections are fewer while a part of the
+graph restarts. So a count has a third measure: the highest mean of a window but one, above the typical mean of the
+first half. A leak raises it by at least as much. Memory has no such measure, because it peaks at the start.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ class Trend:
 
     Attributes:
         typical, most: median and maximum.
-        growth: slope of the lowest values or of the means, the smaller one, times the length of the half.
+        growth: slope of the lowest values or of the means times the length of the half, or of a count its rise
+            above the first half, whichever is smallest.
         bound: the largest growth that counts as flat; None: not judged, as where too few samples could be.
     """
 
@@ -112,6 +117,19 @@ def growth_of(points: Sequence[Point], start_s: float, end_s: float) -> float | 
     return min(slope(lowest), slope(means)) * (end_s - start_s)
 
 
+def rise_of(points: Sequence[Point], start_s: float, half_s: float, end_s: float) -> float | None:
+    """The highest mean of a window of the second half but one, above the median of the means of the first half.
+
+    None: a half has too few windows with points.
+    """
+    first = windows([point for point in points if point[0] < half_s], start_s, half_s)
+    second = windows([point for point in points if point[0] >= half_s], half_s, end_s)
+    if min(len(first), len(second)) < _LEAST_WINDOWS:
+        return None
+    before, after = ([fmean(value for _, value in members) for members in half] for half in (first, second))
+    return sorted(after)[-2] - median(before)
+
+
 def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, end_s: float) -> list[Trend]:
     """Of all figures of the processes that lived through the whole second half.
 
@@ -134,5 +152,7 @@ def trends(series: Mapping[tuple[str, str], Sequence[Point]], start_s: float, en
         typical = median(values)
         growth = growth_of(second, half_s, end_s)
         bound = bound_of(figure) if growth is not None else None
+        rise = rise_of(series[process, figure], start_s, half_s, end_s) if bound is COUNT_BOUND else None
+        growth = min(growth, rise) if growth is not None and rise is not None else growth
         found.append(Trend(process, figure, typical, max(values), growth or 0.0, bound.of(typical) if bound else None))
     return found

@@ -79,6 +79,22 @@ def test_a_leak_is_found_in_the_few_samples_in_which_the_processes_were_settled(
     assert growing("sockets", points) == [True]
 
 
+def test_a_count_that_comes_back_to_what_it_had_does_not_grow() -> None:
+    """Connections of a server that restarted at the start of the second half."""
+    rng = random.Random(0)
+    restarted = series(lambda at_s: rng.choice((14, 15, 15, 16)) - 5 * (900 < at_s < 1300) - 2 * (1300 <= at_s < 1450))
+    assert growing("connections", restarted) == [False]
+
+
+@pytest.mark.parametrize("leak_from_s", [0, 900])
+def test_a_leak_of_connections_is_found_although_they_were_fewer_for_a_while(leak_from_s: int) -> None:
+    rng = random.Random(0)
+    fewer = series(
+        lambda at_s: rng.choice((14, 15, 15, 16)) - 5 * (900 < at_s < 1100) + max(0, at_s - leak_from_s) / 180
+    )
+    assert growing("connections", fewer) == [True]
+
+
 def test_bursts_of_the_load_are_no_growth() -> None:
     bursts = series(lambda at_s: 20.0 + 10 * (at_s > 1300 and at_s % 120 >= 20))
     assert growing("descriptors", bursts) == [False]
