@@ -10,6 +10,7 @@ import json
 import random
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,22 @@ _REQUESTS = (
 )
 _TARGETS = ("*", "http://example.com/x", "@example.com/", ":1/", "//example.com/", "/%zz", "/\u00e9", "/ x", "/a#b?c")
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+_UNEXPLAINED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: response.created\ndata: {}\n\n"
+    b"event: response.in_progress\ndata: {}\n\nevent: response.failed\ndata: {}\n\n",
+    b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
+    b'{"message": "Failed to fold completions stream for 7", "code": 500}',
+)
+"""Answers after which the relay asks a second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unexplained:
+    """A request, and the bytes of both of its answers."""
+
+    path: str
+    body: str
+    parts: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,7 @@ class FuzzedRelay:
         """The relay's two sides."""
         yield Target("answer through the relay", _answer, self._relay, ())
         yield Target("request to the relay", _request, self._ask, ())
+        yield Target("second question of the relay", _unexplained, self._ask_again, ())
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer one request."""
@@ -140,7 +158,29 @@ class FuzzedRelay:
 
     @property
     def _url(self) -> str:
-        return f"http://{_LOOPBACK}:{self._port}/v1/chat/completions"
+        return f"{self._relay_url}/v1/chat/completions"
+
+    @property
+    def _relay_url(self) -> str:
+        return f"http://{_LOOPBACK}:{self._port}"
+
+    # -- answers without a reason
+
+    def _ask_again(self, unexplained: _Unexplained) -> None:
+        self._parts = unexplained.parts
+        self._loop.run_until_complete(self._send_twice(unexplained))
+
+    async def _send_twice(self, unexplained: _Unexplained) -> None:
+        """The request is answered, or breaks off, and the next one is served."""
+        headers = {"Content-Type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            with suppress(aiohttp.ClientError):
+                url = self._relay_url + unexplained.path
+                async with session.post(url, data=unexplained.body.encode("utf-8", "replace")) as got:
+                    await got.read()
+            self._parts = [_OK]
+            async with session.get(self._url) as got:
+                assert got.status == 200
 
     # -- requests
 
@@ -217,6 +257,13 @@ def _read_as(line: bytes) -> Refused | None:
         return None
     is_refusal = type(status) is int and 400 <= status <= 599 and type(message) is str
     return Refused(status, message) if is_refusal else None
+
+
+def _unexplained(rng: random.Random) -> _Unexplained:
+    answer = rng.choice(_UNEXPLAINED)
+    answer = changed_bytes(rng, answer) if rng.random() < 0.5 else answer
+    body = changed_json(rng, {"model": "m", "prompt": "x", "input": "x", "stream": rng.random() < 0.5})
+    return _Unexplained(rng.choice(("/v1/responses", "/v1/completions")), body, pieces(rng, answer))
 
 
 def _request(rng: random.Random) -> bytes:

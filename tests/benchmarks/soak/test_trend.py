@@ -107,3 +107,11 @@ def test_a_figure_with_too_few_samples_is_not_judged() -> None:
     )[:1]
     assert found.bound is None
     assert not found.is_growing
+
+
+def test_a_leak_that_begins_in_the_second_half_is_found() -> None:
+    rng = random.Random(0)
+    late = series(lambda at_s: 15.0 + max(0.0, at_s - 900) // 180 + rng.choice((0, 0, 1)))
+    assert growing("connections", late) == [True]
+    early_peak = series(lambda at_s: 15.0 + at_s // 180 + 10 * (at_s < 300))
+    assert growing("connections", early_peak) == [True]
