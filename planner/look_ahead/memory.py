@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ampd.policies.base import PoolsSituation
 from ampd.policies.capacity import session_memory
-from ampd.recent_load import RecentRound, all_rounds
+from ampd.recent_load import Load, RecentRound, all_rounds
 from ampd.types import WorkerView
 
 _GROWTH_S = 150.0
@@ -27,12 +27,20 @@ def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) ->
 
 
 def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most: float) -> bool:
-    """Whether the KV of sessions, if it grows on at the present rate, soon takes more than `most` of the memory."""
+    """Whether the KV of sessions, if it grows on at the present rate, soon takes more than `most` of the memory.
+
+    Sessions whose rounds are late in a queue do not count. They are here for so long because prefills wait. Fewer
+    prefill workers would make them stay longer.
+    """
     capacity_tokens = sum(session_memory(view)[1] for view in owners)
     measured_s = _measured_s(situation)
     if not capacity_tokens or measured_s < _LEAST_S:
         return False
-    return sum(_held(owners).values()) + _growth_tokens(situation, owners, measured_s) > most * capacity_tokens
+    late = _late_in_queues(situation)
+    held = {name: tokens for name, tokens in _held(owners).items() if name not in late}
+    load = {name: rounds for name, rounds in situation.load.items() if name not in late}
+    growth_tokens = _growth_tokens(held, load, situation.now_s, measured_s)
+    return sum(held.values()) + growth_tokens > most * capacity_tokens
 
 
 def _measured_s(situation: PoolsSituation) -> float:
@@ -41,15 +49,25 @@ def _measured_s(situation: PoolsSituation) -> float:
     return min((situation.now_s - first_s) / 2, _GROWTH_S)
 
 
-def _growth_tokens(situation: PoolsSituation, owners: Sequence[WorkerView], measured_s: float) -> float:
-    """How much the KV of sessions grows in the next `_GROWTH_S`, if it grows on at the rate that was measured."""
-    since_s = situation.now_s - measured_s
-    held = _held(owners)
-    now_tokens = sum(held.get(name, 0) for name in situation.load)
+def _late_in_queues(situation: PoolsSituation) -> set[str]:
+    """Sessions whose round waits for its prefill for longer than its TTFT target."""
+    tasks = [task for view in situation.workers for task in view.queue]
+    return {task.session_id for task in tasks if situation.now_s - task.arrival_s > task.slo.ttft_s}
+
+
+def _growth_tokens(held: Mapping[str, int], load: Load, now_s: float, measured_s: float) -> float:
+    """How much the KV of sessions grows in the next `_GROWTH_S`, if it grows on at the rate that was measured.
+
+    Args:
+        held: session -> the tokens that its owner holds now.
+        load: the rounds of the sessions.
+    """
+    since_s = now_s - measured_s
+    now_tokens = sum(held.get(name, 0) for name in load)
     then_tokens = sum(
         _context_tokens(rounds, since_s)
-        for name, rounds in situation.load.items()
-        if name in held or (rounds[-1].ended_s or situation.now_s) > since_s
+        for name, rounds in load.items()
+        if name in held or (rounds[-1].ended_s or now_s) > since_s
     )
     return (now_tokens - then_tokens) * _GROWTH_S / measured_s
 

@@ -1,7 +1,9 @@
 """The KV memory that sessions need now and soon."""
 
+from dataclasses import replace
+
 from ampd.recent_load import RecentRound
-from ampd.types import Role, WorkerView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
 from planner.look_ahead.memory import sessions_share, will_be_short
 
 from .lab import question
@@ -59,3 +61,12 @@ def test_a_short_record_tells_of_the_growth_per_second() -> None:
     """10,000 tokens in the last 50 s are 30,000 in 150 s."""
     assert short({"old": [at(300.0, 43_000), at(390.0, 53_000)]}, {"old": 53_000})
     assert not short({"old": [at(300.0, 43_000), at(390.0, 51_000)]}, {"old": 51_000})
+
+
+def test_sessions_that_are_late_in_a_queue_need_prefill_workers_and_not_memory() -> None:
+    views = owners({"old": 30_000, "waits": 56_000})
+    load = {"old": [at(120.0, 30_000), at(300.0, 30_000)], "waits": [at(120.0, 1_000), at(300.0, 56_000)]}
+    task = PrefillTask("t", "waits", 56_000, 10, NOW_S - 2.0, Slo(5.0, 0.05))
+    for ttft_s, is_short in ((5.0, True), (1.0, False)):
+        queued = [*views, WorkerView("p", Role.PREFILL, queue=(replace(task, slo=Slo(ttft_s, 0.05)),))]
+        assert will_be_short(question(queued, load, now_s=NOW_S), views, 0.8) is is_short
