@@ -261,7 +261,8 @@ class Bench:
                 switch(file, _policies(_CALIBRATING), own_prefill, self.slo)
                 time.sleep(options.window + 1.0)
                 _await_roles(logs, own_prefill)
-                switch(file, _policies(contestant), own_prefill, self.slo)
+                with_pass = options.engine == "sglang"
+                switch(file, _policies(contestant), own_prefill, self.slo, hand_over_pass=with_pass)
                 before = scrape(logs).total(names.ROLE_ASSIGNMENTS)
                 result = self._replay(url, trace)
                 return result | {"role_changes": scrape(logs).total(names.ROLE_ASSIGNMENTS) - before}

@@ -41,15 +41,17 @@ from planner.look_ahead.pools import LookAheadPools
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo) -> None:
+def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo, *, hand_over_pass: bool = True) -> None:
     """Name the policies that hold from now on.
 
     Args:
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
+        hand_over_pass: whether the graph's engines take one, as in `OtherPolicies`.
     """
     draft = file.with_suffix(".draft")
     content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
+    content["hand_over_pass"] = hand_over_pass
     draft.write_text(json.dumps(content), encoding="utf-8")
     draft.replace(file)
 
@@ -132,7 +134,8 @@ class SwitchedPools(_Switched):
             return _back(situation.workers, content["prefill"])
         # The graph's own targets are from before those of the contest were known.
         load = rounds_since(situation.load, content["since_s"])
-        return policy.change(replace(situation, slo=Slo(*content["slo"]), load=load))
+        others = replace(situation.others, hand_over_pass=content["hand_over_pass"])
+        return policy.change(replace(situation, slo=Slo(*content["slo"]), load=load, others=others))
 
 
 def _back(workers: Sequence[WorkerView], prefill: int) -> list[RoleChange]:

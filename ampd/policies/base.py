@@ -199,6 +199,7 @@ class OtherPolicies:
 
     Attributes:
         moves: sessions may move to another owner between two rounds.
+        hand_over_pass: the last tokens of a round that was prefilled elsewhere take a pass of their own (as in SGLang).
     """
 
     binding: BindingPolicy | None = None
@@ -206,6 +207,7 @@ class OtherPolicies:
     ordering: OrderingPolicy | None = None
     slicing: SlicingPolicy | None = None
     moves: bool = False
+    hand_over_pass: bool = True
 
 
 @dataclass(slots=True, kw_only=True)

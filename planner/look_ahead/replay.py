@@ -74,6 +74,7 @@ def replay(recorded: RecordedLoad, roles: Roles, situation: PoolsSituation) -> R
         slo,
         SimulationOptions(
             moves=situation.others.moves,
+            hand_over_pass=situation.others.hand_over_pass,
             under_way={
                 session_id: replace(begun, owner=names.get(begun.owner, ""), prefill=names.get(begun.prefill, ""))
                 for session_id, begun in recorded.under_way.items()

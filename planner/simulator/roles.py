@@ -29,14 +29,21 @@ class RoleKeeper:
         self.role_flips = 0
         self._loop = world.loop
         self._interval_s = world.options.pools_interval_s
-        policies = world.policies
+        policies, options = world.policies, world.options
         self._is_idle = policies.pools.is_idle
         self._review = RoleReview(
             policies.pools,
             world.belief,
             world.slo,
             random.Random(f"{world.options.seed}/pools"),
-            OtherPolicies(policies.binding, policies.routing, policies.ordering, policies.slicing, world.options.moves),
+            OtherPolicies(
+                policies.binding,
+                policies.routing,
+                policies.ordering,
+                policies.slicing,
+                moves=options.moves,
+                hand_over_pass=options.hand_over_pass,
+            ),
         )
         self._load = world.load
         self._workers = {worker.worker_id: worker for worker in workers}

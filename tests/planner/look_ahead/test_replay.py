@@ -68,3 +68,13 @@ def test_what_a_round_decoded_before_counts_in_its_itl() -> None:
         step_s = MODEL.decode_step_s(1, 500, Parallelism(1))
         done = replay(recorded, {"w0": Role.DECODE}, situation(Slo(5.0, step_s / 2), Role.DECODE))
         assert bool(done.met) is is_met
+
+
+def test_a_replay_takes_the_hand_over_passes_of_the_engines() -> None:
+    """Many short outputs of long prompts: with a pass for each of them the decode worker's steps are late."""
+    load = {f"s{n}": [RecentRound(n / 40, 0, 200, n / 40 + 0.5, 8, is_met=True)] for n in range(200)}
+    asked = situation(Slo(1.0, 0.007), Role.PREFILL, Role.DECODE)
+    now = {view.worker_id: view.role for view in asked.workers}
+    without = replace(asked, others=replace(asked.others, hand_over_pass=False))
+    recorded = recorded_load(load, 1.0)
+    assert replay(recorded, now, without).share > replay(recorded, now, asked).share + 0.3
