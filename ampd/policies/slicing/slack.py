@@ -48,6 +48,7 @@ class SlackSlicing(Policy):
     """
 
     quantum: float = Field(0.15, gt=0, description="Longest slice, as a share of the TTFT target.")
+    mixes: bool = Field(False, description="Slices share a pass with the batch's step. Only the simulated engine can.")
 
     ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
     QUANTUM_PASSES: ClassVar[float] = 5.0
@@ -80,7 +81,8 @@ class SlackSlicing(Policy):
             # Half a step early, because a prefill that is submitted during a step runs after it.
             return Wait((steps - 0.5) * step_s)
         allowed_s = max(min(budget_s, quantum_s), needed_s)
-        return Compute(task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s))
+        tokens = task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s)
+        return Compute(tokens, decode_share=0.0 if self.mixes else None)
 
     def _budget(self, situation: SlicingSituation) -> tuple[float, float, float]:
         """(seconds that the batch can be paused now, what every step adds, seconds of a step)."""
