@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import inspect
 import sys
 from dataclasses import fields, is_dataclass
@@ -84,6 +85,13 @@ def test_a_written_out_dataclass_is_made_and_compared_as_the_original() -> None:
     assert copy.Derived(a=1).b == ()
     with pytest.raises(TypeError, match="positional"):
         copy.Derived(1)
+
+
+def test_a_written_out_dataclass_is_pickled_by_its_fields() -> None:
+    copy = made(prepared(SOURCE))
+    for original in (copy.Point(3, 1.5, {"n": 1}), copy.Derived(a=1, b=(2,))):
+        function, arguments = copyreg.dispatch_table[type(original)](original)  # type: ignore[misc]
+        assert function(*arguments) == original
 
 
 def test_a_dataclass_without_a_blank_line_behind_its_fields_is_an_error() -> None:
