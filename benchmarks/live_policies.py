@@ -249,7 +249,8 @@ class Bench:
         serve = ["--engine", options.engine, "--port", "0", "--perf", self._perf, "--tp", str(options.tp)]
         logs = self._folder / f"logs-{prefill}-{decode}"
         serve += ["--prefill", str(prefill), "--decode", str(decode), "--window-s", str(options.window)]
-        serve += ["--log-dir", str(logs)]
+        # The simulation refuses no round either.
+        serve += ["--log-dir", str(logs), "--max-wait", "0"]
         serve += ["--ttft", str(self.slo.ttft_s), "--itl", str(self.slo.itl_s), *switched_flags(file)]
         if options.engine == "modelled" and self._capacity_tokens:
             serve += ["--worker-args", f"--kv-capacity-tokens {self._capacity_tokens}"]
