@@ -177,11 +177,12 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     if plan.filled_gpus:
         searched += f" The {gpus_text(plan.filled_gpus)} that remained got further replicas of the same roles."
     if plan.enlarged:
-        searched += f" As a whole this did not carry the rate, so each kind of replica got more, {plan.enlarged} times."
+        searched += " As a whole this did not carry the rate, so each kind of replica got more."
     if not plan.is_checked:
+        what = "This larger cluster" if plan.enlarged else "The whole cluster"
         return (
-            f"{searched} The whole cluster was not simulated, because {plan.stopped}: the figures of {best.layout} are "
-            "those of this part."
+            f"{searched} {what} was not simulated, because {plan.stopped}: the figures of {best.layout} are those of "
+            "the part."
         )
     seeds = best.attainment.seeds
     times = "once" if seeds == 1 else f"with {seeds} seeds"

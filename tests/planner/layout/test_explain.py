@@ -70,6 +70,8 @@ def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
     text = explained(replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False))
     assert "The whole cluster was not simulated, because it was interrupted: the figures of prefill 1xTP1" in text
     assert "simulated with 3 seeds" not in text
+    larger = replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False, enlarged=1)
+    assert "did not carry the rate, so each kind of replica got more. This larger cluster was not" in explained(larger)
 
 
 def test_a_goodput_above_which_no_rate_failed_is_said_to_be_the_least() -> None:
