@@ -112,6 +112,8 @@ async def _join(scene: Scene) -> None:
 async def _poison(scene: Scene) -> None:
     """Begin to send them. All together may take longer than the victim is at the moment."""
     scene.kept["frontends"] = scene.graph.of("frontend")
+    scene.kept["workers"] = scene.graph.workers
+    scene.kept["deaths"] = deaths_of(scene.graph.workers)
     scene.running.append(asyncio.create_task(_send_poison(scene)))
 
 
@@ -129,6 +131,14 @@ async def _send_poison(scene: Scene) -> None:
             scene.complaints += await complaints_of(http, name, "/v1/chat/completions", body, headers)
 
 
+_HIDDEN = {
+    "/v1/completions": "Failed to fold completions stream",
+    "/v1/chat/completions": "Failed to parse chat completion response",
+}
+"""What Dynamo's frontend answers with status 500, whatever the coordinator's status was. Of a chat it does so if the
+output had begun, as it has where a grammar is given up."""
+
+
 async def complaints_of(
     http: httpx.AsyncClient, name: str, path: str, body: Any, headers: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
@@ -140,13 +150,15 @@ async def complaints_of(
         return [] if name in TOO_LARGE else [f"{name}: {error!r}"]
     except httpx.HTTPError as error:
         return [f"{name}: {error!r}"]
-    is_hidden = path == "/v1/completions" and "Failed to fold completions stream" in reply.text
+    is_hidden = _HIDDEN[path] in reply.text
     is_refusal = bool(reply.text) and (not reply.is_server_error or is_hidden)
     return [] if is_refusal else [f"{name}: {reply.status_code} {reply.text}"]
 
 
 async def _check_processes(scene: Scene) -> None:
-    """A frontend that ended would look like one that closes a connection."""
+    """A frontend that ended would look like one that closes a connection, and an engine that ended like a refusal."""
+    if deaths := deaths_of(scene.kept["workers"]) - scene.kept["deaths"]:
+        scene.complaints.append(f"{deaths} engines or workers ended")
     scene.complaints += [f"{member.name} ended" for member in scene.kept["frontends"] if not member.is_running]
     for member in scene.graph.of("coordinator"):
         scene.complaints += unexpected_failures(member.name, member.read_log())

@@ -21,7 +21,7 @@ import torch
 from llguidance.torch import fill_next_token_bitmask
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject, GrammarRow, InvalidGrammarObject
 from sglang.srt.constrained.llguidance_backend import GuidanceBackend, GuidanceGrammar
-from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar, XGrammarGrammarBackend
 
 from workers.engines.sglang_request import TOO_AMBIGUOUS
 
@@ -34,6 +34,10 @@ _NOT_ALLOWED = "doesn't satisfy the grammar"
 
 class BoundedGrammar(GuidanceGrammar):  # type: ignore[misc]
     """A grammar of llguidance. At a limit its request ends, and the engine goes on."""
+
+    apply_vocab_mask = XGrammarGrammar.apply_vocab_mask
+    """Masks of both kinds have the same bits. llguidance's own function is compiled at its first call. That needs a C++
+    compiler, and the scheduler stands still for seconds."""
 
     def accept_token(self, token: int) -> None:
         """Accept a token. Raises `ValueError`, on which SGLang ends the request: a limit was met."""

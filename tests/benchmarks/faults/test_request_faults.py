@@ -21,6 +21,7 @@ from benchmarks.faults.request_faults import (
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FOLDED = httpx.Response(500, text="Failed to fold completions stream")
+UNPARSED = httpx.Response(500, json={"message": "Failed to parse chat completion response", "code": 500})
 
 
 def test_an_exception_in_a_coordinator_is_a_complaint() -> None:
@@ -43,6 +44,8 @@ def test_coordinators_log_this_line() -> None:
         ("a", CHATS, httpx.Response(500, text="no"), False),
         ("a", CHATS, FOLDED, False),
         ("a", COMPLETIONS, FOLDED, True),
+        ("a", CHATS, UNPARSED, True),
+        ("a", COMPLETIONS, UNPARSED, False),
         ("a", CHATS, httpx.ReadError("closed"), False),
         ("a", CHATS, httpx.ReadTimeout("late"), False),
         ("a prompt of 45 MB", COMPLETIONS, httpx.ReadError("closed"), True),

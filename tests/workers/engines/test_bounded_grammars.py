@@ -103,3 +103,17 @@ def test_escapes_that_llguidance_misreads_are_written_otherwise(grammar: str, ex
     from workers.engines.bounded_grammars import without_u_escapes
 
     assert without_u_escapes(grammar) == expected
+
+
+def test_a_mask_is_applied_without_compiling_anything(backend: Any) -> None:
+    """A compilation takes seconds, in which all rounds of the engine wait."""
+    import torch
+
+    grammar = backend.dispatch_regex("a+").copy()
+    mask = grammar.allocate_vocab_mask(VOCABULARY, 1, "cpu")
+    grammar.fill_vocab_mask(mask, 0)
+    logits = torch.zeros(1, VOCABULARY)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        grammar.apply_vocab_mask(logits, mask)
+    assert torch.isfinite(logits[0, A])
+    assert torch.isneginf(logits[0, [Z, END]]).all()
