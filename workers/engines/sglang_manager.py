@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
+from threading import Thread
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""How long the sockets may take to close before the next engine starts all the same."""
 
 
 async def close_manager(engine: Any, manager: Any) -> None:
@@ -14,8 +22,8 @@ async def close_manager(engine: Any, manager: Any) -> None:
 
     if manager is None:
         return
-    if getattr(manager, "_subprocess_watchdog", None) is not None:
-        manager._subprocess_watchdog.stop()
+    if (watchdog := getattr(manager, "_subprocess_watchdog", None)) is not None:
+        await asyncio.to_thread(watchdog.stop)  # it waits for its thread
     for task in list(manager.asyncio_tasks):
         task.cancel()
     await asyncio.gather(*manager.asyncio_tasks, return_exceptions=True)
@@ -24,9 +32,26 @@ async def close_manager(engine: Any, manager: Any) -> None:
     contexts = {socket.context for socket in sockets}
     for socket in sockets:
         socket.close(0)
-    for context in contexts:
-        context.destroy(0)
+    await _destroyed(contexts)
     engine.send_to_rpc = None
+
+
+async def _destroyed(contexts: Iterable[Any]) -> None:
+    """ZeroMQ waits without a bound for the sockets of a context. So a thread does, and the worker goes on answering."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def destroy() -> None:
+        for context in contexts:
+            context.destroy(0)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done.set)
+
+    Thread(target=destroy, name="ampd-sglang-close", daemon=True).start()
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await done.wait()
+    except TimeoutError:
+        log.warning("SGLang's sockets did not close within %g s", CLOSE_S)
 
 
 def ignore_quit() -> None:
