@@ -51,7 +51,7 @@ class WorkerSettings(GraphSettings):
         ge=1,
         le=MOST_JOINED_TOKENS,
         description="Tokens of a round that are sent together, after its first one; 1: each at once. None waits longer "
-        "than so many times the round's ITL target, or than 1 s.",
+        "than this number times the round's ITL target, or than 1 s.",
     )
     kv_timeout_s: float = Field(
         5.0,

@@ -55,7 +55,7 @@ def tokens_within(
     Args:
         fits: the least answer.
         exceeds: more tokens than the answer, unless it is `fits`.
-        precision_tokens: the answer may be less by fewer than so many tokens.
+        precision_tokens: the answer may be less by fewer than this number of tokens.
         guess_tokens: a good guess saves most of the search; 0: none.
     """
     prefill_s = model.prefill_s

@@ -52,12 +52,12 @@ class Horizon:
 
 
 _FILLS = 1.0
-"""Decode batches fill for so many times as long as they need."""
+"""Decode batches fill for this number times as long as they need."""
 _MOST_ROUNDS = 300.0
 """Rounds per second and GPU. No layout carries as many, and a simulation of more of them would take too long."""
 _ROUND_TIMES = 5
 _LONGEST = 8
-"""Nothing lasts longer than so many times `most_rounds`. Rates may be far too high."""
+"""Nothing lasts longer than this number times `most_rounds`. Rates may be far too high."""
 _LIVES = 2
 
 SHORT = Horizon(30.0, 1.0, 40, 600)

@@ -219,7 +219,7 @@ class _Check:
 
 
 def _copied(plan: GoodputPlan, part: GoodputPlan, copies: Fraction) -> GoodputPlan:
-    """The plan with so many copies of the part's layout."""
+    """The plan with `copies` times the part's layout."""
     best, step = _times(part.layouts[0], copies), part.next_step
     if step is not None:
         larger = _times(step.best, copies)
@@ -228,7 +228,7 @@ def _copied(plan: GoodputPlan, part: GoodputPlan, copies: Fraction) -> GoodputPl
 
 
 def _times(part: Appraised, copies: Fraction) -> Appraised:
-    """A layout of so many times as many replicas, with the figures of the part at as many times its rates."""
+    """A layout of `copies` times as many replicas, with the figures of the part at as many times its rates."""
     factor = float(copies)
     return replace(
         part,

@@ -138,7 +138,7 @@ def judge_gpus(reading: GpusReading, tp: int) -> list[Finding]:
         fix = "compare the driver's version with the one that PyTorch's CUDA needs; in a container give it the GPUs"
         return [Finding("GPUs", Verdict.WRONG, reading.problem, fix)]
     if not reading.gpus:
-        found = "no NVIDIA GPU (nvidia-smi is not there or lists none); engines compute on the CPU, for a trial"
+        found = "no NVIDIA GPU (nvidia-smi is not there or lists none); engines compute on the CPU, to try things"
         return [Finding("GPUs", Verdict.SKIPPED, found)]
     return [_whether_usable(reading, tp), *_each(reading.gpus)]
 
