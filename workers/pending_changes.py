@@ -39,7 +39,7 @@ class PendingChanges:
         """This worker now holds `tokens` of a session's context; 0: none any more.
 
         Args:
-            is_running: a round of the session runs here. Its KV grows page by page, and nobody decides by that before
+            is_running: a round of the session runs here. Its KV grows page by page, and no decision uses that before
                 the round ends, which is a change of its own. So growth counts as a sample.
         """
         before = self.held_tokens.get(session_id, 0)

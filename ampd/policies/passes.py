@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
+from ampd.policies.base import SlicingSituation
 from ampd.types import Parallelism, PrefillTask
 
 
@@ -37,6 +38,15 @@ def mixed_pass_s(
     seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism)
     seconds += model.decode_step_s(batch, context_tokens, parallelism)
     return seconds - model.decode_step_s(batch, 0, parallelism)
+
+
+def mixed_pass_keeps_itl(situation: SlicingSituation, tokens: int) -> bool:
+    """Whether the next `tokens` of a prefill, in one pass with the batch's step, keep its strictest ITL target."""
+    task, running = situation.task, situation.running
+    context_tokens = sum(round_.context_tokens for round_ in running)
+    parts = [(task.hist_tokens, tokens)]
+    seconds = mixed_pass_s(situation.model, parts, len(running), context_tokens, situation.parallelism)
+    return seconds <= min(round_.itl_slo_s for round_ in running)
 
 
 def tokens_within(

@@ -178,7 +178,7 @@ async def _withdraw(scene: Scene) -> None:
 
 
 def _with_known_texts(fault: Fault) -> Fault:
-    """A rolling fault after which rounds of workers with new weights are not compared, because nobody knows them."""
+    """A rolling fault. Rounds of workers with new weights are not compared, because their tokens are not known."""
 
     async def check(scene: Scene) -> None:
         models = scene.kept.get("weights", {}).items()

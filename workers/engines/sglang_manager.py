@@ -41,10 +41,12 @@ async def _destroyed(contexts: Iterable[Any]) -> None:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def destroy() -> None:
-        for context in contexts:
-            context.destroy(0)
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(done.set)
+        try:
+            for context in contexts:
+                context.destroy(0)
+        finally:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
 
     Thread(target=destroy, name="ampd-sglang-close", daemon=True).start()
     try:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ampd.perf.partition import BANDWIDTH_PER_SHARE, prefill_on_s, step_on_s
 from ampd.policies.base import Compute, Slice, SlicingSituation
-from ampd.policies.passes import mixed_pass_s, tokens_within
+from ampd.policies.passes import mixed_pass_keeps_itl, tokens_within
 from ampd.policies.registry import Policy, register
 
 _UNITS = 60
@@ -55,13 +55,11 @@ class DuetServe(Policy):
         tokens = min(self.budget_tokens, task.incr_tokens)
         if not running:
             return Compute(tokens)
-        batch, context_tokens = len(running), sum(round_.context_tokens for round_ in running)
-        target_s = min(round_.itl_slo_s for round_ in running)
-        parts = [(task.hist_tokens, tokens)]
-        if mixed_pass_s(model, parts, batch, context_tokens, situation.parallelism) <= target_s:
+        if mixed_pass_keeps_itl(situation, tokens):
             return Compute(tokens, decode_share=0.0)
-        step_s = model.decode_step_s(batch, context_tokens, situation.parallelism)
-        share = _least_share(step_s, target_s)
+        context_tokens = sum(round_.context_tokens for round_ in running)
+        step_s = model.decode_step_s(len(running), context_tokens, situation.parallelism)
+        share = _least_share(step_s, min(round_.itl_slo_s for round_ in running))
         whole_gpu_s = step_on_s(step_s, share) / prefill_on_s(1.0, 1.0 - share)
         fitting = tokens_within(whole_gpu_s, task.hist_tokens, 0, tokens + 1, situation.parallelism, model)
         return Compute(min(max(fitting, _LEAST_TOKENS), tokens), decode_share=share)

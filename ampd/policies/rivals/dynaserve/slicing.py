@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import Compute, Slice, SlicingSituation
-from ampd.policies.passes import mixed_pass_s
+from ampd.policies.passes import mixed_pass_keeps_itl
 from ampd.policies.registry import Policy, register
 
 _LEAST_TOKENS = 16
@@ -31,22 +31,15 @@ class DynaServeSlicing(Policy):
     """
 
     def slice(self, situation: SlicingSituation) -> Slice:
-        task, running = situation.task, situation.running
-        if not running:
+        task = situation.task
+        if not situation.running:
             return Compute(task.incr_tokens)
-        context_tokens = sum(round_.context_tokens for round_ in running)
-        target_s = min(round_.itl_slo_s for round_ in running)
-
-        def keeps(tokens: int) -> bool:
-            parts = [(task.hist_tokens, tokens)]
-            return mixed_pass_s(situation.model, parts, len(running), context_tokens, situation.parallelism) <= target_s
-
-        if keeps(task.incr_tokens):
+        if mixed_pass_keeps_itl(situation, task.incr_tokens):
             return Compute(task.incr_tokens, decode_share=0.0)
         fits, exceeds = 0, task.incr_tokens
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
-            if keeps(middle):
+            if mixed_pass_keeps_itl(situation, middle):
                 fits = middle
             else:
                 exceeds = middle
