@@ -110,7 +110,7 @@ def _say(line: str) -> None:
 def measured_profile(folder: Path, max_tokens: int) -> str:
     """Measure the engines under the threads that a worker of the graph gets."""
     file = folder / "measured.json"
-    env = os.environ | worker_environments(2, 1, [], os.cpu_count() or 1)[0]
+    env = os.environ | worker_environments([1, 1], [], os.cpu_count() or 1)[0]
     argv = [*ampd_command("profile"), "--engine", "sglang", "--model", "tiny", "--output", str(file)]
     # Kept, so that a fit can be looked at after the run.
     points = Path(tempfile.mkdtemp(prefix="ampd-fidelity-points-")) / "points.json"

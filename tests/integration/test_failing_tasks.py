@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from zmq import PAIR
@@ -15,11 +17,15 @@ from zmq.asyncio import Context
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
-from ampd.state.store import RoleAssigned, StateEvent
+from ampd.state.store import RoleAssigned, RouteWrite, SessionLimits, StateEvent
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
-from ampd.types import Role, Slo, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.types import PrefillTask, Role, Slo, WorkerView
+from benchmarks.structure import modules
+from router.coordinator_publisher import CoordinatorViewPublisher
 from router.decision_record import DecisionRecord, RoundFacts
+from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.load_recorder import LoadRecorder
@@ -35,8 +41,29 @@ from workers.kv.worker_process.rank_links import RankLinks
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
+from workers.session_releaser import SessionReleaser
 
 LEASE_S = 60.0
+_ROOT = Path(__file__).parents[2]
+Test = TypeVar("Test", bound=Callable[..., Any])
+TESTS: dict[str, str] = {}
+"""Name of a test here -> the name of its task. A name that ends with `-` is the beginning of several."""
+
+ELSEWHERE = {
+    "engine-watch": "tests/workers/test_component.py",
+    "liveness probe": "tests/ampd/cli/serve/test_liveness.py",
+}
+"""Name of a task -> the file of its test."""
+
+
+def breaks(task: str) -> Callable[[Test], Test]:
+    """Decorator: a test lets this task fail."""
+
+    def register(test: Test) -> Test:
+        TESTS[test.__name__] = task
+        return test
+
+    return register
 
 
 class FailsOnce:
@@ -77,11 +104,13 @@ class FailingStore(MemoryStore):
 
 
 @pytest.fixture(autouse=True)
-def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
-    lines = [record for record in caplog.get_records("call") if record.levelno == logging.ERROR and record.exc_info]
-    assert len(lines) == 1, "each failure is logged once"
-    assert lines[0].name == "ampd.supervised_task"
+    if task := TESTS.get(request.function.__name__):
+        lines = [record for record in caplog.get_records("call") if record.levelno == logging.ERROR and record.exc_info]
+        assert len(lines) == 1, "each failure is logged once"
+        assert lines[0].getMessage().startswith(task)
+        assert lines[0].getMessage().endswith(" failed; trying again")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -94,6 +123,7 @@ def view_of(worker_id: str, role: Role = Role.DECODE) -> WorkerView:
     return WorkerView(worker_id, role)
 
 
+@breaks("cluster-view")
 @virtually
 async def test_the_view_follows_again() -> None:
     state = MemoryState()
@@ -107,6 +137,7 @@ async def test_the_view_follows_again() -> None:
         await until(lambda: len(view.decode()) == 2)
 
 
+@breaks("roles")
 @virtually
 async def test_the_role_listener_listens_again() -> None:
     state = MemoryState()
@@ -129,6 +160,7 @@ async def test_the_role_listener_listens_again() -> None:
     await listener.stop()
 
 
+@breaks("stream-guard")
 @virtually
 async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
@@ -142,6 +174,7 @@ async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     await guard.stop()
 
 
+@breaks("lease-probe")
 @virtually
 async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
@@ -155,6 +188,7 @@ async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> No
     await probe.stop()
 
 
+@breaks("presence")
 @virtually
 async def test_presence_goes_on_from_where_it_was() -> None:
     endpoint, live = ScriptedEndpoint(), [True]
@@ -170,6 +204,7 @@ async def test_presence_goes_on_from_where_it_was() -> None:
     await presence.stop()
 
 
+@breaks("publisher")
 @virtually
 async def test_the_publisher_publishes_again() -> None:
     store, changes = MemoryStore(MemoryState()), PendingChanges()
@@ -200,6 +235,7 @@ class AsksOften:
         return ()
 
 
+@breaks("pools")
 @virtually
 async def test_roles_are_assigned_again() -> None:
     store, policy = MemoryStore(MemoryState()), AsksOften()
@@ -215,6 +251,7 @@ async def test_roles_are_assigned_again() -> None:
         await keeper.stop()
 
 
+@breaks("load-recorder")
 @virtually
 async def test_the_recorder_of_the_load_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(MemoryState())
@@ -247,6 +284,73 @@ def complete_round() -> ServedRound:
     )
 
 
+@breaks("ended-sessions")
+@virtually
+async def test_ended_sessions_are_deleted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(MemoryState())
+    for session_id in ("s1", "s2"):
+        task = PrefillTask(f"task of {session_id}", session_id, 100, 20, 0.0, Slo(1.0, 0.1))
+        assert (await store.route(RouteWrite(session_id, "d1", 0, "d1", task), SessionLimits(LEASE_S))).accepted
+    end = FailsOnce(store.end_session)
+    end.is_armed = True
+    monkeypatch.setattr(store, "end_session", end)
+    ended = EndedSessions(store, release_nothing, list, retry_s=0.01)
+    ended.start()
+    for session_id in ("s1", "s2"):
+        ended.still_bound(session_id, "")
+    await until(lambda: end.has_failed)
+    await until(lambda: not len(ended))
+    assert [await store.binding(session_id) for session_id in ("s1", "s2")] == [None, None]
+    await ended.stop()
+
+
+async def release_nothing(_worker_id: str, _session_id: str) -> None:
+    raise AssertionError("no worker holds anything")
+
+
+@breaks("coordinator-publisher")
+@virtually
+async def test_a_coordinator_publishes_itself_again() -> None:
+    store, read = MemoryStore(MemoryState()), FailsOnce(lambda: CoordinatorView("c1", Slo(1.0, 0.1)))
+    read.is_armed = True
+    publisher = CoordinatorViewPublisher(store, "c1", read, LEASE_S, interval_s=0.01)
+    publisher.start()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await store.overview()).coordinators:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert read.has_failed
+    await publisher.stop()
+
+
+class ReleasedKv:
+    """A KV exchange that only releases, and notes what."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+        self.release = FailsOnce(self.released.append)
+
+    async def release_session(self, session_id: str) -> int:
+        self.release(session_id)
+        return 16
+
+
+@breaks("session-sweeper")
+@virtually
+async def test_idle_sessions_are_released_again() -> None:
+    kv: Any = ReleasedKv()
+    kv.release.is_armed = True
+    sessions = SessionReleaser(kv, ttl_s=1.0, clock=asyncio.get_running_loop().time)
+    for session_id in ("s1", "s2"):
+        async with sessions.round(session_id):
+            pass
+    sweeper = SupervisedTask("session-sweeper", sessions.run)
+    sweeper.start()
+    await until(lambda: kv.release.has_failed)
+    await until(lambda: kv.released == ["s2"])
+    await sweeper.stop()
+
+
+@breaks("kv-rank-")
 async def test_the_channel_to_the_engine_reads_on() -> None:
     messages: list[Any] = []
     take = FailsOnce(lambda _rank, message: messages.append(message))
@@ -263,3 +367,29 @@ async def test_the_channel_to_the_engine_reads_on() -> None:
     engine.close(0)
     context.term()
     await links.close()
+
+
+def test_no_task_is_forgotten() -> None:
+    """Each task that the product supervises has a test here or `ELSEWHERE`."""
+    assert sorted(names_of_tasks()) == sorted([*TESTS.values(), *ELSEWHERE])
+    for task, path in ELSEWHERE.items():
+        assert f'"{task} failed; trying again"' in (_ROOT / path).read_text("utf-8"), task
+
+
+def names_of_tasks() -> Iterator[str]:
+    """The names under which the product starts its tasks; of a name with a number its beginning."""
+    for path, tree in modules(_ROOT):
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(ast.Name("SupervisedTask" | "_start_in_background"), [name, *_]):
+                    yield from beginning_of(name, path)
+
+
+def beginning_of(name: ast.expr, path: Path) -> Iterator[str]:
+    match name:
+        case ast.Constant(str(text)) | ast.JoinedStr([ast.Constant(str(text)), *_]):
+            yield text
+        case ast.Name("name") if path.name == "component.py":  # `_start_in_background` passes it on
+            pass
+        case _:
+            raise AssertionError(f"{path}:{name.lineno}: the name of a task must be written where it is started")

@@ -1,6 +1,8 @@
 """The Redis of the manifests, started as they say: rights that suffice for the graph, and for nothing else."""
 
+import asyncio
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from inspect import isfunction
@@ -28,6 +30,7 @@ from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
 from tests.k8s.pods import environment, pods
 from tests.k8s.rendering import GRAPHS, K8S, for_each, needs_kubectl, rendered
+from tests.waiting import PATIENCE_S
 
 pytestmark = needs_kubectl
 
@@ -140,6 +143,53 @@ async def test_the_graphs_user_may_do_nothing_else(command: tuple[str, ...], cli
     with pytest.raises(Exception, match=r"(?i)no permission|NOPERM|can't access|permissions|not allowed"):
         await client.execute_command(*command)
     assert await client.set(Schema(NAMESPACE).leader, b"c1", px=1)
+
+
+MIB = 1 << 20
+
+
+def subscribed(redis: Running, channel: str) -> socket.socket:
+    """A subscriber that reads nothing until it is asked to."""
+    words = ("AUTH", "ampd", redis.variables["REDIS_PASSWORD"], "SUBSCRIBE", channel)
+    commands = [words[:3], words[3:]]
+    connection = socket.create_connection(("127.0.0.1", redis.ports["redis"]), PATIENCE_S)
+    for command in commands:
+        parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in command)
+        connection.sendall(f"*{len(command)}\r\n{parts}".encode())
+    answer = b""
+    while not answer.endswith(b":1\r\n"):  # the number of its subscriptions
+        answer += connection.recv(1 << 16)
+        assert b"-" not in answer, answer
+    return connection
+
+
+def read_until_end(connection: socket.socket, expected: int) -> int:
+    """Read this many bytes, or fewer if the server has cut the connection; returns how many."""
+    received = 0
+    while received < expected:
+        try:
+            part = connection.recv(MIB)
+        except ConnectionResetError:
+            break
+        if not part:
+            break
+        received += len(part)
+    return received
+
+
+@pytest.mark.parametrize(("mib", "is_cut"), [(60, False), (150, True)])
+async def test_a_coordinator_that_reads_late_is_cut_off_only_beyond_the_limit(
+    redis: Running, client: Any, mib: int, is_cut: bool
+) -> None:
+    """Redis' own limit is 32 MB. Without any, a subscriber that never reads would fill the memory."""
+    channel = Schema(NAMESPACE).events.decode()
+    with subscribed(redis, channel) as late:
+        heard = [await client.publish(channel, b"x" * MIB) for _ in range(mib)]
+        received = await asyncio.to_thread(read_until_end, late, mib * MIB)
+    assert heard[0] == 1
+    assert (received < mib * MIB) == is_cut
+    assert (heard[-1] == 0) == is_cut
+    assert await client.set(Schema(NAMESPACE).leader, b"c1", px=1), "its memory is free again"
 
 
 @for_each([each for each in GRAPHS if "external" not in each])
