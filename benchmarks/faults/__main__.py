@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampd.process_exit import exit_now
+from benchmarks.commit import commit
 from benchmarks.faults.cell import CellResult, CellRunner, p99
 from benchmarks.faults.cluster import live_graph
 from benchmarks.faults.fault import Fault
@@ -114,12 +115,13 @@ class Records:
 
 
 async def _run_cell(runner: CellRunner, fault: Fault, moment: Moment) -> CellResult:
-    start_s = time.monotonic()
+    start_s, code = time.monotonic(), commit()
     try:
         result = await runner.run(fault, moment)
     except Exception as error:
         traceback.print_exc()
         result = CellResult(fault.name, moment.value, violations=[f"{_UNUSABLE}: {error!r}"])
+    result.commit = code
     line = f"{fault.name} x {moment.label}: {result.completed}/{result.accepted} completed, {result.failed} failed"
     line += f", {result.lost} lost, {result.wrong} wrong, {result.recover_s:.2f} s to recover"
     line += f", P99 TTFT {p99(result.ttfts_s):.2f} s"

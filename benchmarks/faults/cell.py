@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from benchmarks.commit import UNKNOWN
 from benchmarks.faults.cluster import LiveGraph
 from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.invariants import check_endings, check_idle, check_owners
@@ -49,6 +50,7 @@ class CellResult:
         ttfts_s: of all rounds that were in progress at the fault or began later, up to the end of the fault.
         errors: the different texts of rounds that failed clearly, with their number.
         violations: of the invariants.
+        commit: of the code.
     """
 
     fault: str
@@ -65,6 +67,7 @@ class CellResult:
     errors: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     tries: int = 1
+    commit: str = UNKNOWN
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

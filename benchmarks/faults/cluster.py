@@ -38,7 +38,7 @@ from tests.waiting import until
 LEASE_S = 2.0
 KV_TIMEOUT_S = 1.0
 KINDS = ("prefill", "decode", "coordinator", "frontend")
-_WORKERS = KINDS[:2]
+WORKER_KINDS = KINDS[:2]
 PAIR = 2
 """Processes of each kind."""
 
@@ -245,7 +245,7 @@ class LiveGraph:
         Args:
             model: its folder, if it is not the usual one. flags: beside the usual ones.
         """
-        model = model or (self.worker_model if kind in _WORKERS else self.model)
+        model = model or (self.worker_model if kind in WORKER_KINDS else self.model)
         name = f"{kind}-{next(self._numbers)}"
         control = self.folder / f"{name}.sock"
         port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
@@ -364,7 +364,7 @@ class LiveGraph:
 
     async def end_surplus(self, spared: Collection[Member]) -> None:
         """End the workers that are more than at the start, but for those that are spared."""
-        for kind in _WORKERS:
+        for kind in WORKER_KINDS:
             leaving = [member for member in self.of(kind) if member not in spared]
             for member in leaving[: max(0, len(self.of(kind)) - self._kind.sizes[kind])]:
                 await self.end(member, signal.SIGTERM)

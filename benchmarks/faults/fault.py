@@ -7,15 +7,10 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.faults.aims import SILENCE_AIM_S
 from benchmarks.faults.cluster import LEASE_S, LiveGraph, Member
 from benchmarks.faults.load import Client
 from benchmarks.faults.moments import Moment, Stage
-
-DEATH_AIM_S = 1.0
-"""Aim for the time to recover after a process has died, which broken connections show at once."""
-
-SILENCE_AIM_S = LEASE_S + 0.5
-"""Aim for the time to recover after any other fault. The guard of streams looks at the leases every 0.1 s."""
 
 OUTAGE_S = 3 * LEASE_S
 """How long the shared state stays away or refuses."""

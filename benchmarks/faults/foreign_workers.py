@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
+from benchmarks.faults.aims import DEATH_AIM_S
 from benchmarks.faults.cluster import LiveGraph, Member
-from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.fault import Action, Fault, Scene
 from benchmarks.faults.load import Agent, Client, Ending, RoundResult
 from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, MissedMomentError
 from benchmarks.faults.tokens import AnyText

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 from benchmarks.faults import inside
-from benchmarks.faults.cluster import KV_TIMEOUT_S, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN, Member
-from benchmarks.faults.fault import DEATH_AIM_S, Action, Check, Fault, Scene
-from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS, Moment
+from benchmarks.faults.aims import DEATH_AIM_S, KV_STALLS_AIM_S, MODELLED_HANG_AIM_S
+from benchmarks.faults.cluster import LEASE_S, Member
+from benchmarks.faults.fault import Action, Check, Fault, Scene
+from benchmarks.faults.moments import Moment
 from benchmarks.faults.worker import WATCHDOG_S
 from tests.waiting import until
-from workers.engines.supervised import STALL_FACTOR
 
 _GROUP = "Inside workers"
 NO_READ_AT = (Moment.DECODING,)
@@ -25,9 +25,6 @@ _NO_LEASE_AT = (Moment.READING_INCREMENT, *NO_READ_AT)
 _ENDS_WITHIN_S = 60.0
 _GIVEN_UP_S = 15.0
 """Longer than ten times any predicted prefill here, after which a worker gives up an engine that hangs."""
-
-_HANG_AIM_S = STALL_FACTOR * (PREFILL_S + PREFILL_S_PER_TOKEN * (HISTORY_TOKENS + INCREMENT_TOKENS)) + 1.0
-"""The bound of an engine that computes a whole context of the victim."""
 
 
 async def _ask_all(members: list[Member], **request: str) -> None:
@@ -132,7 +129,7 @@ KV_FAULTS = [
         inside.KV_STALLS,
         never_at=NO_READ_AT,
         holds_s=3.0,
-        aim_s=KV_TIMEOUT_S + 1.0,
+        aim_s=KV_STALLS_AIM_S,
     ),
     armed(
         "kv-breaks",
@@ -174,7 +171,7 @@ KV_FAULTS = [
         _until_given_up,
         has_struck=_struck_engine(inside.ENGINE_HANGS),
         holds_s=WATCHDOG_S + 2.0,
-        aim_s=_HANG_AIM_S,
+        aim_s=MODELLED_HANG_AIM_S,
     ),
     Fault(
         "task-exceptions",

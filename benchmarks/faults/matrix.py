@@ -22,10 +22,17 @@ def tables(results: Sequence[CellResult], faults: Mapping[str, Fault]) -> str:
         moments = [moment for moment in Moment if any(result.moment == moment for result in results)]
         counts = ("failed", "lost", "wrong", "left")
         heads = ["fault", "aim", *(moment.label for moment in moments), *counts, "added P99 TTFT"]
-        lines = [f"### {group}", "", _row(heads), _row(["---"] * len(heads))]
-        lines += [_fault_row(fault, moments, results, reference) for fault in members]
+        rows = list(members)
+        lines = [f"### {group}", "", _commits(results, rows), "", _row(heads), _row(["---"] * len(heads))]
+        lines += [_fault_row(fault, moments, results, reference) for fault in rows]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _commits(results: Sequence[CellResult], faults: Sequence[Fault]) -> str:
+    """The code that the runs of a table are of, in the order of the runs."""
+    names = {fault.name for fault in faults}
+    return f"Commit: {', '.join(dict.fromkeys(result.commit for result in results if result.fault in names))}."
 
 
 def _fault_row(

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
+from functools import partial
 
-from benchmarks.faults.cluster import KINDS, LEASE_S, PREFILL_S, PREFILL_S_PER_TOKEN
-from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S, hung_for_s, hung_worker_aim_s
+from benchmarks.faults.cluster import KINDS, MODELLED, WORKER_KINDS
+from benchmarks.faults.fault import Action, Fault, Scene
 from benchmarks.faults.foreign_workers import check_weights, note_weights
-from benchmarks.faults.moments import HISTORY_TOKENS, INCREMENT_TOKENS
 from benchmarks.faults.weights import other_weights
 
 _GROUP = "Processes"
-STOPPED_S = 2.5 * LEASE_S
-
-_LOST_AIM_S = round(4 / 3 * LEASE_S + 0.1 + PREFILL_S + PREFILL_S_PER_TOKEN * (HISTORY_TOKENS + INCREMENT_TOKENS), 1)
-"""A worker that hangs: the end of its lease, the next sign of life of another worker (each publishes three times per
-lease), the next look of the guard, and the computation of the victim's whole context."""
-
-_WOKEN_AIM_S = STOPPED_S + 1.0
-"""A coordinator or frontend that hangs is noticed by the liveness probe only, which the harness does not make."""
 
 
 def _signals(kind: str, number: signal.Signals) -> Action:
@@ -63,10 +57,34 @@ async def _until_restarted(scene: Scene) -> None:
     await asyncio.gather(*scene.running)
 
 
+def hung_worker(kind: str, what: str, group: str, workers: int, signals: Callable[[signal.Signals], Action]) -> Fault:
+    """A worker stops for longer than the graph should need to recover without it.
+
+    Args:
+        what: is stopped.
+        workers: of its role.
+        signals: signal -> the action that sends it.
+    """
+    held_s = hung_for_s(workers)
+    return Fault(
+        f"stop-{kind}",
+        group,
+        f"SIGSTOP of {what}, SIGCONT after {held_s:g} s",
+        signals(signal.SIGSTOP),
+        signals(signal.SIGCONT),
+        holds_s=held_s,
+        aim_s=hung_worker_aim_s(workers),
+    )
+
+
 PROCESS_FAULTS = [
     *(
         Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _kills(kind), aim_s=DEATH_AIM_S)
         for kind in KINDS
+    ),
+    *(
+        hung_worker(kind, f"the {kind} process of the round", _GROUP, MODELLED.sizes[kind], partial(_signals, kind))
+        for kind in WORKER_KINDS
     ),
     *(
         Fault(
@@ -76,9 +94,10 @@ PROCESS_FAULTS = [
             _signals(kind, signal.SIGSTOP),
             _signals(kind, signal.SIGCONT),
             holds_s=STOPPED_S,
-            aim_s=_LOST_AIM_S if kind in ("prefill", "decode") else _WOKEN_AIM_S,
+            aim_s=WOKEN_AIM_S,
         )
         for kind in KINDS
+        if kind not in WORKER_KINDS
     ),
     Fault(
         "rolling-restart",

@@ -12,8 +12,9 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ResponseError
 
+from benchmarks.faults.aims import DEATH_AIM_S
 from benchmarks.faults.clock import step_clock
-from benchmarks.faults.fault import DEATH_AIM_S, OUTAGE_S, Action, Check, Fault, Scene, nothing
+from benchmarks.faults.fault import OUTAGE_S, Action, Check, Fault, Scene, nothing
 from benchmarks.faults.redis_proxy import Seen
 from tests.waiting import until
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.faults.aims import DEATH_AIM_S
 from benchmarks.faults.cluster import Member
-from benchmarks.faults.fault import DEATH_AIM_S, Fault, Scene
+from benchmarks.faults.fault import Fault, Scene
 from benchmarks.faults.inside import DEADLY_PROMPT
 from benchmarks.faults.load import RETRY_PAUSE_S
 from benchmarks.faults.moments import FIRST_OUTPUT_TOKENS, HISTORY_TOKENS, LOCAL, OUTPUT_TOKENS, Moment

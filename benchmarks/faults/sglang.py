@@ -9,14 +9,16 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.tiny_model import TinyModel, tiny_model_path
 from benchmarks.faults import inside
+from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S, hung_engine_aim_s
 from benchmarks.faults.cell import CellRunner
-from benchmarks.faults.cluster import GraphKind, LiveGraph, Member
-from benchmarks.faults.fault import DEATH_AIM_S, Action, Fault, Scene
+from benchmarks.faults.cluster import WORKER_KINDS, GraphKind, LiveGraph, Member
+from benchmarks.faults.fault import Action, Fault, Scene
 from benchmarks.faults.foreign_workers import FOREIGN_FAULTS, forgive_foreign_texts
 from benchmarks.faults.kv_faults import NO_READ_AT, armed
 from benchmarks.faults.learnt import LEARNT, LearntTexts
@@ -34,7 +36,7 @@ from benchmarks.faults.moments import (
     Stage,
     blocker_name,
 )
-from benchmarks.faults.process_faults import PROCESS_FAULTS, STOPPED_S
+from benchmarks.faults.process_faults import PROCESS_FAULTS, hung_worker
 from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
 from tests.harness.graph import PRELOADED
@@ -47,19 +49,20 @@ _MODEL = TinyModel(layers=6, hidden_size=512, heads=8, kv_heads=4)
 MOMENTS = (Moment.WAITING, Moment.PREFILLING, Moment.DECODING, Moment.TOOL_GAP)
 """Reads of KV take milliseconds here, which is too short for a fault to strike at."""
 
+_SIZES = {"prefill": 1, "decode": 2, "coordinator": 2, "frontend": 2}
 _VICTIM_STALL_S = 0.25
 
 _DETOKENIZER_GIVEN_UP_S = 30.0
 """A scheduler goes on until its requests end, and an engine that computes does not stand still."""
 
 
-def sglang_graph(prefill: int = 1, store_gib: str = "0.25") -> GraphKind:
+def sglang_graph(prefill: int = _SIZES["prefill"], store_gib: str = "0.25") -> GraphKind:
     """Two decode workers and, by default, one prefill worker, on the CPU in fp32."""
     flags = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384", "--max-context-tokens", "8192")
     return GraphKind(
         engine="sglang",
         worker_flags=(*flags, "--kv-store-gib", store_gib, "--kv-checksums", "all"),
-        sizes={"prefill": prefill, "decode": 2, "coordinator": 2, "frontend": 2},
+        sizes={**_SIZES, "prefill": prefill},
         preloaded=(*PRELOADED, "benchmarks.faults.sglang_server"),
         environment={"OMP_NUM_THREADS": "1"},
         model=tiny_model_path(_MODEL),
@@ -202,18 +205,11 @@ SGLANG_FAULTS = [
             _signals(kind, signal.SIGKILL),
             aim_s=DEATH_AIM_S,
         )
-        for kind in ("prefill", "decode")
+        for kind in WORKER_KINDS
     ),
     *(
-        Fault(
-            f"stop-{kind}",
-            _GROUP,
-            f"SIGSTOP of the {kind} worker with its engine, SIGCONT after {STOPPED_S:g} s",
-            _signals(kind, signal.SIGSTOP),
-            _signals(kind, signal.SIGCONT),
-            holds_s=STOPPED_S,
-        )
-        for kind in ("prefill", "decode")
+        hung_worker(kind, f"the {kind} worker with its engine", _GROUP, _SIZES[kind], partial(_signals, kind))
+        for kind in WORKER_KINDS
     ),
     Fault(
         "kill-engine",
@@ -237,7 +233,7 @@ SGLANG_FAULTS = [
         _until_detokenizer_is_given_up,
         has_struck=_waits_or_is_given_up,
         holds_s=WATCHDOG_S,
-        aim_s=WATCHDOG_S + 1.0,
+        aim_s=hung_engine_aim_s(WATCHDOG_S),
     ),
     Fault(
         "stop-engine",
@@ -246,7 +242,7 @@ SGLANG_FAULTS = [
         _signals_engine(signal.SIGSTOP),
         _signals_engine(signal.SIGCONT),
         holds_s=STOPPED_S,
-        aim_s=STOPPED_S + 1.0,
+        aim_s=WOKEN_AIM_S,
     ),
     Fault(
         "engine-raises",
@@ -265,7 +261,7 @@ SGLANG_FAULTS = [
         _withdraw,
         has_struck=_is_taken,
         holds_s=WATCHDOG_S + 2.0,
-        aim_s=WATCHDOG_S + 1.0,
+        aim_s=hung_engine_aim_s(WATCHDOG_S),
     ),
     armed(
         "kv-refused",

@@ -50,7 +50,7 @@ def report(result: SoakResult) -> str:
     rounds = [f"{result.rounds[name]} {name}" for name in ("accepted", "completed", "failed", "lost", "wrong", "left")]
     events = [f"{name} {count}" for name, count in sorted(result.events.items())]
     parts = [
-        f"{result.minutes:g} minutes, seed {result.seed}: {', '.join(rounds)}.",
+        f"{result.minutes:g} minutes, seed {result.seed}, commit {result.commit}: {', '.join(rounds)}.",
         f"{result.events.total()} events, {result.missed} of them after their moment: {', '.join(events)}.",
         f"{len(result.ended_late)} sessions were ended by the harness, because their event or their last round failed.",
         *failures.lines(result.failures),

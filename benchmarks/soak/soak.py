@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.page_keys import PAGE_TOKENS
+from benchmarks.commit import commit
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph
 from benchmarks.faults.fault import Fault, Scene
@@ -54,6 +55,7 @@ class SoakResult:
             again. The harness has then ended them. Each one is a violation, too.
         violations: of the invariants, with what was left behind at the end.
         trends: of the processes that lived through the second half.
+        commit: of the code.
     """
 
     minutes: float
@@ -65,6 +67,7 @@ class SoakResult:
     ended_late: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     trends: list[Trend] = field(default_factory=list)
+    commit: str = field(default_factory=commit)
 
     @property
     def growing(self) -> list[Trend]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from benchmarks.commit import UNKNOWN
+from benchmarks.faults import __main__ as main
 from benchmarks.faults import cell
-from benchmarks.faults.__main__ import run
-from benchmarks.faults.cell import CellResult
+from benchmarks.faults.__main__ import Records, run
+from benchmarks.faults.cell import CellResult, CellRunner
 from benchmarks.faults.cluster import live_graph
+from benchmarks.faults.fault import Fault
 from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.kv_faults import SABOTAGE
 from benchmarks.faults.matrix import tables
@@ -83,3 +88,34 @@ def test_runs_that_took_longer_than_their_aim_are_marked() -> None:
     assert "longer to recover than their aim: 1." in text
     heads = [line for line in text.splitlines() if line.startswith("| fault")]
     assert {line.count("|") for line in heads} == {line.count("|") for line in rows.values()}
+
+
+def test_each_table_names_the_commits_of_its_runs() -> None:
+    moment = Moment.DECODING.value
+    results = [
+        CellResult("none", moment, commit="aaaaaaa"),
+        CellResult("kill-decode", moment, commit="bbbbbbb"),
+        CellResult("kill-prefill", moment, commit="ccccccc-dirty"),
+        CellResult("stop-decode", moment, commit="bbbbbbb"),
+        CellResult("kv-refused", moment),
+    ]
+    lines = [line for line in tables(results, FAULTS).splitlines() if line.startswith("Commit")]
+    assert lines == ["Commit: aaaaaaa.", "Commit: bbbbbbb, ccccccc-dirty.", "Commit: unknown."]
+
+
+async def test_records_hold_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "commit", lambda: "aaaaaaa")
+
+    class Runner:
+        async def run(self, fault: Fault, moment: Moment) -> CellResult:
+            return CellResult(fault.name, moment.value)
+
+    result = await main._run_cell(cast(CellRunner, Runner()), FAULTS["kill-decode"], Moment.DECODING)
+    file, cell_of_it = tmp_path / "records", (FAULTS["kill-decode"], Moment.DECODING)
+    Records(file).add(result)
+    (read,) = Records(file).take([cell_of_it])
+    assert read.commit == "aaaaaaa"
+    older = {name: value for name, value in json.loads(file.read_text()).items() if name != "commit"}
+    file.write_text(json.dumps(older) + "\n")
+    (read,) = Records(file).take([cell_of_it])
+    assert read.commit == UNKNOWN
