@@ -9,7 +9,7 @@ from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.queue_work import QueueWork, queued
 from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import PrefillTask, QueueRest, WorkerView
 
 _PROOF_SHARE = 0.5
 """Share of a lease after which a publication proves that the state is reachable for workers. They publish at least in
@@ -37,6 +37,7 @@ class KnownWorker:
         "_queue",
         "_view",
         "_work",
+        "_worked_s",
         "deadline_s",
         "proof_s",
         "published",
@@ -44,7 +45,7 @@ class KnownWorker:
     )
 
     def __init__(self, view: WorkerView, model: PerformanceModel | None) -> None:
-        self.deadline_s = self.proof_s = self.suspect_until_s = float("-inf")
+        self.deadline_s = self.proof_s = self.suspect_until_s = self._worked_s = float("-inf")
         self.published = view
         self._model = model
         self._entered: dict[str, tuple[float, PrefillTask]] = {}
@@ -77,6 +78,7 @@ class KnownWorker:
                 del self._done[task_id]
         self.published = view
         self._held_tokens = view.held_tokens
+        self._worked_s = float("-inf")
         self._add_up()
         return lost_tasks
 
@@ -99,6 +101,39 @@ class KnownWorker:
         if task := self._queue.pop(task_id, None):
             self._work = self._work and self._work.changed(left=(task,))
         self._view = None
+
+    def work_off(self, since_s: float, now_s: float) -> float:
+        """Take away the prefills that the model predicts to be done by now, because nothing was heard since `since_s`.
+
+        Returns when the next one will be; infinite if there is none, or without a model.
+        """
+        if self._model is None or self._work is None:
+            return float("inf")
+        parallelism = self.published.parallelism
+        self._worked_s = max(self._worked_s, since_s)
+        for task in list(self._queue.values()):
+            done_s = self._worked_s + self._model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+            if done_s > now_s:
+                return done_s
+            self._worked_s = done_s
+            self._entered.pop(task.task_id, None)
+            del self._queue[task.task_id]
+            self._work = self._work.changed(left=(task,))
+            self._view = None
+        return self._work_off_rest(self._model, now_s)
+
+    def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float:
+        """The same for the prefills that the view only counts: all at once, at the time of the last of them."""
+        rest = self.published.queue_rest
+        if not rest.tasks:
+            return float("inf")
+        hist_tokens, incr_tokens = rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks
+        done_s = self._worked_s + rest.tasks * model.prefill_s(hist_tokens, incr_tokens, self.published.parallelism)
+        if done_s > now_s:
+            return done_s
+        self.published = replace(self.published, queue_rest=QueueRest())
+        self._view = None
+        return float("inf")
 
     def hold(self, session_id: str, tokens: int) -> None:
         """The worker holds the KV of this many tokens of a session."""

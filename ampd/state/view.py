@@ -1,9 +1,9 @@
 """The local copy of the shared state that decisions read without I/O.
 
 It starts from a snapshot and follows the store's events. While the store is lost, it keeps the last views and
-reconnects with backoff. Leases do not expire during that time, because no worker can renew them. A fresh snapshot then
-replaces the views. A worker that the snapshot lacks is kept for one more lease, because a restarted Redis is empty
-until all workers have published again.
+reconnects with backoff. Leases do not expire during that time, because no worker can renew them. Queues empty at the
+pace of the performance model, because workers go on. A fresh snapshot then replaces the views. A worker that the
+snapshot lacks is kept for one more lease, because a restarted Redis is empty until all workers have published again.
 
 The end of a lease alone does not remove a worker. Another worker of its role must have published shortly before, which
 proves that publications arrive. While the store refuses commands of this process, it may refuse the publications of
@@ -283,6 +283,8 @@ class ClusterView:
         for worker in self._workers.values():
             if self.connected:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
+            else:
+                self._recheck_s = min(self._recheck_s, worker.work_off(self._fresh_s, now_s))
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
                 continue

@@ -81,3 +81,25 @@ def test_an_earlier_view_stays_as_it_was() -> None:
     assert len(before.queue.work.not_over(0.0)) == 1
     assert [queued.task_id for queued in worker.view().queue] == ["b"]
     assert worker.view().held_tokens == {}
+
+
+def test_prefills_go_one_by_one_at_the_pace_of_the_model_and_a_publication_brings_the_truth_back() -> None:
+    tasks = tuple(task(name, number) for number, name in enumerate("abc"))
+    ends = [PLAIN.prefill_s(0, each.incr_tokens, Parallelism(2)) for each in tasks]
+    view = WorkerView("w", Role.PREFILL, Parallelism(2), queue=tasks)
+    worker = KnownWorker(view, PLAIN)
+    assert worker.work_off(5.0, 5.0) == 5.0 + ends[0]
+    assert worker.work_off(5.0, 5.0 + ends[0]) == 5.0 + ends[0] + ends[1]
+    assert [each.task_id for each in worker.view().queue] == ["b", "c"]
+    worker.enter(task("d", 4), 6.0)
+    assert worker.work_off(5.0, 60.0) == float("inf")
+    assert worker.view().queue == ()
+    worker.publish(view, 61.0)
+    assert [each.task_id for each in worker.view().queue] == ["a", "b", "c"]
+    assert worker.work_off(61.0, 61.0) == 61.0 + ends[0]
+
+
+def test_without_a_model_nothing_is_predicted() -> None:
+    worker = KnownWorker(WorkerView("w", Role.PREFILL, queue=(task("a", 0),)), None)
+    assert worker.work_off(0.0, 1e9) == float("inf")
+    assert [each.task_id for each in worker.view().queue] == ["a"]

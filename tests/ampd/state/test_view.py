@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.model import PerformanceModel
+from ampd.policies.estimates import queued_in_passes_s
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore
 from ampd.state.store import SessionLimits, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved, WorkerUpdated
 from ampd.state.view import ClusterView
-from ampd.types import QueueRest, Role, WorkerView
+from ampd.types import Parallelism, QueueRest, Role, WorkerView
+from tests.ampd.policies.routing_lab import PLAIN
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.waiting import PATIENCE_S
 
@@ -34,11 +37,11 @@ class Clock:
 class Fixture:
     """A view on a memory store with one clock that the test moves, and a second handle that plays everyone else."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: PerformanceModel | None = None) -> None:
         self.clock = Clock()
         self.state = MemoryState(self.clock)
         self.others = MemoryStore(self.state, self.clock)
-        self.view = ClusterView(MemoryStore(self.state, self.clock), lease_s=LEASE_S, clock=self.clock)
+        self.view = ClusterView(MemoryStore(self.state, self.clock), lease_s=LEASE_S, clock=self.clock, model=model)
 
     async def publish(self, view: WorkerView, waiting: Any) -> None:
         seen = self.view.counters.events
@@ -313,6 +316,29 @@ class TestStoreLoss:
             assert [worker.worker_id for worker in view.decode()] == ["d1"]
             assert view.age_s() == pytest.approx(10 * LEASE_S)
             assert view.counters.losses == 1
+
+    async def test_queues_empty_as_predicted_while_the_store_is_lost(self, make: Any, waiting: Any) -> None:
+        """Otherwise what waited at the loss would keep new sessions out until the store is back."""
+        fixture = Fixture(model=PLAIN)
+        tasks = tuple(make.task(name, arrival_s=fixture.clock.now_s) for name in ("t1", "t2"))
+        rest = QueueRest(tasks=2, incr_tokens=2 * tasks[0].incr_tokens)
+        await fixture.others.publish_worker(make.view("p1", Role.PREFILL, queue=tasks, queue_rest=rest), LEASE_S)
+        prefill_s = PLAIN.prefill_s(tasks[0].hist_tokens, tasks[0].incr_tokens, Parallelism())
+        async with fixture.view as view:
+            fixture.clock.now_s += 10 * prefill_s
+            assert queued(view, "p1") == ["t1", "t2"], "the worker itself says what waits"
+            fixture.clock.now_s -= 10 * prefill_s
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            left = []
+            for _ in range(5):
+                (worker,) = view.prefill()
+                left.append(queued_in_passes_s(worker, PLAIN) > 0 and (len(worker.queue), worker.queue_rest.tasks))
+                fixture.clock.now_s += 1.01 * prefill_s
+            assert left == [(2, 2), (1, 2), (0, 2), (0, 2), False]
+            fixture.state.restore()
+            await waiting.until(lambda: view.connected)
+            assert queued(view, "p1") == ["t1", "t2"]
 
     async def test_workers_are_asked_while_the_store_is_lost(self, fixture: Any, make: Any, waiting: Any) -> None:
         for name in ("d1", "d2"):
