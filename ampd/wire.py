@@ -210,6 +210,9 @@ RELAYED = "relay"
 RELAY_HEADER = METADATA_PREFIX + RELAYED
 """The status relay (`router.status_relay`) marks its requests with it, because it alone wants refusals in streams."""
 
+IN_COMMENT = "1"
+"""The mark of a request whose refusal comes as a comment. With another mark it comes as text that begins with it."""
+
 OVERLOADED = 429
 """The status of a round that is refused because of load. Clients of the OpenAI API wait after it and send again.
 
@@ -247,6 +250,20 @@ def refusal_comment(refused: Refused) -> str:
     of OpenAI's library fail at an event without data. So only requests of the relay get it.
     """
     return _REFUSAL + json.dumps({"status": refused.status, "message": refused.message})
+
+
+def refusal_text(refused: Refused, mark: str) -> str:
+    """A refusal as text of the answer, where the frontend passes no comments on.
+
+    Args:
+        mark: a secret of the relay's request. Without one, the text of a model could pass for a refusal.
+    """
+    return mark + refusal_comment(refused)
+
+
+def refusal_in_text(text: str, mark: str) -> Refused | None:
+    """The refusal that a text of `refusal_text` names; None: it is another text."""
+    return refusal_in(text.removeprefix(mark)) if text.startswith(mark) else None
 
 
 def refusal_in(comment: str) -> Refused | None:

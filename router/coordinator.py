@@ -249,8 +249,8 @@ class _Answer:
 
 
 def _fail(context: CallContext, answer: _Answer, status: int, message: str) -> None:
-    if RELAYED in context.metadata and not answer.has_begun:
-        answer.send(refusal_chunk(status, message))
+    if (mark := context.metadata.get(RELAYED)) and not answer.has_begun:
+        answer.send(refusal_chunk(status, message, mark))
     answer.send(error_chunk(status, message))
 
 

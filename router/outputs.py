@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ampd.handler_stream import Chunk
-from ampd.wire import REPORT_KEY, Refused, refusal_comment
+from ampd.wire import IN_COMMENT, REPORT_KEY, Refused, refusal_comment, refusal_text
 
 
 def ends_at_prefill(
@@ -49,9 +49,16 @@ def error_chunk(status: int, message: str) -> Chunk:
     return {"_dynamo_annotated": True, "event": "error", "comment": [payload]}
 
 
-def refusal_chunk(status: int, message: str) -> Chunk:
-    """The chunk before `error_chunk` for the status relay: an event that the frontend passes on in a stream."""
-    return {"_dynamo_annotated": True, "event": "refusal", "comment": [refusal_comment(Refused(status, message))]}
+def refusal_chunk(status: int, message: str, mark: str = IN_COMMENT) -> Chunk:
+    """The chunk before `error_chunk` for the status relay: an event or a text that the frontend passes on in a stream.
+
+    Args:
+        mark: of the relay's request.
+    """
+    refused = Refused(status, message)
+    if mark != IN_COMMENT:
+        return {"token_ids": [], "text": refusal_text(refused, mark), "index": 0}
+    return {"_dynamo_annotated": True, "event": "refusal", "comment": [refusal_comment(refused)]}
 
 
 def first_chunk(chunk: Chunk) -> Chunk:

@@ -40,6 +40,10 @@ _UNEXPLAINED = (
     b"event: response.in_progress\ndata: {}\n\nevent: response.failed\ndata: {}\n\n",
     b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
     b'{"message": "Failed to fold completions stream for 7", "code": 500}',
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: message_start\ndata: {}\n\n"
+    b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"An internal error"}}\n\n',
+    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n\r\n"
+    b'{"type":"error","error":{"type":"rate_limit_error","message":"Too Many Requests"}}',
 )
 """Answers after which the relay asks a second time."""
 
@@ -263,7 +267,7 @@ def _unexplained(rng: random.Random) -> _Unexplained:
     answer = rng.choice(_UNEXPLAINED)
     answer = changed_bytes(rng, answer) if rng.random() < 0.5 else answer
     body = changed_json(rng, {"model": "m", "prompt": "x", "input": "x", "stream": rng.random() < 0.5})
-    return _Unexplained(rng.choice(("/v1/responses", "/v1/completions")), body, pieces(rng, answer))
+    return _Unexplained(rng.choice(("/v1/responses", "/v1/completions", "/v1/messages")), body, pieces(rng, answer))
 
 
 def _request(rng: random.Random) -> bytes:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+
 import aiohttp
 
-from ampd.wire import Refused, refusal_in
+from ampd.wire import IN_COMMENT, Refused, refusal_in, refusal_in_text
 
-_OWN = (b"event: response.created", b"event: response.in_progress")
-"""How events begin that Dynamo's frontend sends in streams of `/v1/responses` before it has asked a coordinator."""
-_FAILED = b"event: response.failed"
+_OWN = (
+    b"event: response.created",
+    b"event: response.in_progress",
+    b"event: message_start",
+    b"event: content_block_start",
+)
+"""How events begin that Dynamo's frontend sends in streams of `/v1/responses` and `/v1/messages` before the output."""
+_FAILED = (b"event: response.failed", b"event: error")
+_DATA = "data:"
 _END = b"\n\n"
 
 
@@ -22,15 +32,31 @@ async def first_events(stream: aiohttp.StreamReader) -> bytes:
     return read
 
 
-def refusal_of(events: bytes) -> Refused | None:
-    """The refusal that a coordinator has sent as a comment."""
-    comments = (line[1:] for line in events.decode(errors="replace").splitlines() if line.startswith(":"))
-    return next((refused for comment in comments if (refused := refusal_in(comment))), None)
+def refusal_of(events: bytes, mark: str) -> Refused | None:
+    """The refusal that a coordinator has sent.
+
+    Args:
+        mark: of the request.
+    """
+    lines = events.decode(errors="replace").splitlines()
+    if mark == IN_COMMENT:
+        comments = (line[1:] for line in lines if line.startswith(":"))
+        return next((refused for comment in comments if (refused := refusal_in(comment))), None)
+    texts = (text for line in lines if line.startswith(_DATA) and mark in line for text in _texts(line))
+    return next((refused for text in texts if (refused := refusal_in_text(text, mark))), None)
 
 
 def has_failed(events: bytes) -> bool:
-    """Whether the round of a stream of `/v1/responses` failed before any output."""
+    """Whether the round of a stream of `/v1/responses` or `/v1/messages` failed before any output."""
     return (_deciding(events) or b"").startswith(_FAILED)
+
+
+def _texts(line: str) -> Iterator[str]:
+    """The texts of an event of `/v1/messages`, as output or as thoughts."""
+    with suppress(ValueError, RecursionError):
+        match json.loads(line.removeprefix(_DATA)):
+            case {"delta": {"text": str(text)} | {"thinking": str(text)}}:
+                yield text
 
 
 def _deciding(events: bytes) -> bytes | None:

@@ -15,9 +15,16 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from ampd.wire import RELAY_HEADER, Refused, retry_after_s
+from ampd.wire import IN_COMMENT, RELAY_HEADER, Refused, retry_after_s
 from router.status_relay.first_events import first_events, has_failed, refusal_of
-from router.status_relay.second_question import KeptBody, is_unexplained, kept_body, refusal_in_answer
+from router.status_relay.second_question import (
+    MESSAGES,
+    KeptBody,
+    is_unexplained,
+    kept_body,
+    mark_of_second,
+    refusal_in_answer,
+)
 
 _CONNECT_TIMEOUT_S = 5.0
 _OF_ONE_CONNECTION = frozenset(
@@ -67,36 +74,40 @@ class Relay:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         if not request.raw_path.startswith("/"):  # `*`, or the address of another server
-            return _error(Refused(_WRONG, "the request names no path of this server"))
+            return _error(request, Refused(_WRONG, "the request names no path of this server"))
         url = URL(self._upstream + request.raw_path, encoded=True)
         kept = kept_body(request)
         body = kept or (request.content if request.body_exists else None)
         try:
             async with self._session.request(
-                request.method, url, headers=_marked(request.headers), data=body, allow_redirects=False
+                request.method, url, headers=_marked(request.headers, IN_COMMENT), data=body, allow_redirects=False
             ) as answer:
                 if answer.content_type == _EVENT_STREAM:
                     first = await first_events(answer.content)
-                    if refused := refusal_of(first) or (has_failed(first) and await self._reason(request, url, kept)):
-                        return _error(refused)
+                    refused = refusal_of(first, IN_COMMENT)
+                    if refused or (has_failed(first) and (refused := await self._reason(request, url, kept))):
+                        return _error(request, refused)
                     return await _stream(request, answer, first)
                 whole = await answer.read()
-                if is_unexplained(answer.status, whole) and (refused := await self._reason(request, url, kept)):
-                    return _error(refused)
+                is_hidden = is_unexplained(request.path, answer.status, whole)
+                if is_hidden and (refused := await self._reason(request, url, kept)):
+                    return _error(request, refused)
                 return _whole(answer, whole)
         except aiohttp.ClientConnectorError:
-            return _error(Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
+            return _error(request, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
-            return _error(Refused(_UNAVAILABLE, "the frontend ended before it answered; send the request again"))
+            message = "the frontend ended before it answered; send the request again"
+            return _error(request, Refused(_UNAVAILABLE, message))
 
     async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None) -> Refused | None:
         """Ask a second time why a round was refused."""
         assert self._session is not None
-        if kept is None or (body := kept.in_other_form()) is None:
+        if kept is None or (body := kept.asked_again()) is None:
             return None
-        headers = _marked(request.headers)
+        mark = mark_of_second(request.path)
+        headers = _marked(request.headers, mark)
         headers.popall("content-length", None)
-        return await refusal_in_answer(self._session.post(url, headers=headers, json=body))
+        return await refusal_in_answer(self._session.post(url, headers=headers, json=body), mark)
 
 
 def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:
@@ -122,10 +133,16 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse, first: b
     return response
 
 
-def _error(refused: Refused) -> web.Response:
-    """The body has the fields of Dynamo's own errors and, for clients of both APIs, the part `error`."""
-    error = {"message": refused.message, "type": _TYPES.get(refused.status, "server_error"), "code": refused.status}
-    response = web.json_response({**error, "error": error}, status=refused.status)
+def _error(request: web.Request, refused: Refused) -> web.Response:
+    """The body of Anthropic's API, or the fields of Dynamo's own errors with OpenAI's part `error`."""
+    kind = _TYPES.get(refused.status, "server_error")
+    if request.path == MESSAGES:
+        kind = "api_error" if kind == "server_error" else kind
+        body: dict[str, object] = {"type": "error", "error": {"type": kind, "message": refused.message}}
+    else:
+        body = {"message": refused.message, "type": kind, "code": refused.status}
+        body["error"] = dict(body)
+    response = web.json_response(body, status=refused.status)
     if (seconds := retry_after_s(refused.message)) is not None:
         response.headers["Retry-After"] = str(seconds)
     return response
@@ -135,9 +152,9 @@ _TYPES = {400: "invalid_request_error", 429: "rate_limit_error", 503: "overloade
 """As in the APIs of OpenAI and Anthropic."""
 
 
-def _marked(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def _marked(headers: CIMultiDictProxy[str], mark: str) -> CIMultiDict[str]:
     kept = _kept(headers)
-    kept[RELAY_HEADER] = "1"
+    kept[RELAY_HEADER] = mark
     return kept
 
 

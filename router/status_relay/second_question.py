@@ -1,15 +1,17 @@
 """Why a round was refused, where Dynamo's frontend shows neither status nor reason.
 
-A completion that is not streamed gets the status 500, and a stream of `/v1/responses` an event that it failed. The same
-request in the other form, as a stream or not, shows the reason. So the relay asks a second time. A refusal costs
-nothing, because a coordinator refuses before it enqueues anything. If the round is not refused this time, it is given
-up after its first event or `PATIENCE_S`, as if its client had left.
+A completion that is not streamed gets the status 500, a stream of `/v1/responses` an event that it failed, and
+`/v1/messages` without a stream the status alone. The same request in the other form, as a stream or not, shows the
+reason. A stream of `/v1/messages` shows it only as text, which a coordinator sends where the relay wants it so. So the
+relay asks a second time. A refusal costs nothing, because a coordinator refuses before it enqueues anything. If the
+round is not refused this time, it is given up after its first event or `PATIENCE_S`, as if its client had left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
@@ -18,7 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from ampd.wire import Refused
+from ampd.wire import IN_COMMENT, Refused
 from router.status_relay.first_events import first_events, refusal_of
 
 PATIENCE_S = 5.0
@@ -27,8 +29,16 @@ PATIENCE_S = 5.0
 MOST_BYTES = 64 << 20
 """A longer body is not kept, so that its request cannot be asked again."""
 
-_PATHS = ("/v1/completions", "/v1/responses")
+MESSAGES = "/v1/messages"
+_PATHS = ("/v1/completions", "/v1/responses", MESSAGES)
 _UNEXPLAINED = b"Failed to fold completions stream"
+
+
+_BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
 
 
 class KeptBody:
@@ -36,6 +46,7 @@ class KeptBody:
 
     def __init__(self, request: web.Request) -> None:
         self._content = request.content
+        self._is_messages = request.path == MESSAGES
         self._parts: list[bytes] = []
         self._bytes = 0
 
@@ -48,13 +59,18 @@ class KeptBody:
                 self._parts.clear()
             yield part
 
-    def in_other_form(self) -> dict[str, Any] | None:
-        """The request as a stream, or without one, whichever it was not; None: it was not kept, or is no object."""
+    def asked_again(self) -> dict[str, Any] | None:
+        """The request in the form that shows the reason; None: it was not kept, or is no object."""
         with suppress(ValueError, RecursionError):
             value = json.loads(b"".join(self._parts))
             if isinstance(value, dict):
-                return {**value, "stream": not value.get("stream")}
+                return {**value, "stream": self._is_messages or not value.get("stream")}
         return None
+
+
+def mark_of_second(path: str) -> str:
+    """The mark of a second question. A secret tells a refusal that comes as text from the text of a model."""
+    return secrets.token_hex(16) if path == MESSAGES else IN_COMMENT
 
 
 def kept_body(request: web.Request) -> KeptBody | None:
@@ -63,17 +79,24 @@ def kept_body(request: web.Request) -> KeptBody | None:
     return KeptBody(request) if may_lack and request.body_exists else None
 
 
-def is_unexplained(status: int, body: bytes) -> bool:
+def is_unexplained(path: str, status: int, body: bytes) -> bool:
     """Whether an answer that is not streamed is an error without a reason."""
+    if path == MESSAGES:
+        refused = _refused(status, body) if status in (_BAD_REQUEST, _OVERLOADED, _UNAVAILABLE) else None
+        return refused is not None and refused.message == HTTPStatus(status).phrase
     return status == HTTPStatus.INTERNAL_SERVER_ERROR and _UNEXPLAINED in body
 
 
-async def refusal_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Refused | None:
-    """The refusal in the answer to a second question; None: there is none."""
+async def refusal_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], mark: str) -> Refused | None:
+    """The refusal in the answer to a second question; None: there is none.
+
+    Args:
+        mark: of the request.
+    """
     with suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(PATIENCE_S), asked as answer:
             if answer.content_type == "text/event-stream":
-                return refusal_of(await first_events(answer.content))
+                return refusal_of(await first_events(answer.content), mark)
             if answer.status >= HTTPStatus.BAD_REQUEST:
                 return _refused(answer.status, await answer.read())
     return None

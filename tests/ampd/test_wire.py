@@ -16,6 +16,8 @@ from ampd.wire import (
     parse_error,
     refusal_comment,
     refusal_in,
+    refusal_in_text,
+    refusal_text,
     retry_after_s,
     with_retry_after,
 )
@@ -92,6 +94,17 @@ def test_a_refusal_comes_back_from_its_comment(status: int, message: str) -> Non
     assert "\n" not in comment
     assert "\r" not in comment
     assert refusal_in(f" {comment}") == Refused(status, message)
+
+
+@given(st.integers(400, 599), st.text(), st.text(min_size=8), st.text())
+def test_a_refusal_comes_back_from_its_text_with_its_mark_only(
+    status: int, message: str, mark: str, other: str
+) -> None:
+    refused = Refused(status, message)
+    text = refusal_text(refused, mark)
+    assert refusal_in_text(text, mark) == refused
+    assert refusal_in_text(other + text, mark) is None or not other
+    assert refusal_in_text(refusal_comment(refused), mark) is None, "the text of a model"
 
 
 JSON = st.fixed_dictionaries({}, optional={"status": st.one_of(st.integers(), st.text()), "message": st.text()})

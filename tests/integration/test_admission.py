@@ -7,6 +7,7 @@ from ampd.wire import retry_after_s
 from tests.harness.graph import HELLO, Graph, chat, completion, events, profile, session
 from tests.waiting import PATIENCE_S, until
 
+MESSAGES = "/v1/messages"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: Graph) -> None:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.05)
+    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     coordinator = graph.start_coordinator("always-remote", "--max-rounds", "2")
     graph.start_frontend()
     relay = graph.start_status_relay()
@@ -64,9 +66,28 @@ async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: G
                 relayed = await client.post(relay + api, json=body, headers=session("new"))
                 assert relayed.status_code == 429, relayed.text
                 assert int(relayed.headers["retry-after"]) == retry_after_s(relayed.json()["message"])
+            await messages_are_refused_with_a_reason(client, relay)
 
         async def is_served() -> bool:
             return (await ask("new")).status_code == 200
 
         await until(is_served)  # the client of the long round has left
     await graph.until_views(lambda views: not any(view.queued_prefills for view in views))
+
+
+async def messages_are_refused_with_a_reason(client: httpx.AsyncClient, relay: str) -> None:
+    """Dynamo's frontend gives `/v1/messages` no reason, and a stream no status. The status relay does."""
+    message = {"model": chat(HELLO)["model"], "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
+    for is_stream in (True, False):
+        body = {**message, "stream": is_stream}
+        direct = await client.post(MESSAGES, json=body, headers=session("new"))
+        assert direct.status_code == (200 if is_stream else 429), direct.text
+        assert retry_after_s(direct.text) is None
+        relayed = await client.post(relay + MESSAGES, json=body, headers=session("new"))
+        assert relayed.status_code == 429, relayed.text
+        error = relayed.json()["error"]
+        assert error["type"] == "rate_limit_error"
+        assert int(relayed.headers["retry-after"]) == retry_after_s(error["message"])
+        served = await client.post(relay + MESSAGES, json=body, headers=session("running"))
+        assert served.status_code == 200, served.text
+        assert ("message_stop" in served.text) == is_stream

@@ -21,7 +21,7 @@ from ampd.policies.considered import Considered, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
-from ampd.wire import RELAYED
+from ampd.wire import RELAYED, refusal_in_text
 from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
@@ -263,6 +263,20 @@ async def test_the_status_relay_learns_of_a_refusal_only_before_the_client_has_o
         request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, **continued}
         chunks = [chunk async for chunk in site.coordinator.generate(request, context)]
         assert [chunk["event"] for chunk in chunks if "event" in chunk] == events
+    finally:
+        await site.coordinator.stop()
+
+
+async def test_the_status_relay_gets_a_refusal_as_text_if_it_asks_for_it() -> None:
+    site = await open_site(worker("d1"))
+    try:
+        site.workers.fail["generate", "d1"] = 0
+        context = Context()
+        context.metadata[RELAYED] = "a secret"
+        request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}}
+        first, last = [chunk async for chunk in site.coordinator.generate(request, context)]
+        assert refusal_in_text(first["text"], "a secret")
+        assert last["event"] == "error"
     finally:
         await site.coordinator.stop()
 

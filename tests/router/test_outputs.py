@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.wire import Refused, refusal_in
+from ampd.wire import Refused, refusal_in, refusal_in_text
 from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage, refusal_chunk
 
 EOS = frozenset({3, 4})
@@ -70,6 +70,12 @@ def test_a_refusal_is_an_event_without_data() -> None:
     chunk = refusal_chunk(429, "too many\nrounds")
     assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "refusal")
     assert [refusal_in(text) for text in chunk["comment"]] == [Refused(429, "too many\nrounds")]
+
+
+def test_a_refusal_is_text_for_another_mark() -> None:
+    chunk = refusal_chunk(429, "too many", "a secret")
+    assert chunk == {"token_ids": [], "text": chunk["text"], "index": 0}
+    assert refusal_in_text(chunk["text"], "a secret") == Refused(429, "too many")
 
 
 def test_an_error_is_an_event_with_status_and_message() -> None:

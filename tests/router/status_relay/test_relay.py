@@ -14,6 +14,7 @@ from aiohttp import web
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
 from router.status_relay import second_question
 from router.status_relay.relay import Relay
+from tests.router.status_relay.serving import serving
 
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
@@ -74,15 +75,6 @@ class Frontend:
         self.asked.append((request.method, request.raw_path, dict(request.headers), body))
         status = int(request.query.get("status", "200"))
         return web.json_response({"message": FULL.message}, status=status, headers={"x-own": "1"})
-
-
-@asynccontextmanager
-async def serving(runner: web.AppRunner) -> AsyncIterator[str]:
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    yield f"http://{host}:{port}"
-    await runner.cleanup()
 
 
 @asynccontextmanager
