@@ -82,6 +82,11 @@ class ModelCard:
         await others.tell()
         await self._register(endpoint, context_tokens)
 
+    async def register_again(self, endpoint: Any) -> None:
+        """Write the card that discovery has lost once more, as it was."""
+        if self._registered is not None:
+            await self._register(endpoint, *self._registered)
+
     async def _unregister(self, endpoint: Any) -> None:
         from dynamo.llm import unregister_model
 

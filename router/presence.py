@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ampd.discovery_entries import is_listed
 from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ class Presence(InBackground):
         self._client: Any = None
         self._task = SupervisedTask("presence", self._run)
 
+    def wanted_entries(self) -> list[tuple[Any, Any]]:
+        """The endpoint and its own client while it should be in discovery."""
+        return [(self._endpoint, self._client)] if self._is_present and not self.is_leaving else []
+
     async def until_ready(self) -> bool:
         """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
         if not self._is_ready():
@@ -60,7 +65,7 @@ class Presence(InBackground):
     async def _run(self) -> None:
         if self._client is None:
             client = await self._endpoint.client()
-            while not self._is_listed(client):  # noqa: ASYNC110
+            while not is_listed(self._endpoint, client):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
             self._client, self._is_present = client, True
         while True:
@@ -82,9 +87,6 @@ class Presence(InBackground):
             log.warning("could not change the presence in discovery: %s", error)
             await asyncio.sleep(_RETRY_S)
             # The failed call may have had its effect, and Dynamo refuses to leave a second time.
-            self._is_present = self._is_listed(self._client)
+            self._is_present = is_listed(self._endpoint, self._client)
         else:
             self._is_present = is_ready
-
-    def _is_listed(self, client: Any) -> bool:
-        return self._endpoint.connection_id() in client.instance_ids()

@@ -9,6 +9,7 @@ from typing import Any
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd.call_signatures import Signer, read_secrets
+from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries
 from ampd.errors import RunError, UserError
 from ampd.process_exit import exit_now
 from ampd.state.connect import open_store
@@ -91,6 +92,7 @@ class CoordinatorProcess:
         self._coordinator = coordinator
         self._has_given_up = asyncio.Event()
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
+        self._entries = DiscoveryEntries(self._presence.wanted_entries, self._enter_again)
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(
             coordinator_id, coordinator, settings, window, lambda: card.registered_tokens
@@ -124,6 +126,8 @@ class CoordinatorProcess:
             if await self._presence.until_ready():
                 await self._register()
                 self._presence.start()
+                if deletes_silent_entries():
+                    self._entries.start()
                 await self._serve()
                 if not self._presence.is_leaving:
                     raise RunError(
@@ -131,6 +135,7 @@ class CoordinatorProcess:
                         "machine is out of inotify instances, see fs.inotify.max_user_instances)"
                     )
         finally:
+            await self._entries.stop()
             await self._presence.stop()
             await self._publisher.stop()
             await self._coordinator.stop()
@@ -172,6 +177,10 @@ class CoordinatorProcess:
     async def _register(self) -> None:
         tokens = smallest_context_tokens(self._coordinator.view.decode())
         await self._card.register(self._endpoint, tokens, self._others)
+
+    async def _enter_again(self, endpoint: Any) -> None:
+        await self._card.register_again(endpoint)
+        await endpoint.register_endpoint_instance()
 
     async def _drain(self) -> None:
         try:

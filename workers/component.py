@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd.call_signatures import Signer, Verifier, read_secrets
+from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.model import PerformanceModel
@@ -118,6 +119,9 @@ class Worker:
         )
         watching = SupervisedTask("engine-watch", self._watch_engine)
         watching.start()
+        entries = DiscoveryEntries(self._wanted_entries, lambda endpoint: endpoint.register_endpoint_instance())
+        if deletes_silent_entries():
+            entries.start()
         system.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
         system.set_ready(self._runtime, True)
@@ -131,6 +135,7 @@ class Worker:
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
         finally:
+            await entries.stop()
             await watching.stop()
             if not serving.done():
                 self._runtime.shutdown()
@@ -161,6 +166,11 @@ class Worker:
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
         log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
+
+    def _wanted_entries(self) -> Iterable[tuple[Endpoint, Client]]:
+        """Those of a worker that has entered the shared state and does not end."""
+        is_wanted = self._is_announced and self._shutdown is None
+        return zip(self._endpoints.values(), self._clients, strict=True) if is_wanted else ()
 
     async def _watch_engine(self) -> None:
         if isinstance(self._engine, SupervisedEngine):

@@ -39,8 +39,12 @@ def hung_worker_aim_s(workers: int) -> float:
 
 
 def hung_for_s(workers: int) -> float:
-    """How long such a worker is stopped: longer than until it counts as lost, because it goes on afterwards."""
-    return max(STOPPED_S, hung_worker_aim_s(workers) + 1.0)
+    """How long such a worker is stopped: longer than until it counts as lost, because it goes on afterwards.
+
+    It is less than the ten seconds after which Dynamo's discovery by files deletes an entry, the 3.3 s between two
+    renewals included.
+    """
+    return max(STOPPED_S, hung_worker_aim_s(workers) + LOOK_S)
 
 
 def hung_engine_aim_s(given_up_s: float) -> float:

@@ -14,6 +14,7 @@ import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
+from ampd.discovery_entries import DiscoveryEntries
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
@@ -202,6 +203,18 @@ async def test_presence_goes_on_from_where_it_was() -> None:
     live.append(True)
     await until(lambda: endpoint.is_registered)
     await presence.stop()
+
+
+@breaks("discovery-entries")
+@virtually
+async def test_entries_in_discovery_are_written_again() -> None:
+    endpoint = ScriptedEndpoint()
+    endpoint.is_registered, endpoint.failures = False, 1
+    entries = DiscoveryEntries(lambda: [(endpoint, endpoint)], lambda each: each.register_endpoint_instance())
+    entries.start()
+    await until(lambda: endpoint.is_registered)
+    assert endpoint.calls == ["enter", "enter"]
+    await entries.stop()
 
 
 @breaks("publisher")

@@ -48,9 +48,11 @@ def test_it_waits_for_the_first_decode_worker_and_then_follows(run: Callable[[Sc
             live.clear()
             await asyncio.sleep(LONG_S)
             assert not endpoint.is_registered
+            assert presence.wanted_entries() == []
             live.append("d2")
             await asyncio.sleep(LONG_S)
             assert endpoint.is_registered
+            assert presence.wanted_entries() == [(endpoint, endpoint)]
         assert endpoint.calls == ["leave", "enter"] * 2
 
     run(scenario)
