@@ -2,7 +2,8 @@
 
     python benchmarks/simulation_speed.py [--workload NAME] [--sessions 600] [--repeats 5] [--json] [--overload]
 
-Workloads: the shipped real traces `tau-bench-airline` and `coding-agents`, repeated, and generated `toolbench`, `gaia`.
+Workloads: every trace of the project. The shipped real ones are repeated (`tau-bench-airline`, `coding-agents`,
+`toolbench-answers`), the others are generated (`toolbench`, `gaia`, `hotpotqa`, `dureader`).
 
 The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
 kind. After `make compiled`, ours runs compiled and in pure Python. Runs alternate; medians of the wall time that each
@@ -43,7 +44,15 @@ from workloads.trace import Session, load_trace, shipped_traces, write_trace
 
 _BLOCK = 512
 _WORKERS = 4
-_RATES = {"tau-bench-airline": 4.0, "coding-agents": 0.15, "toolbench": 8.0, "gaia": 1.2}
+_RATES = {
+    "tau-bench-airline": 4.0,
+    "coding-agents": 0.15,
+    "toolbench-answers": 2.0,
+    "toolbench": 8.0,
+    "gaia": 1.2,
+    "hotpotqa": 5.0,
+    "dureader": 2.0,
+}
 """Sessions per second at which the queues stay short."""
 _CAPACITY_TOKENS = 2_000_000
 _ROUTERS = ("round_robin", "kv_router")

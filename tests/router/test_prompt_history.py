@@ -1,15 +1,18 @@
 """How much of a prompt's KV counts as held, and what counts as rewritten."""
 
 import asyncio
+from collections import Counter
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
+import ampd.page_keys
 from ampd.page_keys import page_keys
 from ampd.serving.shared_prefixes import prefix_key
 from ampd.session_key import session_key
 from ampd.types import Role
-from router.round_errors import WorkerRefusedError
+from router.round_errors import WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, Replica, cluster, worker
 
 EXPECTED = [64, 65, 66, 67, 68]
@@ -37,6 +40,31 @@ async def test_history_is_what_the_decode_worker_holds_of_the_prompt() -> None:
         assert (record["hist_tokens"], record["rewritten"]) == (40, True)
         assert record["kept_tokens"] == 40
         assert len(replica.workers.asked("kv match")) == 1
+
+
+async def test_each_page_of_a_prompt_is_hashed_once_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binding, the question to the owner, the route, and a second placement after a worker was lost ask for keys."""
+    hashed: Counter[bytes] = Counter()
+
+    def counted(parent: bytes) -> Any:
+        hashed[parent] += 1
+        return sha256(parent)
+
+    name = session_key("", "s")
+    strange = [*PROMPT[:8], *range(900, 940)]
+    state = await cluster(
+        worker("d1", held_tokens={name: 48}, shared_prefixes=prefix(16, strange) | prefix(32)),
+        worker("p1", Role.PREFILL, shared_prefixes=prefix(48, strange)),
+        worker("p2", Role.PREFILL, shared_prefixes=prefix(48, strange)),
+    )
+    async with Replica(state) as replica:
+        replica.workers.matched_pages = 3
+        replica.workers.fail["prefill", "p1"] = WorkerLostError("p1", "gone")
+        replica.workers.fail["prefill", "p2"] = WorkerLostError("p2", "gone")
+        monkeypatch.setattr(ampd.page_keys, "sha256", counted)
+        await replica.round()
+        assert replica.workers.asked("kv match") == ["d1", "d1"], "once per placement"
+        assert hashed.total() == len(hashed) == len(PROMPT) // 16
 
 
 def prefix(tokens: int, token_ids: list[int] = PROMPT, tenant: str = "") -> dict[str, int]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,36 @@ SIMULATIONS = {
 }
 """Name -> arguments of `ampd simulate`."""
 
+PLANS = {
+    "plan": "tau-bench-airline --limit 60 --model qwen3-32b --gpu h20 --gpus 4 --degrees 1,2 --rate 1 --ttft 0.5"
+    " --itl 0.04 --jobs 1 --budget-s 3600",
+}
+"""Name -> arguments of `ampd plan`. The time never ends a search, because plans would differ then."""
+
 PROGRAM = """
 import contextlib, hashlib, io, json, sys
 from ampd import compiled
 from ampd.cli.main import main
 
-digests = {}
-for name, words in json.loads(sys.argv[1]).items():
+def printed(*words):
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert main(["simulate", *words.split(), "--jobs", "1", "--timeline", "timeline.json", "--json"]) == 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = main([*words, "--json"])
+    if code:
+        raise SystemExit(f"{words}: exit code {code}")
     result = json.loads(out.getvalue())
-    for each in [result, *result["results"]]:
+    for each in [result, *result.get("results", ())]:
         for wall_time in ("seconds", "wall_s"):
             each.pop(wall_time, None)
-    text = json.dumps(result, sort_keys=True) + open("timeline.json").read()
-    digests[name] = hashlib.sha256(text.encode()).hexdigest()
-print(json.dumps({"state": compiled.state(), "digests": digests}))
+    return json.dumps(result, sort_keys=True)
+
+simulations, plans = json.loads(sys.argv[1])
+texts = {name: printed("plan", *words.split()) for name, words in plans.items()}
+for name, words in simulations.items():
+    texts[name] = printed("simulate", *words.split(), "--jobs", "1", "--timeline", "timeline.json")
+    texts[name] += open("timeline.json").read()
+digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+print(json.dumps({"state": compiled.state(), "asserts": __debug__, "digests": digests}))
 """
 
 
@@ -78,8 +92,12 @@ def run(folder: Path, *words: str, **environment: str) -> str:
     return done.stdout
 
 
-def digests(folder: Path, **environment: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(folder, "-c", PROGRAM, json.dumps(SIMULATIONS), **environment))
+def digests(
+    folder: Path, *flags: str, simulations: Mapping[str, str] = SIMULATIONS, **environment: str
+) -> dict[str, Any]:
+    """What simulations and plans print, as digests. `flags`: of Python."""
+    given = json.dumps([simulations, PLANS])
+    found: dict[str, Any] = json.loads(run(folder, *flags, "-c", PROGRAM, given, **environment))
     return found
 
 
@@ -88,15 +106,29 @@ def digests(folder: Path, **environment: str) -> dict[str, Any]:
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not shutil.which("cc") and not shutil.which("gcc"), reason="no C compiler")
 @pytest.mark.skipif(not Path(sysconfig.get_path("include"), "Python.h").is_file(), reason="no headers of Python")
-def test_a_compiled_simulation_equals_the_interpreted_one(copy: Path) -> None:
+def test_compiled_simulations_and_plans_equal_the_interpreted_ones(copy: Path) -> None:
     compiled, interpreted = digests(copy), digests(copy, AMPD_COMPILED="0")
     assert compiled["state"] == "compiled"
     assert interpreted["state"] == "pure Python: AMPD_COMPILED is 0"
     assert compiled["digests"] == interpreted["digests"]
+    assert compiled["digests"].keys() == SIMULATIONS.keys() | PLANS.keys()
     # A change of one source, and nothing of the build is used.
     with (copy / "ampd" / "policies" / "capacity.py").open("a") as source:
         source.write("\n")
     assert "ampd.policies.capacity differs" in run(copy, "-m", "ampd", "--version")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_python_without_asserts_simulates_and_plans_the_same(tmp_path: Path) -> None:
+    """`python -O` strips them from interpreted modules. Compiled ones keep them."""
+    runs = {}
+    for flags in ((), ("-O",)):
+        # Timelines are written into the folder, and the packages come from the checkout.
+        few = {name: SIMULATIONS[name] for name in ("overload", "store")}
+        runs[flags] = digests(tmp_path, *flags, simulations=few, PYTHONPATH=str(ROOT), AMPD_COMPILED="0")
+    assert [each.pop("asserts") for each in runs.values()] == [True, False]
+    assert runs[()] == runs["-O",]
 
 
 def test_without_a_compiler_a_build_says_what_to_install(
