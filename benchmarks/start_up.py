@@ -1,10 +1,14 @@
 """How long `ampd serve` takes until it is ready, by phases, and how long the first request then takes.
 
     python -m benchmarks.start_up [--against CHECKOUT] [--runs 3] [--engine sglang] [--json FILE]
+    python -m benchmarks.start_up --demo [--runs 1] [--engine sglang]
 
 With `--against` it starts the graph of another checkout of this repository in turn with this one. The table has medians
 over the runs. CPU time is that of all processes of the graph, until it is ready. A cold run reads no bytecode of
 earlier runs (`--cold`), as the first start after an installation.
+
+`--demo` measures what a new user waits for: `make demo` in a clean clone of the last commit, installation included,
+until the graph is ready. Then the demo is stopped. Packages come from uv's cache if it has them.
 """
 
 from __future__ import annotations
@@ -14,18 +18,22 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 
 from ampd.cli.serve.running import running_graph
+from ampd.errors import RunError
 
 HERE = Path(__file__).parents[1]
 _POLL_S = 0.05
@@ -58,6 +66,38 @@ def start(checkout: Path, flags: Sequence[str], *, cold: bool) -> dict[str, floa
             figures["first request"] = _request_s(url)
             figures["second request"] = _request_s(url)
         return watch.reached | figures
+
+
+def start_demo(engine: str, make: Sequence[str] = ("make", "demo")) -> dict[str, float]:
+    """Run `make demo` in a clean clone until the graph is ready. Returns the seconds until then, and the CPU time.
+
+    Raises:
+        RunError: the demo ended before.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "clone"
+        subprocess.run(["git", "clone", "--quiet", HERE, clone], check=True)
+        begun_s = time.monotonic()
+        demo = subprocess.Popen(
+            [*make, f"ENGINE={engine}"], cwd=clone, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            return _until_ready(demo, begun_s) | {"CPU time of what runs": _cpu_s()}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(demo.pid, signal.SIGINT)
+            demo.communicate()
+
+
+def _until_ready(demo: subprocess.Popen[str], begun_s: float) -> dict[str, float]:
+    assert demo.stdout is not None
+    reached: dict[str, float] = {}
+    for line in demo.stdout:
+        if line.startswith("$ ampd serve"):
+            reached["installed"] = time.monotonic() - begun_s
+        elif line.startswith("ready: "):
+            return reached | {"ready": time.monotonic() - begun_s}
+    raise RunError(f"the demo was never ready (exit code {demo.wait()})")
 
 
 class Watch:
@@ -135,14 +175,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--engine", default="sglang")
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--demo", action="store_true", help="measure `make demo` in a clean clone")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    checkouts = {"this checkout": HERE} | ({"the other one": options.against.resolve()} if options.against else {})
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    starts = _starts(options)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
     for number in range(options.runs):
-        for name, checkout in checkouts.items():
+        for name, begin in starts.items():
             load = os.getloadavg()[0]
-            figures = start(checkout, ["--engine", options.engine], cold=options.cold) | {"load before": load}
+            figures = begin() | {"load before": load}
             runs[name].append(figures)
             print(f"run {number + 1}, {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in figures.items()))
             sys.stdout.flush()
@@ -150,6 +191,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
     return 0
+
+
+def _starts(options: argparse.Namespace) -> dict[str, Callable[[], dict[str, float]]]:
+    """What takes turns, by name."""
+    if options.demo:
+        return {"make demo": partial(start_demo, options.engine)}
+    checkouts = {"this checkout": HERE} | ({"the other one": options.against.resolve()} if options.against else {})
+    flags = ["--engine", options.engine]
+    return {name: partial(start, checkout, flags, cold=options.cold) for name, checkout in checkouts.items()}
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from benchmarks.start_up import Watch, table
+import pytest
+
+from ampd.errors import RunError
+from benchmarks.start_up import Watch, start_demo, table
 
 LINES = ["INFO Available plugins for group x", "INFO Engine startup timings (s): 1", "INFO decode worker 9a1c is ready"]
 
@@ -29,3 +33,26 @@ def test_a_phase_ends_with_the_last_worker(tmp_path: Path) -> None:
 def test_the_table_has_medians_and_extremes() -> None:
     rows = table({"here": [{"ready": 3.0}, {"ready": 1.0}, {"ready": 9.0}], "there": [{}, {}, {"ready": 5.0}]})
     assert rows.splitlines()[-1] == "| ready | 3.0 (1.0 to 9.0) | 5.0 (5.0 to 5.0) |"
+
+
+DEMO = """
+import signal, sys
+print("make: sets up the environment", flush=True)
+print("$ ampd serve --engine", sys.argv[1], flush=True)
+if sys.argv[1] == "ENGINE=ready":
+    print("ready: http://127.0.0.1:1/v1", flush=True)
+    signal.pause()
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_demo_is_stopped_when_its_graph_is_ready() -> None:
+    figures = start_demo("ready", (sys.executable, "-c", DEMO))
+    assert 0 < figures["installed"] <= figures["ready"]
+
+
+@pytest.mark.slow
+def test_a_demo_that_ends_before_its_graph_is_ready_is_an_error() -> None:
+    with pytest.raises(RunError, match="exit code 3"):
+        start_demo("broken", (sys.executable, "-c", DEMO))
