@@ -54,16 +54,14 @@ def has_usual_size(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OldFlag:
-    """A flag that existed in the previous version. It is still accepted, with a warning on stderr.
+    """A flag that existed in the previous version. It is still accepted, without effect and with a warning on stderr.
 
     Attributes:
         advice: what to do instead, as the end of the warning.
-        new_flag: the flag that takes over its value, as `--name`; None: the value has no effect.
         is_switch: it takes no value.
     """
 
     advice: str
-    new_flag: str | None = None
     is_switch: bool = False
 
 
@@ -149,31 +147,23 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
 
 
 def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) -> list[str]:
-    """The arguments with every old flag replaced by its new one, or left out. Old variables become arguments."""
+    """The arguments without old flags and their values, with a warning for each old flag or variable."""
     old_flags = _of_all_bases(model, "old_flags")
-    kept: list[str] = []
-
-    def replace(name: str, written: str, value: str) -> None:
-        flag = old_flags[name]
-        effect = f"is now {flag.new_flag}" if flag.new_flag else "has no effect any more"
-        print(f"{prog}: {written} {effect}: {flag.advice}", file=sys.stderr)
-        kept.extend([f"{flag.new_flag}={value}"] if flag.new_flag else [])
-
-    for name in old_flags:
-        variable = PREFIX + name.removeprefix("--").replace("-", "_").upper()
-        if variable in os.environ:
-            replace(name, variable, os.environ[variable])
-    arguments = list(argv)
+    variables = {PREFIX + name.removeprefix("--").replace("-", "_").upper(): name for name in old_flags}
+    found = [(variable, name) for variable, name in variables.items() if variable in os.environ]
+    kept, arguments = list[str](), list(argv)
     while arguments:
         argument = arguments.pop(0)
-        name, separator, value = argument.partition("=")
+        name, separator, _ = argument.partition("=")
         if name not in old_flags:
             kept.append(argument)
             continue
+        found.append((name, name))
         has_value = not separator and not old_flags[name].is_switch
         if has_value and arguments and not arguments[0].startswith("--"):
-            value = arguments.pop(0)
-        replace(name, name, value)
+            del arguments[0]
+    for written, name in found:
+        print(f"{prog}: {written} has no effect any more: {old_flags[name].advice}", file=sys.stderr)
     return kept
 
 

@@ -76,6 +76,10 @@ class Slo:
     ttft_s: float
     itl_s: float
 
+    def met(self, ttft_s: float | None, itl_s: float | None) -> bool:
+        """Whether a round without an error met both targets."""
+        return self.ttft_met(ttft_s) and self.itl_met(itl_s)
+
     def ttft_met(self, ttft_s: float | None) -> bool:
         """Whether a first token came in time. None: there was none."""
         return ttft_s is not None and ttft_s <= self.ttft_s

@@ -9,8 +9,9 @@ requests go to one and the other in turn; medians over the bursts and their rati
 connection of its own: on a kept-alive one the end of a stream waits some 40 ms for a delayed acknowledgement.
 
 `--cpu` measures the CPU time of each process per token instead: that of long answers, less that of as many short ones,
-by the tokens between them. Without `--step-ms` the tokens come as fast as the processes relay them, and a process that
-is behind joins them. With it, they come at the pace of an engine.
+by the tokens between them. What short answers take besides their tokens is the CPU time per round. Without `--step-ms`
+the tokens come as fast as the processes relay them, and a process that is behind joins them. With it, they come at the
+pace of an engine.
 
 With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
 graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
@@ -176,10 +177,10 @@ def _medians(bursts: list[Burst]) -> dict[str, float]:
 
 
 async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids: dict[str, int]) -> dict[str, Any]:
-    """Median CPU time per token in us, by process."""
+    """Median CPU time per token and per round in us, by process."""
     results: dict[str, Any] = {}
     for concurrency in options.concurrency:
-        each: dict[str, list[float]] = {name: [] for name in pids}
+        each: dict[str, list[tuple[float, float]]] = {name: [] for name in pids}
         for number in range(options.bursts + 1):
             used: list[dict[str, float]] = [{}, {}]
             for is_long, tokens in enumerate((options.output_tokens, options.long_tokens)):
@@ -189,12 +190,24 @@ async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids
                     before = _cpu_s(own)
                     await _burst(answers, url, concurrency, 2 * number + is_long)
                     used[is_long] |= {name: after - before[name] for name, after in _cpu_s(own).items()}
-            tokens = options.requests * (options.long_tokens - options.output_tokens)
             if number:  # the first one warms up
                 for name in pids:
-                    each[name].append(1e6 * (used[1][name] - used[0][name]) / tokens)
-        results[f"concurrency_{concurrency}"] = {name: statistics.median(values) for name, values in each.items()}
+                    each[name].append(split_cpu_us(used[0][name], used[1][name], options))
+        results[f"concurrency_{concurrency}"] = {
+            name: dict(zip(("token_us", "round_us"), map(statistics.median, zip(*values, strict=True)), strict=True))
+            for name, values in each.items()
+        }
     return results
+
+
+def split_cpu_us(short_s: float, long_s: float, options: argparse.Namespace) -> tuple[float, float]:
+    """(CPU time per token, per round without its tokens) in us, from the times of a burst of short and of long answers.
+
+    Args:
+        options: how many `requests` each burst has, with `output_tokens` and `long_tokens` each.
+    """
+    token_s = (long_s - short_s) / options.requests / (options.long_tokens - options.output_tokens)
+    return 1e6 * token_s, 1e6 * (short_s / options.requests - token_s * options.output_tokens)
 
 
 def _cpu_s(pids: dict[str, int]) -> dict[str, float]:
@@ -336,10 +349,12 @@ async def _register(endpoint: Any) -> None:
 
 
 def _cpu_table(results: dict[str, Any]) -> str:
-    lines = ["CPU time per token in us"]
+    lines = ["CPU time in us           per token  per round"]
     for name, figures in results.items():
         lines.append(f"\n{name.removeprefix('concurrency_')} client(s)")
-        lines += [f"{process:<20} {us:>8.1f}" for process, us in figures.items()]
+        lines += [
+            f"{process:<24} {each['token_us']:>9.1f} {each['round_us']:>10.0f}" for process, each in figures.items()
+        ]
     return "\n".join(lines)
 
 

@@ -41,9 +41,9 @@ class CallContext(TracedContext, Protocol):
 class WorkerCalls(Protocol):
     """The workers of a graph, by worker id. All methods may raise `WorkerLostError`."""
 
-    async def prefill(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
-        """Start a prefill."""
-        ...
+    async def prefill(
+        self, worker_id: str, request: Mapping[str, Any], context: CallContext
+    ) -> AsyncIterator[Chunk]: ...
 
     async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
         """Start a round on a decode worker."""
@@ -148,7 +148,6 @@ class LinkedContexts:
         self._task: asyncio.Task[None] | None = None
 
     def new(self) -> CallContext:
-        """A context for one call."""
         child = self._parent.detached(uuid.uuid4().hex)
         self._children.append(child)
         if self._parent.is_stopped():

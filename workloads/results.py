@@ -92,7 +92,7 @@ class RoundOutcome(Protocol):
 
 def meets(outcome: RoundOutcome, slo: Slo) -> bool:
     """Whether a round succeeded with its TTFT and its mean ITL within the targets."""
-    return outcome.error is None and slo.ttft_met(outcome.ttft_s) and slo.itl_met(outcome.itl_s)
+    return outcome.error is None and slo.met(outcome.ttft_s, outcome.itl_s)
 
 
 class Attainment(NamedTuple):

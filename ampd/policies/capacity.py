@@ -18,7 +18,12 @@ class HasContextLimit(Protocol):
 
 def has_room(context_tokens: int, worker: HasContextLimit) -> bool:
     """Whether a worker's longest context takes this many tokens, prompt and output together."""
-    return not 0 < worker.max_context_tokens < context_tokens
+    return is_within(context_tokens, worker.max_context_tokens)
+
+
+def is_within(context_tokens: int, limit_tokens: int) -> bool:
+    """Whether a limit of a context takes this many tokens; 0: any. Compiled, an attribute of a protocol is slow."""
+    return not 0 < limit_tokens < context_tokens
 
 
 def session_memory(worker: WorkerView) -> tuple[int, int]:
@@ -42,13 +47,13 @@ def fits(worker: WorkerView, task: PrefillTask, shared_tokens: int = 0) -> bool:
     fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens
     used_tokens, capacity_tokens = session_memory(worker)
     fits_memory = capacity_tokens == 0 or needed - shared_tokens <= capacity_tokens - used_tokens
-    return has_room(needed + 1, worker) and fits_device and fits_memory
+    return is_within(needed + 1, worker.max_context_tokens) and fits_device and fits_memory
 
 
 def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers whose longest context takes the prompt and its first token."""
     needed = task.context_tokens + 1
-    return [view for view in prefill if has_room(needed, view)]
+    return [view for view in prefill if is_within(needed, view.max_context_tokens)]
 
 
 def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:

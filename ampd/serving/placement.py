@@ -13,7 +13,7 @@ from typing import TypeVar
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
-from ampd.policies.capacity import HasContextLimit, has_room
+from ampd.policies.capacity import HasContextLimit, has_room, is_within
 from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move
@@ -354,7 +354,7 @@ def _takes(task: PrefillTask, worker_id: str, workers: Sequence[WorkerView]) -> 
     """Whether a worker has room for the prompt of a prefill and its first token."""
     for worker in workers:
         if worker.worker_id == worker_id:
-            return has_room(task.context_tokens + 1, worker)
+            return is_within(task.context_tokens + 1, worker.max_context_tokens)
     return True
 
 

@@ -274,7 +274,7 @@ class PrefillQueue:
         run = self._picker.pick([entry.task for entry in waiting], free > 0, self._advance)
         if run is None:
             return False
-        positions = tuple(dict.fromkeys((run.index, *run.together)))
+        positions = tuple(dict.fromkeys((run.index, *run.together))) if run.together else (run.index,)
         members = [waiting[position] for position in positions]
         if free <= 0 and not any(entry.fetches for entry in members):
             return False

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
+from ampd.policies.capacity import is_within
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
 from ampd.serving.placement import (
@@ -29,6 +31,14 @@ from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
 from workloads.trace import kept_tokens
+
+# Python looks a member of an enumeration and its value up at each use, in compiled modules too.
+_LOCAL: Final = Route.LOCAL
+_LOCAL_NAME: Final = Route.LOCAL.value
+_REMOTE_NAME: Final = Route.REMOTE.value
+
+
+_NONE: Mapping[str, int] = {}
 
 
 class _Refused(Exception):  # noqa: N818
@@ -93,10 +103,11 @@ class Coordinators:
         session, sent_s = sent
         item = session.rounds[session.index]
         kept = kept_tokens(item, session.context_tokens)
-        record = SimulatedRound(session.session_id, session.index, sent_s, kept, item.incr_tokens, item.output_tokens)
-        prompt_tokens = kept + item.incr_tokens
+        incr_tokens, output_tokens = item.incr_tokens, item.output_tokens
+        record = SimulatedRound(session.session_id, session.index, sent_s, kept, incr_tokens, output_tokens)
+        prompt_tokens = kept + incr_tokens
         try:
-            roomy = self._roomy(session, prompt_tokens + item.output_tokens)
+            roomy = self._roomy(session, prompt_tokens + output_tokens)
         except _Refused as refused:
             record.error = str(refused)
             self._refused(session, record)
@@ -148,8 +159,11 @@ class Coordinators:
         """
         if 0 < self._max_context_tokens < context_tokens:
             raise _Refused(context_tokens, "the longest context of the model is", self._max_context_tokens)
+        owner = session.decode
+        if owner is not None and is_within(context_tokens, owner.max_context_tokens):
+            return [owner]
         workers = self._workers.values()
-        able = [session.decode] if session.decode else [worker for worker in workers if worker.role.owns_sessions]
+        able = [owner] if owner else [worker for worker in workers if worker.role.owns_sessions]
         try:
             return with_room(context_tokens, able)
         except ContextTooLongError as error:
@@ -184,7 +198,10 @@ class Coordinators:
         view = self._views.worker(coordinator, decode)
         held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
         task = self._task(session, round_.prompt_tokens, held_tokens)
-        shared_tokens = partial(self._shared, record.session_id)
+        # Most sessions share nothing, and answer sooner without `partial`.
+        shared_tokens = (
+            partial(self._shared, record.session_id) if record.session_id in self._prefixes else _none_shared
+        )
         here = with_shared(task, shared_tokens([view]).get(view.worker_id, 0))
         record.prefill.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
         if session.begun is not None and session.begun.prefill:
@@ -227,14 +244,16 @@ class Coordinators:
         """Enter the prefill in its worker's queue."""
         record, decision = round_.record, plan.decision
         worker = round_.prefill = self._workers[decision.worker_id]
-        record.placed = Placed(decision.route.value, decision.reason, worker.worker_id, round_.decode.worker_id)
+        route = _LOCAL_NAME if decision.route is _LOCAL else _REMOTE_NAME
+        record.placed = Placed(route, decision.reason, worker.worker_id, round_.decode.worker_id)
         if round_.moves:
             round_.session.moved_s = self._loop.now_s
             round_.decode.resident.own(record.session_id)
             round_.holder.resident.copy(record.session_id)
         round_.session.decode, round_.session.begun = round_.decode, None
-        round_.session.users |= {round_.decode, worker}
+        round_.session.users.add(worker)
         if worker is not round_.decode:
+            round_.session.users.add(round_.decode)
             worker.resident.copy(record.session_id)
         if self._load is not None:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
@@ -245,6 +264,11 @@ class Coordinators:
             task = replace(task, incr_tokens=split_tokens - task.hist_tokens)
         self._views.entered(coordinator, worker, task)
         self._prefills.enter(round_, task, fetches=plan.source is not None)
+
+
+def _none_shared(_: Sequence[WorkerView]) -> Mapping[str, int]:
+    """What workers hold of a prompt that begins like no other session's."""
+    return _NONE
 
 
 def _resumed(prefill: str, decode: SimulatedWorker) -> RouteDecision:

@@ -47,7 +47,7 @@ class DecodeBatch:
         if run is None:
             return self._itl.read(now_s)
         done = run.done(now_s)
-        return self._itl.read(now_s, tuple(self._entries(run, done)) if done else ())
+        return self._itl.read(now_s, self._entries(run, done) if done else ())
 
     def load(self, now_s: float) -> tuple[int, int]:
         """(requests, their context in tokens)."""

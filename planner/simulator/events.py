@@ -26,6 +26,26 @@ class Once:
         self._action = None
 
 
+class _Event:
+    """An action that waits for its time.
+
+    It is no tuple, because a compiled one has its numbers in itself and compares them faster.
+    """
+
+    __slots__ = ("action", "argument", "number", "when_s")
+
+    def __init__(self, when_s: float, number: int, action: Callable[[Any], None], argument: Any) -> None:
+        self.when_s = when_s
+        self.number = number
+        self.action = action
+        self.argument = argument
+
+    def __lt__(self, other: _Event) -> bool:
+        if self.when_s != other.when_s:
+            return self.when_s < other.when_s
+        return self.number < other.number
+
+
 class EventLoop:
     """Runs actions at their times; actions with equal times run in the order of their entry.
 
@@ -39,7 +59,7 @@ class EventLoop:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.handled = 0
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._heap: list[_Event] = []
         self._count = 0
 
     def at(self, when_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
@@ -52,7 +72,7 @@ class EventLoop:
         """
         self._check(when_s)
         self._count += 1
-        heappush(self._heap, (when_s, self._count, action, argument))
+        heappush(self._heap, _Event(when_s, self._count, action, argument))
 
     def at_each(self, action: Callable[[Any], None], arguments: Iterable[tuple[float, Any]]) -> None:
         """Run `action(argument)` at each of many times, as if `at` was called for one after the other.
@@ -79,7 +99,7 @@ class EventLoop:
             self._enter_next(action, entries)
             action(argument)
 
-        heappush(self._heap, (when_s, number, run, None))
+        heappush(self._heap, _Event(when_s, number, run, None))
 
     def _check(self, when_s: float) -> None:
         if when_s < self.now_s:
@@ -99,11 +119,10 @@ class EventLoop:
         """Run until no action is left, or only later ones than `until_s`."""
         heap = self._heap
         while heap:
-            entry = heappop(heap)
-            when_s, _, action, argument = entry
-            if when_s > until_s:
-                heappush(heap, entry)
+            event = heappop(heap)
+            if event.when_s > until_s:
+                heappush(heap, event)
                 return
-            self.now_s = when_s
+            self.now_s = event.when_s
             self.handled += 1
-            action(argument)
+            event.action(event.argument)

@@ -6,6 +6,7 @@ It gives the same values as `ampd.telemetry.sliding_window.SlidingWindow` with e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 
 from ampd.types import Window
@@ -14,6 +15,8 @@ from planner.simulator.steps import steps_s, steps_within
 
 _Entry = tuple[float, GapRun]
 """(end of the run's first step, the run)."""
+
+_EMPTY = Window()
 
 
 class GapWindow:
@@ -36,7 +39,7 @@ class GapWindow:
         self._sum_s += _sum_s(run)
         self._count += run.steps * run.batch
 
-    def read(self, now_s: float, unfinished: tuple[_Entry, ...] = ()) -> Window:
+    def read(self, now_s: float, unfinished: Sequence[_Entry] = ()) -> Window:
         """Mean and number of the gaps in the window; of `unfinished` runs, the finished steps count."""
         horizon_s = now_s - self._length_s
         self._drop(horizon_s)
@@ -45,7 +48,7 @@ class GapWindow:
             if (rest := _after(entry, horizon_s)) is not None:
                 sum_s += _sum_s(rest[1])
                 count += rest[1].steps * rest[1].batch
-        return Window(sum_s / count, count) if count else Window()
+        return Window(sum_s / count, count) if count else _EMPTY
 
     def _drop(self, horizon_s: float) -> None:
         if self._oldest_s > horizon_s:

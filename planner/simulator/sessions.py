@@ -9,7 +9,6 @@ from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import ActiveRound, ActiveSession
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.world import World
-from workloads.results import meets
 from workloads.trace import Session
 
 
@@ -67,7 +66,7 @@ class SessionRunner:
         if record.output_tokens > 1 and record.ttft_s is not None:
             record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
         session.context_tokens = round_.prompt_tokens + record.output_tokens
-        is_met = meets(record, self._slo)
+        is_met = self._slo.met(record.ttft_s, record.itl_s)
         session.has_missed = session.has_missed or not is_met
         if round_.recent is not None:
             round_.recent.end(now_s, record.output_tokens, is_met)

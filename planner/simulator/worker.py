@@ -36,7 +36,7 @@ class SimulatedWorker:
         role, lane: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
         batch_waits: the prefills that wait for the decode batch.
-        on_change: called when the queue, the batch or the sessions here have changed.
+        on_change: called when the queue, the batch or the sessions here have changed; None: nobody wants to know.
     """
 
     def __init__(self, worker_id: str, role: Role, group: ReplicaGroup, world: World) -> None:
@@ -57,7 +57,7 @@ class SimulatedWorker:
             self.resident = store
             self.reloads = Reloads(cached, world.model, world.belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] | None = None
         self.engine = SimulatedEngine(
             EngineTimes(world.model, parallelism),
             self.memory,
@@ -93,7 +93,8 @@ class SimulatedWorker:
     def changed(self) -> None:
         """The cached view is no longer true."""
         self._view = None
-        self.on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     def turn(self, role: Role, lane: str) -> None:
         """Take another role or lane for new work; what is here goes on."""

@@ -30,11 +30,11 @@ class LeastKv(Policy):
 
     def bind(self, situation: BindingSituation) -> str:
         task, decode = situation.task, situation.decode
-        shared = [situation.shared_tokens.get(worker.worker_id, 0) for worker in decode]
-        keys = [
-            (not fits(worker, task, tokens), session_memory(worker)[0] - tokens, len(worker.held_tokens))
-            for worker, tokens in zip(decode, shared, strict=True)
-        ]
+        shared = situation.shared_tokens
+        keys = []
+        for worker in decode:
+            tokens = shared.get(worker.worker_id, 0) if shared else 0
+            keys.append((not fits(worker, task, tokens), session_memory(worker)[0] - tokens, len(worker.held_tokens)))
         best = min(keys)
-        equals = [worker for worker, key in zip(decode, keys, strict=True) if key == best]
+        equals = [worker for place, worker in enumerate(decode) if keys[place] == best]
         return (equals[0] if len(equals) == 1 else any_of(equals, situation.rng)).worker_id
