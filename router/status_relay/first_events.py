@@ -17,7 +17,7 @@ _OWN = (
     b"event: content_block_start",
 )
 """How events begin that Dynamo's frontend sends in streams of `/v1/responses` and `/v1/messages` before the output."""
-_FAILED = (b"event: response.failed", b"event: error")
+_FAILED = {"/v1/responses": b"event: response.failed", "/v1/messages": b"event: error"}
 _DATA = "data:"
 _END = b"\n\n"
 
@@ -46,9 +46,10 @@ def refusal_of(events: bytes, mark: str) -> Refused | None:
     return next((refused for text in texts if (refused := refusal_in_text(text, mark))), None)
 
 
-def has_failed(events: bytes) -> bool:
+def has_failed(path: str, events: bytes) -> bool:
     """Whether the round of a stream of `/v1/responses` or `/v1/messages` failed before any output."""
-    return (_deciding(events) or b"").startswith(_FAILED)
+    failed = _FAILED.get(path)
+    return failed is not None and (_deciding(events) or b"").startswith(failed)
 
 
 def _texts(line: str) -> Iterator[str]:

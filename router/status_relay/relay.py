@@ -85,7 +85,9 @@ class Relay:
                 if answer.content_type == _EVENT_STREAM:
                     first = await first_events(answer.content)
                     refused = refusal_of(first, IN_COMMENT)
-                    if refused or (has_failed(first) and (refused := await self._reason(request, url, kept))):
+                    if refused is None and has_failed(request.path, first):
+                        refused = await self._reason(request, url, kept)
+                    if refused is not None:
                         return _error(request, refused)
                     return await _stream(request, answer, first)
                 whole = await answer.read()

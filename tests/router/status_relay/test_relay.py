@@ -31,6 +31,7 @@ class Frontend:
     def __init__(self) -> None:
         self.events: tuple[bytes, ...] = EVENTS
         self.second_status = FULL.status
+        self.accepted = EVENTS[0]
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.left = asyncio.Event()
@@ -67,7 +68,7 @@ class Frontend:
             return web.json_response({"message": FULL.message}, status=self.second_status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(REFUSED if self.second_status == FULL.status else EVENTS[0])
+        await response.write(REFUSED if self.second_status == FULL.status else self.accepted)
         return response
 
     async def _whole(self, request: web.Request) -> web.Response:
@@ -266,6 +267,15 @@ async def test_a_stream_of_responses_with_output_is_asked_for_once() -> None:
         frontend.events = (*OWN, b"event: response.output_text.delta\ndata: {}\n\n", *FAILED[2:])
         async with client.post("/v1/responses", json={"stream": True}) as answer:
             assert (answer.status, await answer.read()) == (200, b"".join(frontend.events))
+        assert len(frontend.asked) == 1
+
+
+async def test_an_error_in_a_stream_of_completions_is_not_asked_about() -> None:
+    """A refusal would have come before it."""
+    async with relayed() as (frontend, client):
+        frontend.second_status, frontend.accepted = 200, b'event: error\ndata: {"error": {}}\n\n'
+        async with client.post("/v1/completions", json={"stream": True}) as answer:
+            assert (answer.status, await answer.read()) == (200, frontend.accepted)
         assert len(frontend.asked) == 1
 
 
