@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ampd.errors import UserError
 from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
+from ampd.perf.model import PerformanceModel
 from ampd.perf.profile import (
     DecodeCurve,
     ParallelismCurves,
@@ -57,7 +58,7 @@ class _Line:
         return base_s + (value - start) * slope_s
 
 
-class PiecewiseModel:
+class PiecewiseModel(PerformanceModel):
     """A performance model that evaluates a profile.
 
     A parallelism, or a pair of them, that the profile lacks raises a `UserError` that lists the known ones.

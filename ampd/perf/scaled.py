@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 
 
-@dataclass(frozen=True)
-class ScaledModel:
-    """Another model's times, each kind multiplied by a factor of its own."""
+class ScaledModel(PerformanceModel):
+    """Another model's times, each kind multiplied by a factor of its own.
 
-    model: PerformanceModel
-    prefill: float = 1.0
-    decode: float = 1.0
-    transfer: float = 1.0
+    It is no dataclass, because a compiled one cannot have this base.
+    """
+
+    def __init__(
+        self, model: PerformanceModel, prefill: float = 1.0, decode: float = 1.0, transfer: float = 1.0
+    ) -> None:
+        self.model = model
+        self.prefill = prefill
+        self.decode = decode
+        self.transfer = transfer
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
         return self.prefill * self.model.prefill_s(hist_tokens, incr_tokens, parallelism)

@@ -68,12 +68,11 @@ def tokens_within(
         precision_tokens: the answer may be less by fewer than this number of tokens.
         guess_tokens: a good guess saves most of the search; 0: none.
     """
-    prefill_s = model.prefill_s
     stride, probe = 1, guess_tokens
     while exceeds - fits > precision_tokens:
         if not guess_tokens or not fits < probe < exceeds:
             probe = (fits + exceeds) // 2
-        if prefill_s(hist_tokens, probe, parallelism) <= limit_s:
+        if model.prefill_s(hist_tokens, probe, parallelism) <= limit_s:
             fits, probe = probe, probe + stride
         else:
             exceeds, probe = probe, probe - stride

@@ -49,13 +49,13 @@ class AmpdOrdering(Policy):
         tasks = situation.queue[:limit]
         if len(tasks) < 2:
             return _HEAD
-        prefill_s, parallelism, now_s = situation.model.prefill_s, situation.parallelism, situation.now_s
+        model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
         times_s: list[float] = []
         left_s: list[float] = []
         for task in tasks:
             if task.postponements >= limit:
                 return _HEAD
-            times_s.append(prefill_s(task.hist_tokens, task.incr_tokens, parallelism))
+            times_s.append(model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism))
             left_s.append(task.slo.ttft_s - (now_s - task.arrival_s))
         index = first_of_best_ordering(times_s, left_s)
         return Run(index, tuple(range(index))) if index else _HEAD

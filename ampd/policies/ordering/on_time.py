@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import ClassVar
 
 from pydantic import Field
@@ -88,7 +89,7 @@ class OnTimeOrdering(Expectations):
 
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
-        prefill_s, parallelism, now_s = situation.model.prefill_s, situation.parallelism, situation.now_s
+        model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
         headroom = self.headroom
         jobs: list[Job] = []
         hopeless: list[int] = []
@@ -96,7 +97,7 @@ class OnTimeOrdering(Expectations):
             if headroom * task.slo.ttft_s - (now_s - task.arrival_s) <= 0.0:  # `left_s`, without its call
                 hopeless.append(position)
                 continue
-            time_s = prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+            time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
             job = self.job(task, position, time_s, now_s)
             if time_s > job.due_s:
                 hopeless.append(position)
@@ -108,10 +109,15 @@ class OnTimeOrdering(Expectations):
 
     def _shortest(self, situation: OrderingSituation, hopeless: Sequence[int]) -> int:
         """Position of the hopeless prefill that takes the least time; the first of equal ones."""
-        prefill_s, queue, parallelism = situation.model.prefill_s, situation.queue, situation.parallelism
-        first = hopeless[: self.WINDOW]
-        times_s = [prefill_s(queue[place].hist_tokens, queue[place].incr_tokens, parallelism) for place in first]
-        return first[times_s.index(min(times_s))]
+        model, queue, parallelism = situation.model, situation.queue, situation.parallelism
+        # Without a list and `min`, because this runs at each pick of an overloaded queue.
+        shortest, least_s = hopeless[0], inf
+        for place in hopeless[: self.WINDOW]:
+            task = queue[place]
+            time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+            if time_s < least_s:
+                shortest, least_s = place, time_s
+        return shortest
 
 
 def _by_due(job: Job) -> tuple[float, int]:

@@ -24,5 +24,7 @@ class ShortestPrefillFirst(Policy):
     """
 
     def pick(self, situation: OrderingSituation) -> Pick:
-        prefill_s, parallelism = situation.model.prefill_s, situation.parallelism
-        return first_of_least([prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in situation.queue])
+        model, parallelism = situation.model, situation.parallelism
+        return first_of_least(
+            [model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in situation.queue]
+        )
