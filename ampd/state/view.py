@@ -283,7 +283,7 @@ class ClusterView:
         for worker in self._workers.values():
             if self.connected:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
-            else:
+            elif self._fresh_s > float("-inf"):  # it has followed the store before
                 self._recheck_s = min(self._recheck_s, worker.work_off(self._fresh_s, now_s))
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)

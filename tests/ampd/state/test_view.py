@@ -340,6 +340,12 @@ class TestStoreLoss:
             await waiting.until(lambda: view.connected)
             assert queued(view, "p1") == ["t1", "t2"]
 
+    async def test_a_copy_that_never_followed_a_store_keeps_its_queues(self, make: Any) -> None:
+        """Such copies are given their events, as the one in which the time of decisions is measured."""
+        fixture = Fixture(model=PLAIN)
+        fixture.view.apply(WorkerUpdated(make.view("p1", Role.PREFILL, queue=(make.task("t1"),)), LEASE_S))
+        assert queued(fixture.view, "p1") == ["t1"]
+
     async def test_workers_are_asked_while_the_store_is_lost(self, fixture: Any, make: Any, waiting: Any) -> None:
         for name in ("d1", "d2"):
             await fixture.others.publish_worker(make.view(name), LEASE_S)
