@@ -112,6 +112,10 @@ INSTANCES = (
     Instance("hotpotqa", "qwen3-32b", "h20", 0.45, 0.03),
     Instance("dureader", "llama-3.1-70b", "h200", 5.0, 0.05),
     Instance("coding-agents", "llama-3.1-8b", "h100", 2.0, 0.04),
+    Instance("gaia", "llama-3.1-8b", "l40s", 1.0, 0.05),
+    Instance("dureader", "qwen3-32b", "h100", 3.0, 0.04),
+    Instance("toolbench-answers", "mixtral-8x7b", "h20", 0.5, 0.04),
+    Instance("hotpotqa", "llama-3.1-70b", "h200", 0.6, 0.04),
 )
 
 

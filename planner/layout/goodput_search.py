@@ -7,12 +7,14 @@ layout failed, layouts that are a part of it are not tried.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from math import ceil
 from typing import Any
 
+from ampd.types import Role
 from planner.layout.appraisal import SEEDS, carried_on_average
 from planner.layout.case import PlanCase
 from planner.layout.costs import Costs, costs_of
@@ -46,6 +48,9 @@ _WIDE, _NARROW = 1.25, 1.08
 """Factors by which the rate grows: while several layouts carry it, and for the neighbours of the best ones."""
 _CENTRES, _MOST_CENTRES = 2, 4
 """The neighbours of this many of the best layouts are tried, for the fewest GPUs and for the most goodput."""
+_CENTRES_OF_ROLES = 2
+"""For the most goodput, the neighbours of this many of the best layouts with the same roles are tried too. One good
+proposal may otherwise fill the centres with its own neighbours, all co-located for example."""
 _ROUNDS = 3
 """Most rounds of the local search."""
 _NEAR = 6
@@ -53,6 +58,19 @@ _MOST_NEAR = 10
 """Most neighbours of one layout that are tried, for the fewest GPUs and for the most goodput."""
 _GROWTH = 1.15
 """Factor of the GPUs while none carry the rate, but at least one replica more."""
+
+
+def centres_of(ranked: Sequence[Layout]) -> list[Layout]:
+    """The layouts whose neighbours are tried: the best ones of all, and the best ones of each set of roles.
+
+    Args:
+        ranked: the best first.
+    """
+    of_roles: defaultdict[frozenset[Role], list[Layout]] = defaultdict(list)
+    for layout in ranked:
+        of_roles[frozenset(layout.groups)].append(layout)
+    best = [ranked[:_MOST_CENTRES], *(layouts[:_CENTRES_OF_ROLES] for layouts in of_roles.values())]
+    return list(dict.fromkeys(chain.from_iterable(best)))
 
 
 class Search:
@@ -261,7 +279,7 @@ class Search:
         self._feed_back()
         centres: set[Layout] = set()
         for _ in range(_ROUNDS):
-            fresh = [layout for layout in self.best[:_MOST_CENTRES] if layout not in centres]
+            fresh = [layout for layout in centres_of(self.best) if layout not in centres]
             if not fresh:
                 return
             centres.update(fresh)
@@ -298,8 +316,8 @@ class Search:
 
     def _raised(self, carrying: list[Layout], factor: float) -> list[Layout]:
         """The layouts that carry the highest rate, which is raised until none does."""
-        # Above what the replicas can compute, a trial is too short to show that the rate is not carried.
-        limit = max(self._bound(layout) for layout in carrying or self.best)
+        # Far above what the replicas can compute, a trial is too short to show that the rate is not carried.
+        limit = _ABOVE_BOUND * max(self._bound(layout) for layout in carrying or self.best)
         while carrying and self.rate < limit:
             standing = carrying
             self.rate *= factor
