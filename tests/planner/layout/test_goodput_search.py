@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -11,7 +12,7 @@ from ampd.types import Slo
 from benchmarks.layout_regret import every_layout
 from planner.layout import goodput_search as search_module
 from planner.layout.costs import Costs
-from planner.layout.goodput_search import Search
+from planner.layout.goodput_search import Search, centres_of
 from planner.layout.layout import Layout
 from planner.layout.trial import Horizon, Trial, TrialTask
 from planner.layout.trials import Trials
@@ -153,3 +154,34 @@ def test_layouts_are_compared_by_what_binds_them() -> None:
     assert trials.limit(search.best[0]) == most
     # The last rate is just above what the best layout carries, because there layouts are told apart best.
     assert most < search.rate < 1.1 * most
+
+
+def test_neighbours_of_the_best_layouts_of_each_set_of_roles_are_tried() -> None:
+    colocated = [Layout((), ((1, count),)) for count in range(8, 2, -1)]
+    split = [Layout(((1, count),), ((2, 1),)) for count in (3, 2, 1)]
+    found = centres_of([*colocated, *split])
+    assert found[:4] == colocated[:4]
+    assert found[4:] == split[:2]
+
+
+class AboveBound(BoundBySessions):
+    """Trials of layouts that carry up to a fifth more than their fluid rate. Others carry less than it."""
+
+    def __init__(self, search_bound: Callable[[Layout], float], able: Layout) -> None:
+        super().__init__()
+        self.bound, self.able = search_bound, able
+
+    def trials(self, tasks: list[TrialTask]) -> list[Trial]:
+        for task in tasks:
+            limit = self.bound(task.layout) * (1.2 if task.layout == self.able else 1.1)
+            self.made[task] = Trial(min(1.9 - task.rate / limit, 1.0), 0.0, 0.0, 1.0)
+        return [self.made[task] for task in tasks]
+
+
+def test_the_rate_is_raised_above_the_fluid_bound_because_layouts_carry_more() -> None:
+    search = Search(CASE, cast(Trials, None))
+    best = max(every_layout(CASE.degrees, CASE.gpus), key=search.costs.bound)
+    search._trials = cast(Trials, AboveBound(search.costs.bound, best))
+    search.most()
+    assert search.best[0] == best
+    assert search.carried_rate > search.costs.bound(best)
