@@ -54,9 +54,8 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
         f"{result['trace']} at {result['rate']:g} sessions/s on {gpus_text(result['gpus'])}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
-        "All figures are simulated with the performance model; `rounds attained` is the share of the rounds that meet "
-        f"both targets, and a rate is carried if it is {result['attainment_level']:.0%} and nearly all sessions end in "
-        "time."
+        "All figures are simulated with the performance model. A round is attained if it meets both targets. A rate is "
+        f"carried if {result['attainment_level']:.0%} of the rounds are attained and nearly all sessions end in time."
     )
     write_page(path, "Plan", lead, sections)
 

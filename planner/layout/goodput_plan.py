@@ -38,6 +38,10 @@ _CHECKED = 4
 _CANDIDATES, _FINALISTS = 12, 6
 """Layouts that are compared by one long trial, and those of them that are compared by their goodput in long trials,
 where the most goodput is wanted."""
+_FIRST = 2
+"""The best layouts of the search, whose goodput in long trials tells at which rate the candidates are compared."""
+_JUST_ABOVE = 1.04
+"""Layouts are told apart best at this many times the highest rate that is carried."""
 _RACE_SHARE = 0.4
 """No further seeds for layouts that are hard to tell apart after this share of the time. Figures follow."""
 _ENLARGEMENTS = 4
@@ -155,7 +159,7 @@ class _Planner:
     def _compare(self) -> None:
         """Rank the best layouts of the search by longer trials, all with the same seeds."""
         appraiser, search = self._appraiser, self._search
-        start = search.carried_rate or search.rate
+        start = self._rate_to_compare()
         several = appraiser.ranked(search.best[:_CANDIDATES], start)[: max(self._wishes.top, _FINALISTS)]
         appraiser.search_goodput(several, 1, start)
         several.sort(key=lambda layout: -self._carried(layout))
@@ -182,6 +186,16 @@ class _Planner:
             # The rate may fail, although a higher one was carried. Then the goodput is lower.
             appraiser.search_goodput([best], SEEDS, appraiser.rate)
         appraiser.check(self._shown[1:], SEEDS)
+
+    def _rate_to_compare(self) -> float:
+        """About the highest rate that the best layouts of the search carry in long trials.
+
+        Short trials find too much of it, and far above it layouts are ranked wrongly.
+        """
+        search, first = self._search, self._search.best[:_FIRST]
+        start = search.carried_rate or search.rate
+        self._appraiser.search_goodput(first, 1, start)
+        return max(map(self._carried, first), default=0.0) * _JUST_ABOVE or start
 
     def _fill(self, start: float) -> None:
         """Use the GPUs that the best layout leaves, unless it carries less then."""

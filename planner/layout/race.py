@@ -38,4 +38,5 @@ def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def _ordered(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
-    return sorted(layouts, key=lambda layout: -appraiser.carried(layout))
+    """Those that carry most first, and of equal ones those with the fewest roles."""
+    return sorted(layouts, key=lambda layout: (-appraiser.carried(layout), len(layout.groups)))

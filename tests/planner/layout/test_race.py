@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.layout.appraisal import Appraiser
 from planner.layout.layout import Layout
-from planner.layout.race import _STAGES, contenders, race
+from planner.layout.race import _STAGES, _ordered, contenders, race
 from planner.layout.trial import Trial, TrialTask
 from planner.layout.trials import Trials
 
@@ -95,3 +96,9 @@ def test_a_difference_counts_when_it_is_beyond_the_precision(apart: float) -> No
     appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
     appraiser.search_goodput(LAYOUTS[:2], 3, 10.0)
     assert appraiser.is_separate(LAYOUTS[1], LAYOUTS[0]) == (apart == 1.3)
+
+
+def test_of_equal_layouts_the_one_with_fewer_roles_comes_first() -> None:
+    split, mixed = Layout(((1, 1),), ((1, 1),)), Layout(((1, 1),), ((1, 1),), ((1, 1),))
+    carries = SimpleNamespace(carried=lambda _: 5.0)
+    assert _ordered(cast(Appraiser, carries), [mixed, split]) == [split, mixed]
