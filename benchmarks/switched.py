@@ -18,6 +18,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
+from ampd.errors import UserError
 from ampd.policies.base import (
     BindingPolicy,
     BindingSituation,
@@ -33,7 +34,7 @@ from ampd.policies.base import (
     SlicingPolicy,
     SlicingSituation,
 )
-from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
+from ampd.policies.registry import KINDS, MODULES_VARIABLE, SLICING, Kind, Policy, create_named
 from ampd.recent_load import rounds_since
 from ampd.types import Role, RouteDecision, Slo, WorkerView
 from planner.look_ahead.pools import LookAheadPools
@@ -48,7 +49,13 @@ def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo, *, 
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
         hand_over_pass: whether the graph's engines take one, as in `OtherPolicies`.
+
+    Raises:
+        UserError: the slicing shares passes, which the engines cannot begin to do while they run.
     """
+    slicing = policies.get("slicing")
+    if slicing and SLICING.create_named(slicing).shares_passes:
+        raise UserError(f"slicing {slicing}: running engines cannot begin to share passes; use `ampd serve --slicing`")
     draft = file.with_suffix(".draft")
     content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
     content["hand_over_pass"] = hand_over_pass

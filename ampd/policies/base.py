@@ -155,9 +155,9 @@ class Compute:
     """Compute the next `tokens` of a prefill: at least 1, at most what is left.
 
     Attributes:
-        decode_share: how the decode batch makes its next step meanwhile, on engines that can. Above 0: on this share of
-            the GPU, beside the prefill. 0: in the pass of the prefill. None: the batch pauses. Only the simulated
-            engine can. The engines of a live graph let the batch pause.
+        decode_share: how the decode batch makes its next step meanwhile. Above 0: on this share of the GPU, beside the
+            prefill. 0: in the pass of the prefill. None: as `SlicingPolicy.shares_passes` says. Only the simulated
+            engine reads it, for one slice at a time.
     """
 
     tokens: int
@@ -173,10 +173,15 @@ class SlicingPolicy(Protocol):
 
     Attributes:
         is_whole: the policy computes every prefill in one slice. Callers then do not ask it.
+        shares_passes: the engine is made so that each pass of a prefill is also a step of the decode batch. Otherwise
+            the batch pauses.
     """
 
     @property
     def is_whole(self) -> bool: ...
+
+    @property
+    def shares_passes(self) -> bool: ...
 
     def slice(self, situation: SlicingSituation) -> Slice:
         """What to compute next, or how long to leave the worker to its decode batch."""

@@ -50,7 +50,7 @@ class Policy(BaseModel):
         policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
         interval_s, load_s, is_slow: as in `PoolsPolicy`.
-        is_whole: a slicing policy that computes every prefill in one slice.
+        is_whole, shares_passes: of a slicing policy, as in `SlicingPolicy`.
     """
 
     # A compiled method is a callable object, and no function that pydantic would know as a method.
@@ -63,6 +63,10 @@ class Policy(BaseModel):
     is_slow: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
     help_note: ClassVar[str] = ""
+
+    @property
+    def shares_passes(self) -> bool:
+        return False
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

@@ -36,6 +36,7 @@ class SimulatedEngine:
         gaps: takes all gaps between tokens.
         spans: records what is computed when; None: it is not recorded.
         reloads: of a worker with a KV store.
+        shares_passes: as in `SlicingPolicy`.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class SimulatedEngine:
         gaps: list[GapRun],
         spans: ComputeSpans | None = None,
         reloads: Reloads | None = None,
+        *,
+        shares_passes: bool = False,
     ) -> None:
         self._times = times
         self._memory = memory
         memory.on_room = self._room
         self._loop = loop
-        self._is_chunked = options.chunk_tokens > 0
+        self._shares_passes = shares_passes or options.chunk_tokens > 0
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
         self._reloads = reloads
@@ -100,9 +103,9 @@ class SimulatedEngine:
         """Begin what comes next."""
         self._admit()
         if self._prefilling:
-            share = 0.0 if self._is_chunked else self._prefilling.decode_share
-            if self._is_chunked or (share is not None and self.batch):
-                self._mixed_pass(share or 0.0)
+            share = 0.0 if self._shares_passes else self._prefilling.decode_share
+            if share is not None and self.batch:
+                self._mixed_pass(share)
             else:
                 self._prefill_pass()
         elif self.batch:
@@ -155,7 +158,8 @@ class SimulatedEngine:
 
         Args:
             is_late: requests that the owners submit in these calls are too late for it, because an engine learns of
-                them during its next step. An engine that mixes slices with steps knows the next slice before.
+                them during its next step. An engine that cuts prefills itself, as those of some rivals do, knows the
+                next slice before.
         """
         self._is_ending_pass = is_late
         for request in done:
@@ -188,7 +192,7 @@ class SimulatedEngine:
         self._memory.settle(request.session_id, request.total_tokens - bool(request.output_tokens))
         request.on_done(request, self._loop.now_s)
 
-    # -- passes that are a step of the batch too: all passes with chunked prefill, else where the slicing says so
+    # -- passes that are a step of the batch too: all of them, or those for which the slicing says so
 
     def _mixed_pass(self, decode_share: float) -> None:
         """The parts of the next pass and one step of the decode batch: in one pass, or beside each other on the GPU."""
@@ -204,7 +208,7 @@ class SimulatedEngine:
         self._note_prefills(start_s, parts)
         if self.batch:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.pop_done(parts), is_late=self._is_chunked)
+        self._complete(self._prefilling.pop_done(parts), is_late=self._shares_passes)
 
     # -- decode
 

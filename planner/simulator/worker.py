@@ -66,6 +66,7 @@ class SimulatedWorker:
             world.gaps,
             None if world.spans is None else ComputeSpans(worker_id, world.spans),
             self.reloads,
+            shares_passes=world.policies.slicing.shares_passes,
         )
         self.queue = PrefillQueue(
             world.policies.ordering,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Run
 from ampd.policies.pools.predictive import PredictivePools
@@ -53,6 +54,15 @@ def test_a_switch_holds_from_the_next_decision_on(tmp_path: Path) -> None:
         assert isinstance(picked, Run)
         seen.append((decision.route, picked.index))
     assert seen == [(Route.REMOTE, 0), (Route.LOCAL, 1), (Route.REMOTE, 0)]
+
+
+def test_engines_that_run_cannot_begin_to_share_passes(tmp_path: Path) -> None:
+    file = tmp_path / "switch.json"
+    switch(file, _policies(slicing="slack(mixes=false)"), prefill=1, slo=SLO)
+    before = file.read_text()
+    with pytest.raises(UserError, match=r"slicing slack\(mixes=true\): running engines"):
+        switch(file, _policies(slicing="slack(mixes=true)"), prefill=1, slo=SLO)
+    assert file.read_text() == before
 
 
 @pytest.mark.parametrize(("roles", "changes"), [("pd", ""), ("dd", "p"), ("ddd", "p"), ("ppd", "d"), ("pp", "d")])

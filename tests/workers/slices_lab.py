@@ -23,6 +23,7 @@ class Script:
     asked: list[tuple[int, int]] = field(default_factory=list)
     running: list[tuple[RunningRound, ...]] = field(default_factory=list)
     is_whole: bool = False
+    shares_passes: bool = False
 
     def slice(self, situation: SlicingSituation) -> Slice:
         self.asked.append((situation.task.hist_tokens, situation.task.incr_tokens))
@@ -36,6 +37,7 @@ class Switched:
 
     now: Any
     is_whole: bool = False
+    shares_passes: bool = False
 
     def slice(self, situation: SlicingSituation) -> Slice:
         return cast(Slice, self.now.slice(situation))

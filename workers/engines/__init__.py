@@ -12,6 +12,7 @@ from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.perf.scaled import scaled
+from ampd.policies.registry import SLICING
 from ampd.types import Parallelism
 from workers.engines.base import Engine
 from workers.settings import WorkerSettings
@@ -46,7 +47,7 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
     from workers.engines.sglang_settings import SglangSettings, check_sglang
 
     if isinstance(settings, SglangSettings):
-        check_sglang(settings, prog)
+        check_sglang(settings, prog, shares_passes=_shares_passes(settings))
     else:
         check_model_folder(settings.model, prog)
 
@@ -68,18 +69,23 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
         model: of the engine's times. None if the engine computes and its times are not known yet.
 
     Raises:
-        UserError: the model folder or the degree cannot be used.
+        UserError: the model folder, the degree or the engine's arguments cannot be used.
     """
     if settings.engine == "modelled":
         from workers.engines.modelled_factory import create_modelled
 
         assert model is not None
-        return create_modelled(settings, model)
+        return create_modelled(settings, model, shares_passes=_shares_passes(settings))
     from workers.engines.sglang import SglangEngine, SglangSettings
 
     if not isinstance(settings, SglangSettings):
         raise UserError("the settings are not those of the SGLang engine")
-    return SglangEngine(settings, model=model)
+    return SglangEngine(settings, model=model, shares_passes=_shares_passes(settings))
+
+
+def _shares_passes(settings: WorkerSettings) -> bool:
+    """Whether the worker's slicing policy wants passes that are steps of the decode batch too."""
+    return SLICING.create_named(settings.slicing).shares_passes
 
 
 def _engine_settings(engine: str) -> tuple[Any, ...]:

@@ -12,8 +12,9 @@ from hashlib import sha256
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
+from ampd.policies.passes import mixed_pass_s
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
+from ampd.serving.kv_tiers import Found, Tiers, reloading_pays, reusable_tokens, tiers_of
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, OutputLimits
@@ -29,10 +30,10 @@ log = logging.getLogger(__name__)
 class ModelledEngine:
     """One modelled replica: a single time line on which prefills and decode steps follow each other.
 
-    A waiting prefill runs before the next decode step and so pauses the batch. A request whose missing prompt is at
-    most a page (a round that was prefilled elsewhere) joins the batch directly: the next step computes its tail. A
-    request that is submitted in answer to a prefill comes after the next decode step, because the time line does not
-    wait for it.
+    A waiting prefill runs before the next decode step. It pauses the batch, or shares its pass with a step. A request
+    whose missing prompt is at most a page (a round that was prefilled elsewhere) joins the batch directly: the next
+    step computes its tail. A request that is submitted in answer to a prefill comes after the next decode step, because
+    the time line does not wait for it.
 
     Running requests take device memory, which also keeps what was computed last while there is room. The store keeps
     the KV of sessions. KV that is in the store but not on the device is reloaded while the prefill computes.
@@ -42,6 +43,7 @@ class ModelledEngine:
         kv_store_tokens: size of the store.
         eos_every: mean number of tokens between two ends of sequence; 0: none.
         planner: of outputs that are not made up; None: all are, and grammars are ignored.
+        shares_passes: as in `SlicingPolicy`.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class ModelledEngine:
         page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
         planner: OutputPlanner | None = None,
+        *,
+        shares_passes: bool = False,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
         self._next_rounds = NextRounds(model, parallelism)
@@ -80,6 +84,7 @@ class ModelledEngine:
         self._model = model
         self._source = TokenSource(facts, eos_every)
         self._planner = planner
+        self._shares_passes = shares_passes
         self._device = ModelledDevice(kv_capacity_tokens, page_size)
         self._alive: set[ActiveRequest] = set()
         self._waiting: deque[ActiveRequest] = deque()
@@ -118,9 +123,10 @@ class ModelledEngine:
 
     def load(self) -> EngineLoad:
         requests = [*self._running, *([self._prefilling] if self._prefilling else [])]
+        size, context_tokens = _size(self._running)
         return EngineLoad(
-            running_requests=sum(len(active.decoding) for active in self._running),
-            running_context_tokens=sum(active.context_tokens for active in self._running),
+            running_requests=size,
+            running_context_tokens=context_tokens,
             kv_used_tokens=self._device.used_tokens + sum(active.private_tokens for active in requests),
         )
 
@@ -207,7 +213,7 @@ class ModelledEngine:
         """The next request, if the device has room for it."""
         if not self._waiting:
             return None
-        active, page_size = self._waiting[0], self._info.page_size_tokens
+        active, page_size = self._oldest(), self._info.page_size_tokens
         most_tokens = reusable_tokens(active.prompt_tokens, active.prompt_tokens, page_size)
         found, parallelism = self._found(active.keys), self._info.parallelism
         active.tiers = tiers_of(active.prompt_tokens, found, most_tokens)
@@ -222,8 +228,19 @@ class ModelledEngine:
         if not self._device.admit(on_device, reserved, anyway=not self._running):
             return None
         active.device_pages = len(on_device)
-        self._waiting.popleft()
+        self._waiting.remove(active)
         return active
+
+    def _oldest(self) -> ActiveRequest:
+        """The request whose turn it is. Those that lack a page at most join the batch before a pass that it shares."""
+        waiting, page_size = self._waiting, self._info.page_size_tokens
+        if self._shares_passes and self._running:
+            for active in waiting:
+                found = self._found(active.keys)
+                missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
+                if missing <= page_size and active.limits.max_new_tokens:
+                    return active
+        return waiting[0]
 
     def _found(self, keys: list[bytes]) -> Found:
         """Where the KV of a prompt is."""
@@ -231,14 +248,15 @@ class ModelledEngine:
         return Found(self._device.match(keys) * page_size, self._kv.directory.match(keys) * page_size)
 
     async def _start(self, active: ActiveRequest) -> None:
-        tiers, parallelism = active.tiers, self._info.parallelism
+        tiers = active.tiers
         missing = tiers.computed_tokens
         # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
         is_slice = missing == self._info.page_size_tokens and not active.limits.max_new_tokens
         is_prefill = missing > self._info.page_size_tokens or is_slice
         active.reload_s = self._reload_s(tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
-            computed_s = self._model.prefill_s(tiers.reused_tokens, missing, parallelism) if is_prefill else 0.0
+            beside = list(self._running) if self._shares_passes and is_prefill else []
+            computed_s = self._pass_s(tiers, beside) if is_prefill else 0.0
             self._prefilling = active
             try:
                 # The reload and the computation overlap layer by layer.
@@ -247,6 +265,7 @@ class ModelledEngine:
                 self._prefilling = None
             if active.aborted.is_set():
                 return
+            self._end_step(beside)
         if is_prefill:
             self._prefilled(active)
             if active.limits.max_new_tokens:
@@ -260,6 +279,13 @@ class ModelledEngine:
             self._settle(active)
         else:
             self._running.append(active)
+
+    def _pass_s(self, tiers: Tiers, beside: list[ActiveRequest]) -> float:
+        """Time of a prefill, which is also a step of the requests beside it."""
+        part, parallelism = (tiers.reused_tokens, tiers.computed_tokens), self._info.parallelism
+        if not beside:
+            return self._model.prefill_s(*part, parallelism)
+        return mixed_pass_s(self._model, [part], *_size(beside), parallelism)
 
     def _reload_s(self, tokens: int) -> float:
         """Time to copy KV from the store; 0 with a profile that was made before profiles had these times."""
@@ -275,9 +301,11 @@ class ModelledEngine:
 
     async def _decode_step(self) -> None:
         batch = list(self._running)
-        size = sum(len(active.decoding) for active in batch)
-        context = sum(active.context_tokens for active in batch)
-        await self._time_line.work(self._model.decode_step_s(size, context, self._info.parallelism))
+        await self._time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
+        self._end_step(batch)
+
+    def _end_step(self, batch: list[ActiveRequest]) -> None:
+        """Each choice of the batch has its next token."""
         for active in batch:
             if active.aborted.is_set():
                 continue
@@ -303,6 +331,11 @@ class ModelledEngine:
     def _fail(self, error: EngineLostError) -> None:
         for active in self._alive:
             active.outputs.put_nowait(error)
+
+
+def _size(batch: list[ActiveRequest]) -> tuple[int, int]:
+    """How many choices decode, and how many tokens of KV one step of them reads."""
+    return sum(len(active.decoding) for active in batch), sum(active.context_tokens for active in batch)
 
 
 @cache  # once per reason

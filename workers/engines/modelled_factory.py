@@ -15,7 +15,9 @@ from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 
 
-def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> ModelledEngine:
+def create_modelled(
+    settings: WorkerSettings, model: PerformanceModel, *, shares_passes: bool = False
+) -> ModelledEngine:
     """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
 
     Raises:
@@ -35,4 +37,5 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel) -> Modell
         settings.page_size,
         settings.eos_every_tokens,
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
+        shares_passes=shares_passes,
     )

@@ -78,6 +78,7 @@ class SglangEngine:
         make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
         model: predicts which KV of idle sessions may go, and whether a reload pays; None: the least recently used goes,
             and everything is reloaded.
+        shares_passes: as in `SlicingPolicy`.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
@@ -88,9 +89,12 @@ class SglangEngine:
         settings: SglangSettings,
         make_transport: Callable[[int, int], Transport] | None = None,
         model: PerformanceModel | None = None,
+        *,
+        shares_passes: bool = False,
     ) -> None:
-        check_sglang(settings, "sglang engine")
+        check_sglang(settings, "sglang engine", shares_passes=shares_passes)
         self._settings = settings
+        self._shares_passes = shares_passes
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
         self._model = model
@@ -240,7 +244,7 @@ class SglangEngine:
             "store": kv.store.memory.place,
             "allow_untested": self._settings.allow_untested,
         }
-        arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
+        arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
         # SGLang wants a loop on the thread that starts it, and uses none there.
         unused = asyncio.new_event_loop()
         asyncio.set_event_loop(unused)

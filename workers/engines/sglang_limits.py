@@ -42,6 +42,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_mamba_cache_stochastic_rounding": ((False,), "states that are rounded by chance differ between workers"),
     "mamba_radix_cache_strategy": (("auto", "extra_buffer"), "states of other strategies were never exchanged"),
     "remote_instance_weight_loader_seed_instance_ip": ((None,), "workers cannot compare weights that have no files"),
+    "enable_mixed_chunk": ((), "the slicing policy says it, as in --slicing 'slack(mixes=true)'"),
     "disaggregation_mode": (("null",), "AMPD moves the KV itself"),
     "enable_unified_cache_external_linker": ((True,), _LINKER),
     "unified_cache_external_linker_backend": ((), _LINKER),
@@ -50,11 +51,12 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """SGLang's arguments that `--engine-args` may not set to any but these values, and why."""
 
 
-def check_arguments(arguments: Mapping[str, Any], prog: str) -> None:
+def check_arguments(arguments: Mapping[str, Any], prog: str, *, shares_passes: bool = False) -> None:
     """Refuse engine arguments that the KV exchange cannot follow.
 
     Args:
         arguments: of `--engine-args`, by SGLang's names.
+        shares_passes: as in `SlicingPolicy`.
 
     Raises:
         UserError: it names the argument and the reason.
@@ -63,6 +65,12 @@ def check_arguments(arguments: Mapping[str, Any], prog: str) -> None:
         allowed, reason = _REFUSED.get(name, ((value,), ""))
         if value not in allowed:
             raise UserError(f"{prog}: --engine-args: {name}={json.dumps(value)} does not work here: {reason}")
+    chunk = arguments.get("chunked_prefill_size")
+    if shares_passes and isinstance(chunk, int) and chunk <= 0:
+        raise UserError(
+            f"{prog}: --engine-args: chunked_prefill_size={chunk} does not work with this slicing policy, whose "
+            "prefills share their passes with the decode batch: SGLang shares passes only where it may cut prefills"
+        )
 
 
 def check_page_size(page_tokens: int, prog: str) -> None:

@@ -144,11 +144,14 @@ def _asked_page_tokens(settings: SglangSettings) -> Any:
     return json.loads(settings.engine_args).get("page_size", settings.page_size)
 
 
-def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any]) -> dict[str, Any]:
+def engine_arguments(
+    settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any], shares_passes: bool = False
+) -> dict[str, Any]:
     """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs.
 
     Args:
         linker: what `workers.kv.rank_process.linker.KvLinker` gets as `extra_config`.
+        shares_passes: as in `SlicingPolicy`.
     """
     model = str(settings.model)
     arguments: dict[str, Any] = {
@@ -162,6 +165,7 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str
         "mem_fraction_static": settings.mem_fraction,
         "incremental_streaming_output": True,
         "stream_interval": 1,
+        "enable_mixed_chunk": shares_passes,
         "log_level": "error",
         "enable_unified_cache_external_linker": True,
         "unified_cache_external_linker_backend": "dynamic",
@@ -175,7 +179,7 @@ def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str
     return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
 
 
-def check_sglang(settings: SglangSettings, prog: str) -> None:
+def check_sglang(settings: SglangSettings, prog: str, *, shares_passes: bool = False) -> None:
     """Refuse what SGLang cannot run, before any process is started.
 
     Raises:
@@ -183,7 +187,7 @@ def check_sglang(settings: SglangSettings, prog: str) -> None:
             the KV exchange cannot follow, or a page size that was never tried. The line starts with `prog`.
     """
     arguments = json.loads(settings.engine_args)
-    check_arguments(arguments, prog)
+    check_arguments(arguments, prog, shares_passes=shares_passes)
     if not settings.allow_untested:
         check_page_size(_asked_page_tokens(settings), prog)
     model = check_model_folder(settings.model, prog)

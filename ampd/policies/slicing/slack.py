@@ -48,7 +48,11 @@ class SlackSlicing(Policy):
     """
 
     quantum: float = Field(0.15, gt=0, description="Longest slice, as a share of the TTFT target.")
-    mixes: bool = Field(False, description="Slices share a pass with the batch's step. Only the simulated engine can.")
+    mixes: bool = Field(
+        False,
+        description="A prefill shares its passes with the steps of the batch, which then does not pause "
+        "([workers](workers.md#passes-that-are-shared)). Never measured on a GPU here.",
+    )
 
     ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
     QUANTUM_PASSES: ClassVar[float] = 5.0
@@ -66,6 +70,10 @@ class SlackSlicing(Policy):
     TIGHTER_WAIT_TARGETS: ClassVar[float] = 0.25
     """TTFT targets after which a prefill does not wait for rounds with a tighter ITL target than its own."""
 
+    @property
+    def shares_passes(self) -> bool:
+        return self.mixes
+
     def slice(self, situation: SlicingSituation) -> Slice:
         task, model, parallelism = situation.task, situation.model, situation.parallelism
         shortest_s = shortest_pass_s(model, task.hist_tokens, parallelism)
@@ -82,7 +90,7 @@ class SlackSlicing(Policy):
             return Wait((steps - 0.5) * step_s)
         allowed_s = max(min(budget_s, quantum_s), needed_s)
         tokens = task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s)
-        return Compute(tokens, decode_share=0.0 if self.mixes else None)
+        return Compute(tokens)
 
     def _budget(self, situation: SlicingSituation) -> tuple[float, float, float]:
         """(seconds that the batch can be paused now, what every step adds, seconds of a step)."""

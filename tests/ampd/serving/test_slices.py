@@ -23,6 +23,7 @@ class Fixed:
 
     answer: Slice
     is_whole: bool = False
+    shares_passes: bool = False
     situation: SlicingSituation | None = None
 
     def slice(self, situation: SlicingSituation) -> Slice:

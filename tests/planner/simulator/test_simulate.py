@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampd.cli.main import main
+from ampd.policies.base import SlicingPolicy
 from ampd.policies.rivals.duetserve import DuetServe
 from ampd.policies.rivals.dynaserve.routing import DynaServeRouting
 from ampd.policies.rivals.dynaserve.slicing import DynaServeSlicing
@@ -133,9 +134,9 @@ def splits_prompts(case: Case) -> bool:
     return isinstance(case.policies.routing, DynaServeRouting)
 
 
-def shares_passes(slicing: Any) -> bool:
+def shares_passes(slicing: SlicingPolicy) -> bool:
     """Whether a decode step can be part of a prefill's pass, which takes longer then."""
-    return isinstance(slicing, DuetServe | DynaServeSlicing) or getattr(slicing, "mixes", False)
+    return isinstance(slicing, DuetServe | DynaServeSlicing) or slicing.shares_passes
 
 
 def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(

@@ -66,7 +66,12 @@ class LiveWorkers:
         self.rounds: dict[str, RoundService] = {}
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
             engine = self.peers.engines[name] = ModelledEngine(
-                FACTS, _FREE_RELOADS, Parallelism(), CAPACITY_TOKENS, CAPACITY_TOKENS
+                FACTS,
+                _FREE_RELOADS,
+                Parallelism(),
+                CAPACITY_TOKENS,
+                CAPACITY_TOKENS,
+                shares_passes=slicing.shares_passes,
             )
             parts = WorkerParts(
                 name,
@@ -242,6 +247,19 @@ class OffTheBeat(SlackSlicing):
         return Compute(left_tokens) if left_tokens - chosen.tokens <= 32 else chosen
 
 
+def _that_meet(seed: int) -> list[Session]:
+    """No two histories are read at once: reads share a link in the simulator, and have one each live."""
+    dice = random.Random(seed)
+    return [
+        Session(
+            session_id=f"s{number}",
+            arrival_s=0.1 * number + dice.random() * 0.1,
+            rounds=_rounds(*((dice.randrange(100, 4000), dice.randrange(2, 120)) for _ in range(3))),
+        )
+        for number in range(8)
+    ]
+
+
 OURS = "on-time(late_share=0,missed_weight=1)"
 
 
@@ -267,14 +285,16 @@ def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
 def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
     seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No two histories are read at once: reads share a link in the simulator, and have one each live."""
-    dice = random.Random(seed)
-    sessions = [
-        Session(
-            session_id=f"s{number}",
-            arrival_s=0.1 * number + dice.random() * 0.1,
-            rounds=_rounds(*((dice.randrange(100, 4000), dice.randrange(2, 120)) for _ in range(3))),
-        )
-        for number in range(8)
-    ]
-    _compare(sessions, remote, monkeypatch, 1e-5, OURS, OffTheBeat())
+    _compare(_that_meet(seed), remote, monkeypatch, 1e-5, OURS, OffTheBeat())
+
+
+@pytest.mark.usefixtures("passes_of_one")
+@pytest.mark.parametrize("remote", [(), (0,)], ids=str)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+def test_passes_that_are_shared_with_the_batch_take_the_same_time(
+    seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = _that_meet(seed)
+    shared = _compare(sessions, remote, monkeypatch, 1e-5, OURS, OffTheBeat(mixes=True))
+    alone = _compare(sessions, remote, monkeypatch, 1e-5, OURS, OffTheBeat())
+    assert [each.e2e_s for each in shared] != [each.e2e_s for each in alone]

@@ -23,6 +23,7 @@ class Cut:
     tokens: int
     decode_share: float | None
     is_whole: bool = False
+    shares_passes: bool = False
 
     def slice(self, situation: SlicingSituation) -> Compute:
         return Compute(min(self.tokens, situation.task.incr_tokens), self.decode_share)
@@ -56,6 +57,12 @@ def test_a_slice_and_a_step_take_the_time_of_one_pass(decode_share: float) -> No
     assert longest_gap_s(cut(512, decode_share)) == pytest.approx(pass_s, rel=0.01)
     pause_s = MODEL.prefill_s(4096 - 512, 512, TP1) + MODEL.decode_step_s(1, 250, TP1)
     assert longest_gap_s(cut(512, None)) == pytest.approx(pause_s, rel=0.01)
+
+
+def test_the_steps_of_a_batch_are_in_the_passes_of_a_policy_that_shares_them() -> None:
+    policies = replace(LOCAL, slicing=Cut(512, None, shares_passes=True))
+    pass_s = TIMES.mixed_pass_s([(4096 - 512, 512)], 1, 250)
+    assert longest_gap_s(policies) == pytest.approx(pass_s, rel=0.01)
 
 
 def test_slices_that_share_a_pass_with_a_step_follow_each_other() -> None:

@@ -96,12 +96,14 @@ def test_a_broken_model_configuration_is_one_line(tmp_path: Path, text: str) -> 
         {"remote_instance_weight_loader_seed_instance_ip": "10.0.0.1"},
         {"enable_linear_replayssm": True},
         {"disaggregation_mode": "prefill"},
+        {"enable_mixed_chunk": True},
+        {"enable_mixed_chunk": False},
         {"enable_unified_cache_external_linker": False},
         {"unified_cache_external_linker_backend": "dynamic"},
         {"unified_cache_external_linker_config": {}},
     ],
 )
-def test_what_the_exchange_cannot_follow_is_refused_by_name(arguments: dict[str, Any]) -> None:
+def test_what_the_exchange_or_a_policy_cannot_follow_is_refused_by_name(arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(UserError, match=rf"^worker: --engine-args: {name}=") as refusal:
         check_arguments({"chunked_prefill_size": 512, **arguments}, "worker")
@@ -121,3 +123,10 @@ def test_a_page_size_that_was_never_tried_is_refused_with_a_way_to_try_it() -> N
         "worker: --page-size 8 was never tried with the KV store; use one of: 16, 32, 64, or try it with "
         "--allow-untested"
     )
+
+
+def test_passes_are_shared_only_where_sglang_cuts_prefills() -> None:
+    check_arguments({"chunked_prefill_size": -1}, "worker")
+    check_arguments({"chunked_prefill_size": 2048}, "worker", shares_passes=True)
+    with pytest.raises(UserError, match=r"^worker: --engine-args: chunked_prefill_size=-1 does not work with"):
+        check_arguments({"chunked_prefill_size": -1}, "worker", shares_passes=True)

@@ -394,9 +394,9 @@ def test_rounds_that_keep_joining_do_not_starve_a_prefill(every: int, context_to
     station.prefill(round_of(2000, 3000), most_s=30.0)
 
 
-def test_slices_may_share_a_pass_with_the_step_of_the_batch() -> None:
+def test_prefills_may_share_their_passes_with_the_batch_in_slices_of_the_same_size() -> None:
     batch = RunningRound(5, 0.133, SLO.itl_s, 1000)
     alone, mixed = (cut(50, batch, policy=SlackSlicing(mixes=mixes)) for mixes in (False, True))
     assert isinstance(alone, Compute)
-    assert mixed == replace(alone, decode_share=0.0)
-    assert alone.decode_share is None
+    assert mixed == alone
+    assert [SlackSlicing(mixes=mixes).shares_passes for mixes in (False, True)] == [False, True]
