@@ -99,16 +99,16 @@ def _looked_at() -> Iterator[list[int]]:
 
     class WatchedLoop(EventLoop):
         def run(self, until_s: float = inf) -> None:
-            while self._heap and self._heap[0][0] <= until_s:
-                when_s, _, action, argument = heappop(self._heap)
-                if when_s > self.now_s:
+            while self._heap and self._heap[0].when_s <= until_s:
+                event = heappop(self._heap)
+                if event.when_s > self.now_s:
                     looks[0] += 1
                     for engine in engines:
                         _check_engine(engine)
                     for queue in queues:
                         _check_queue(queue)
-                self.now_s = when_s
-                action(argument)
+                self.now_s = event.when_s
+                event.action(event.argument)
             assert not any(engine._waiting or engine._busy for engine in engines)
             assert not any(map(len, queues))
 
