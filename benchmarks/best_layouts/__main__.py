@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import Field
 
 from ampd.documents import check_writable
-from ampd.errors import UserError, guarded
+from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
-from benchmarks.best_layouts.entries import all_settings
+from benchmarks.best_layouts.entries import settings_named
 from benchmarks.best_layouts.search import Outcome, Searcher, first_outcome, further_outcome
 from benchmarks.best_layouts.table import tables
 from benchmarks.policies.campaign import Ledger
@@ -63,10 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _chosen(options: BestLayoutsSettings) -> list[Setting]:
-    parts = [part.strip() for part in options.only.split(",")] if options.only else [""]
-    chosen = [each for each in all_settings() if any(part in f"{each.name} {each.gpu}" for part in parts)]
-    if not chosen:
-        raise UserError(f"--only: no setting's name contains {options.only!r}")
+    chosen = settings_named(options.only)
     return [replace(each, duration_s=_QUICK_S) for each in chosen] if options.quick else chosen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import (
     COLOCATED,
@@ -72,6 +73,19 @@ def all_settings() -> list[Setting]:
     two = [*real_settings(), *(setting for setting in paper_settings() if setting.trace != "gaia")]
     settings = dict.fromkeys(replace(each, duration_s=max(each.duration_s, _DURATION_S)) for each in four + two)
     return list(settings)
+
+
+def settings_named(only: str | None) -> list[Setting]:
+    """The settings whose names contain one of these comma-separated parts; None: all.
+
+    Raises:
+        UserError: there is none.
+    """
+    parts = [part.strip() for part in only.split(",")] if only else [""]
+    chosen = [each for each in all_settings() if any(part in f"{each.name} {each.gpu}" for part in parts)]
+    if not chosen:
+        raise UserError(f"--only: no setting's name contains {only!r}")
+    return chosen
 
 
 def ours(setting: Setting) -> list[Entry]:

@@ -1,0 +1,116 @@
+"""Ours with passes that prefill and decode, from an even split, against the rivals that have such passes.
+
+    AMPD_COMPILED=1 python -m benchmarks.best_layouts.shared_passes [--only NAME,...] [--seeds 3] [--data FILE]
+
+Each entry's highest sustained rates are searched with every seed. The rivals' workers are all alike, so they have one
+layout. `--data` keeps the simulations, and a run that was stopped goes on there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, geometric_mean
+
+from pydantic import Field
+
+from ampd.documents import check_writable
+from ampd.errors import guarded
+from ampd.settings import Settings, parse_settings
+from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Entry, settings_named
+from benchmarks.best_layouts.search import CRITERIA, Searcher
+from benchmarks.policies.campaign import Ledger
+from benchmarks.policies.contest import Contestant
+from benchmarks.policies.contestants import ALL
+from benchmarks.policies.settings import Setting
+
+PROG = "python -m benchmarks.best_layouts.shared_passes"
+_SLICING = "slack(mixes=true)"
+_RIVALS = ("dynaserve", "co-located mixed passes", "duetserve")
+_START = 5.0
+"""Sessions per second at which the first search begins. It may be far off."""
+
+Rates = Mapping[str, float]
+"""Highest rates by criterion."""
+
+
+class SharedPassesSettings(Settings):
+    """Search the sustained goodput of ours and of rivals whose passes prefill and decode."""
+
+    only: str | None = Field(None, description="Only settings whose names contain one of these, comma-separated.")
+    seeds: int = Field(3, ge=1, le=100, description="Seeds of arrivals and lengths.")
+    precision: float = Field(1.08, gt=1, le=2, description="Factor up to which a highest rate is searched.")
+    data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
+
+
+def ours() -> list[Contestant]:
+    """Ours with each way to choose roles."""
+    return [replace(each, label=f"{each.label}, shared passes", slicing=_SLICING) for each in OURS_FROM_EVEN]
+
+
+def rivals() -> list[Contestant]:
+    """The rivals that prefill and decode in one pass, or beside each other on the GPU."""
+    return [each for each in ALL if each.label in _RIVALS]
+
+
+def rates_of(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, Rates]:
+    """The means over the seeds by entry."""
+    contestants, start = [*rivals(), *ours()], dict.fromkeys(CRITERIA, _START)
+    found: dict[str, list[Rates]] = {each.label: [] for each in contestants}
+    for seed in range(seeds):
+        for contestant in contestants:
+            rates = searcher.goodput(Entry(contestant, setting), seed, start)
+            found[contestant.label].append(rates)
+            # The next search begins near a rate that was found, so that it takes few simulations.
+            start = {criterion: rate or start[criterion] for criterion, rate in rates.items()}
+    return {label: {name: fmean(each[name] for each in rates) for name in CRITERIA} for label, rates in found.items()}
+
+
+def table(rows: Mapping[str, Mapping[str, Rates]]) -> str:
+    """Rates and ratios to the best rival, and their means."""
+    labels = [each.label for each in (*rivals(), *ours())]
+    head = ["setting", "criterion", *labels, *(f"{each.label} / best rival" for each in ours())]
+    lines = [_line(head), _line(["---"] * len(head))]
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for name, by_label in rows.items():
+        for criterion, text in CRITERIA.items():
+            best = max(by_label[each.label][criterion] for each in rivals())
+            row = [by_label[each.label][criterion] / best for each in ours()]
+            for each, ratio in zip(ours(), row, strict=True):
+                ratios.setdefault((each.label, text), []).append(ratio)
+            rates = (f"{by_label[label][criterion]:.3g}" for label in labels)
+            lines.append(_line([name, text, *rates, *(f"{ratio:.2f}" for ratio in row)]))
+    summary = [
+        f"{label}, {text}: mean {geometric_mean(each):.2f}, lowest {min(each):.2f}, below 1 in "
+        f"{sum(ratio < 1 for ratio in each)} of {len(each)}"
+        for (label, text), each in ratios.items()
+    ]
+    return "\n".join([*lines, "", *summary])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Search setting by setting, and print the table.
+
+    Raises:
+        UserError: wrong flags, or a data file of something else.
+    """
+    options = parse_settings(SharedPassesSettings, argv, PROG)
+    check_writable(options.data)
+    searcher = Searcher(Ledger(options.data), options.precision, lambda _: None)
+    rows: dict[str, Mapping[str, Rates]] = {}
+    for setting in settings_named(options.only):
+        name = f"{setting.name} {setting.gpu}"
+        print(name, file=sys.stderr, flush=True)
+        rows[name] = rates_of(searcher, setting, options.seeds)
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: run(sys.argv[1:])))
