@@ -42,17 +42,11 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str) -> None:
 
 
 class _Renewed(_Sample):
-    old_flags: ClassVar = {"--pace": OldFlag("it is a rate", "--rate"), "--depth": OldFlag("leave it out")}
+    old_flags: ClassVar = {"--pace": OldFlag("use --rate"), "--depth": OldFlag("leave it out")}
 
 
 class _Combined(_Renewed):
     old_flags: ClassVar = {"--width": OldFlag("leave it out")}
-
-
-@pytest.mark.parametrize("old", [["--pace", "4"], ["--pace=4"]])
-def test_a_renamed_flag_counts_and_is_warned_about(capsys: pytest.CaptureFixture[str], old: list[str]) -> None:
-    assert parse_settings(_Combined, [*old, "--needed", "1"], "x").rate == 4
-    assert capsys.readouterr().err == "x: --pace is now --rate: it is a rate\n"
 
 
 @pytest.mark.parametrize("old", [["--depth", "4"], ["--depth=4"], ["--width", "-4"]])
@@ -74,9 +68,8 @@ def test_old_variables_are_treated_like_old_flags(
 ) -> None:
     monkeypatch.setenv("AMPD_PACE", "4")
     monkeypatch.setenv("AMPD_DEPTH", "4")
-    assert parse_settings(_Combined, ["--needed", "1"], "x").rate == 4
     assert parse_settings(_Combined, ["--needed", "1", "--rate", "5"], "x").rate == 5
-    warnings = {"x: AMPD_PACE is now --rate: it is a rate", "x: AMPD_DEPTH has no effect any more: leave it out"}
+    warnings = {"x: AMPD_PACE has no effect any more: use --rate", "x: AMPD_DEPTH has no effect any more: leave it out"}
     assert set(capsys.readouterr().err.splitlines()) == warnings
 
 

@@ -43,7 +43,9 @@ class ModelledEngine:
         kv_store_tokens: size of the store.
         eos_every: mean number of tokens between two ends of sequence; 0: none.
         planner: of outputs that are not made up; None: all are, and grammars are ignored.
-        shares_passes: as in `SlicingPolicy`.
+
+    Attributes:
+        time_line: on which passes follow each other. Whether prefills share them is set before the start.
     """
 
     def __init__(
@@ -56,8 +58,6 @@ class ModelledEngine:
         page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
         planner: OutputPlanner | None = None,
-        *,
-        shares_passes: bool = False,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
         self._next_rounds = NextRounds(model, parallelism)
@@ -84,7 +84,6 @@ class ModelledEngine:
         self._model = model
         self._source = TokenSource(facts, eos_every)
         self._planner = planner
-        self._shares_passes = shares_passes
         self._device = ModelledDevice(kv_capacity_tokens, page_size)
         self._alive: set[ActiveRequest] = set()
         self._waiting: deque[ActiveRequest] = deque()
@@ -92,7 +91,7 @@ class ModelledEngine:
         self._prefilling: ActiveRequest | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
-        self._time_line = TimeLine()
+        self.time_line = TimeLine()
 
     @property
     def info(self) -> EngineInfo:
@@ -160,7 +159,7 @@ class ModelledEngine:
         self._kv.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
         self._alive.add(active)
         self._waiting.append(active)
-        self._time_line.wake()
+        self.time_line.wake()
         return active
 
     def _leave(self, active: ActiveRequest) -> None:
@@ -174,7 +173,7 @@ class ModelledEngine:
         if active in self._running:
             self._running.remove(active)
         self._settle(active)
-        self._time_line.wake()
+        self.time_line.wake()
 
     def _settle(self, active: ActiveRequest) -> None:
         """Store the context as far as it was computed and let the session go, once."""
@@ -201,13 +200,13 @@ class ModelledEngine:
     async def _run(self) -> None:
         while True:
             if not (self._waiting or self._running):
-                await self._time_line.pause()
+                await self.time_line.pause()
             elif (active := self._admit()) is not None:
                 await self._start(active)
             elif self._running:
                 await self._decode_step()
             else:
-                await self._time_line.pause()
+                await self.time_line.pause()
 
     def _admit(self) -> ActiveRequest | None:
         """The next request, if the device has room for it."""
@@ -234,7 +233,7 @@ class ModelledEngine:
     def _oldest(self) -> ActiveRequest:
         """The request whose turn it is. Those that lack a page at most join the batch before a pass that it shares."""
         waiting, page_size = self._waiting, self._info.page_size_tokens
-        if self._shares_passes and self._running:
+        if self.time_line.shares_passes and self._running:
             for active in waiting:
                 found = self._found(active.keys)
                 missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
@@ -255,12 +254,12 @@ class ModelledEngine:
         is_prefill = missing > self._info.page_size_tokens or is_slice
         active.reload_s = self._reload_s(tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
-            beside = list(self._running) if self._shares_passes and is_prefill else []
+            beside = list(self._running) if self.time_line.shares_passes and is_prefill else []
             computed_s = self._pass_s(tiers, beside) if is_prefill else 0.0
             self._prefilling = active
             try:
                 # The reload and the computation overlap layer by layer.
-                await self._time_line.work(max(active.reload_s, computed_s), active.aborted)
+                await self.time_line.work(max(active.reload_s, computed_s), active.aborted)
             finally:
                 self._prefilling = None
             if active.aborted.is_set():
@@ -301,7 +300,7 @@ class ModelledEngine:
 
     async def _decode_step(self) -> None:
         batch = list(self._running)
-        await self._time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
+        await self.time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
         self._end_step(batch)
 
     def _end_step(self, batch: list[ActiveRequest]) -> None:

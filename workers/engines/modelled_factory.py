@@ -28,7 +28,7 @@ def create_modelled(
     facts = read_model_folder(settings.model)
     facts = replace(facts, max_context_tokens=settings.max_context_tokens or facts.max_context_tokens)
     replies = Replies.read(settings.replies) if settings.replies else None
-    return ModelledEngine(
+    engine = ModelledEngine(
         facts,
         model,
         Parallelism(tp=settings.tp),
@@ -37,5 +37,6 @@ def create_modelled(
         settings.page_size,
         settings.eos_every_tokens,
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
-        shares_passes=shares_passes,
     )
+    engine.time_line.shares_passes = shares_passes
+    return engine

@@ -10,9 +10,14 @@ _MAX_LAG_S = 0.1
 
 
 class TimeLine:
-    """Sleeps for modelled times. Sleeps aim at points of one time line, so that late wake-ups do not add up."""
+    """Sleeps for modelled times. Sleeps aim at points of one time line, so that late wake-ups do not add up.
+
+    Attributes:
+        shares_passes: a prefill and a step of the batch take one pass on it, as in `SlicingPolicy`.
+    """
 
     def __init__(self) -> None:
+        self.shares_passes = False
         self._end_s = 0.0
         self._wake = asyncio.Event()
 

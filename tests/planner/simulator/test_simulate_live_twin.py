@@ -71,8 +71,8 @@ class LiveWorkers:
                 Parallelism(),
                 CAPACITY_TOKENS,
                 CAPACITY_TOKENS,
-                shares_passes=slicing.shares_passes,
             )
+            engine.time_line.shares_passes = slicing.shares_passes
             parts = WorkerParts(
                 name,
                 WorkerSettings(

@@ -124,7 +124,7 @@ async def sharing(folder: Path, tp: int = 1) -> AsyncIterator[Sharing]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def one(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncIterator[Sharing]:  # noqa: ARG001
+async def sharer(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncIterator[Sharing]:  # noqa: ARG001
     async with sharing(tmp_path_factory.mktemp("sharing")) as made:
         yield made
 
@@ -142,19 +142,21 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("stream", "sliced"), PAIRS)
-async def test_each_slice_is_a_step_of_the_batch_and_no_token_changes(one: Sharing, stream: str, sliced: str) -> None:
-    await check_slices(one, KINDS[stream], KINDS[sliced])
+async def test_each_slice_is_a_step_of_the_batch_and_no_token_changes(
+    sharer: Sharing, stream: str, sliced: str
+) -> None:
+    await check_slices(sharer, KINDS[stream], KINDS[sliced])
 
 
 @pytest.mark.parametrize(("stream", "sliced"), [(LOG_PROBS, PLAIN), (PLAIN, LOG_PROBS)], ids=["stream", "slices"])
 async def test_the_batch_pauses_for_log_probabilities_which_are_right(
-    one: Sharing, stream: dict[str, Any], sliced: dict[str, Any]
+    sharer: Sharing, stream: dict[str, Any], sliced: dict[str, Any]
 ) -> None:
-    expected = await one.alone(stream, STREAM, STREAM_TOKENS), await one.alone(sliced, PROMPT, NEW)
-    for got, alone in zip(await one.beside(stream, sliced), expected, strict=True):
+    expected = await sharer.alone(stream, STREAM, STREAM_TOKENS), await sharer.alone(sliced, PROMPT, NEW)
+    for got, alone in zip(await sharer.beside(stream, sliced), expected, strict=True):
         assert got.tokens == alone.tokens
         assert got.log_probs == pytest.approx(alone.log_probs, abs=1e-3)
-    assert one.passes() == []
+    assert sharer.passes() == []
 
 
 async def test_two_ranks_share_the_same_passes(tmp_path: Path) -> None:
