@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ampd.discovery_entries import is_listed
@@ -30,15 +30,21 @@ class Presence(InBackground):
     Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
     coordinator that ends does not come back.
 
+    Args:
+        enter: enters again; None: only the endpoint, because the model's card is there as long as the process.
+
     Attributes:
         is_leaving: whether a signal has come.
     """
 
-    def __init__(self, endpoint: Any, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, endpoint: Any, is_ready: Callable[[], bool], enter: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._endpoint = endpoint
         self._is_ready = is_ready
         self.is_leaving = False
         self._is_present = False
+        self._enter = enter or endpoint.register_endpoint_instance
         self._client: Any = None
         self._task = SupervisedTask("presence", self._run)
 
@@ -78,7 +84,7 @@ class Presence(InBackground):
         """Enter or leave; after a failure `_run` tries again. Until then each round is refused separately."""
         try:
             if is_ready:
-                await self._endpoint.register_endpoint_instance()
+                await self._enter()
                 log.info("there is a live decode worker: serving")
             else:
                 await self._endpoint.unregister_endpoint_instance()

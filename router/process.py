@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
@@ -91,7 +92,9 @@ class CoordinatorProcess:
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._has_given_up = asyncio.Event()
-        self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()))
+        # Others may have deleted the model's card too while the endpoint was out.
+        enter = partial(self._enter_again, self._endpoint) if deletes_silent_entries() else None
+        self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()), enter)
         self._entries = DiscoveryEntries(self._presence.wanted_entries, self._enter_again)
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(

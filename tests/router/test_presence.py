@@ -119,3 +119,28 @@ def test_what_never_entered_need_not_leave(run: Callable[[Scenario], None]) -> N
         assert endpoint.calls == []
 
     run(scenario)
+
+
+def test_it_enters_in_its_own_way_where_others_may_have_deleted_more_than_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        live, endpoint, cards = ["d1"], ScriptedEndpoint(), list[str]()
+
+        async def enter() -> None:
+            cards.append("card")
+            await endpoint.register_endpoint_instance()
+
+        presence = Presence(endpoint, lambda: bool(live), enter)
+        presence.start()
+        await asyncio.sleep(LONG_S)
+        assert cards == []
+        live.clear()
+        await asyncio.sleep(LONG_S)
+        live.append("d2")
+        await asyncio.sleep(LONG_S)
+        assert cards == ["card"]
+        assert endpoint.is_registered
+        await presence.stop()
+
+    run_virtually(main(), monkeypatch)
