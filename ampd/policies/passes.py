@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampd.page_keys import PAGE_TOKENS
@@ -40,13 +40,17 @@ def mixed_pass_s(
     return seconds - model.decode_step_s(batch, 0, parallelism)
 
 
-def mixed_pass_keeps_itl(situation: SlicingSituation, tokens: int) -> bool:
-    """Whether the next `tokens` of a prefill, in one pass with the batch's step, keep its strictest ITL target."""
-    task, running = situation.task, situation.running
+def mixed_pass_keeps_itl(situation: SlicingSituation) -> Callable[[int], bool]:
+    """Tells whether the next so many tokens, in one pass with the batch's step, keep its strictest ITL target."""
+    hist_tokens, running = situation.task.hist_tokens, situation.running
     context_tokens = sum(round_.context_tokens for round_ in running)
-    parts = [(task.hist_tokens, tokens)]
-    seconds = mixed_pass_s(situation.model, parts, len(running), context_tokens, situation.parallelism)
-    return seconds <= min(round_.itl_slo_s for round_ in running)
+    target_s = min(round_.itl_slo_s for round_ in running)
+
+    def keeps(tokens: int) -> bool:
+        parts = [(hist_tokens, tokens)]
+        return mixed_pass_s(situation.model, parts, len(running), context_tokens, situation.parallelism) <= target_s
+
+    return keeps
 
 
 def tokens_within(

@@ -55,7 +55,7 @@ class DuetServe(Policy):
         tokens = min(self.budget_tokens, task.incr_tokens)
         if not running:
             return Compute(tokens)
-        if mixed_pass_keeps_itl(situation, tokens):
+        if mixed_pass_keeps_itl(situation)(tokens):
             return Compute(tokens, decode_share=0.0)
         context_tokens = sum(round_.context_tokens for round_ in running)
         step_s = model.decode_step_s(len(running), context_tokens, situation.parallelism)

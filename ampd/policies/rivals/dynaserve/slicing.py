@@ -34,12 +34,13 @@ class DynaServeSlicing(Policy):
         task = situation.task
         if not situation.running:
             return Compute(task.incr_tokens)
-        if mixed_pass_keeps_itl(situation, task.incr_tokens):
+        keeps = mixed_pass_keeps_itl(situation)
+        if keeps(task.incr_tokens):
             return Compute(task.incr_tokens, decode_share=0.0)
         fits, exceeds = 0, task.incr_tokens
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
-            if mixed_pass_keeps_itl(situation, middle):
+            if keeps(middle):
                 fits = middle
             else:
                 exceeds = middle
