@@ -9,7 +9,7 @@ layout. `--data` keeps the simulations, and a run that was stopped goes on there
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -24,6 +24,7 @@ from benchmarks.best_layouts.search import CRITERIA, Searcher
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALL
+from benchmarks.policies.report import markdown
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.shared_passes"
@@ -72,7 +73,7 @@ def table(rows: Mapping[str, Mapping[str, Rates]]) -> str:
     """Rates and ratios to the best rival, and their means."""
     labels = [each.label for each in (*rivals(), *ours())]
     head = ["setting", "criterion", *labels, *(f"{each.label} / best rival" for each in ours())]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines: list[list[str]] = []
     ratios: dict[tuple[str, str], list[float]] = {}
     for name, by_label in rows.items():
         for criterion, text in CRITERIA.items():
@@ -81,17 +82,13 @@ def table(rows: Mapping[str, Mapping[str, Rates]]) -> str:
             for each, ratio in zip(ours(), row, strict=True):
                 ratios.setdefault((each.label, text), []).append(ratio)
             rates = (f"{by_label[label][criterion]:.3g}" for label in labels)
-            lines.append(_line([name, text, *rates, *(f"{ratio:.2f}" for ratio in row)]))
+            lines.append([name, text, *rates, *(f"{ratio:.2f}" for ratio in row)])
     summary = [
         f"{label}, {text}: mean {geometric_mean(each):.2f}, lowest {min(each):.2f}, below 1 in "
         f"{sum(ratio < 1 for ratio in each)} of {len(each)}"
         for (label, text), each in ratios.items()
     ]
-    return "\n".join([*lines, "", *summary])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "\n".join([markdown(head, lines), "", *summary])
 
 
 def run(argv: Sequence[str]) -> int:

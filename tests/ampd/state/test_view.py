@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +9,12 @@ import pytest
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_in_passes_s
-from ampd.state import open_store
-from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore
 from ampd.state.store import SessionLimits, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import Parallelism, QueueRest, Role, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN
+from tests.ampd.state.view_queues import queued
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
-from tests.waiting import PATIENCE_S
 
 LEASE_S = 5.0
 
@@ -52,12 +45,6 @@ class Fixture:
 @pytest.fixture
 def fixture() -> Fixture:
     return Fixture()
-
-
-def queued(view: ClusterView, worker_id: str) -> list[str]:
-    worker = view.worker(worker_id)
-    assert worker is not None
-    return [task.task_id for task in worker.queue]
 
 
 class TestWhatItShows:
@@ -439,74 +426,3 @@ class TestStoreLoss:
             fixture.state.restore()
             await waiting.until(lambda: view.connected)
             assert view.decode() == ()
-
-
-class TestRedisLoss:
-    @pytest.fixture
-    def server(self) -> Iterator[EmbeddedRedis]:
-        with EmbeddedRedis() as server:
-            yield server
-
-    async def test_a_real_redis_goes_and_comes_back_on_its_socket(
-        self, server: EmbeddedRedis, make: Any, waiting: Any
-    ) -> None:
-        worker = await open_store(server.url, "n", timeout_s=PATIENCE_S)
-        coordinator = await open_store(server.url, "n", timeout_s=PATIENCE_S)
-        await worker.publish_worker(make.view("d1"), 60)
-        async with ClusterView(coordinator, lease_s=60) as view:
-            binding = (await coordinator.route(make.write(), SessionLimits(60))).binding
-            server.stop()
-            await waiting.until(lambda: not view.connected)
-            with pytest.raises(StateUnavailableError) as caught:
-                await coordinator.route(make.write(epoch=1, task_id="t2"), SessionLimits(60))
-            assert len(str(caught.value).splitlines()) == 1
-            assert [seen.worker_id for seen in view.decode()] == ["d1"]
-
-            server.start()
-            await waiting.until(lambda: view.connected)
-            assert [seen.worker_id for seen in view.decode()] == ["d1"]
-            # the restarted server is empty: scripts, bindings and workers come back with the next writes
-            outcome = await coordinator.route(make.write(epoch=binding.epoch, task_id="t3"), SessionLimits(60))
-            assert outcome.accepted
-            assert outcome.binding == binding
-            await worker.publish_worker(make.view("d1", decode_batch=5), 60)
-            await waiting.until(lambda: view.decode()[0].decode_batch == 5)
-            assert queued(view, "d1")[-1] == "t3"
-            assert view.counters.losses == 1
-        await worker.close()
-        await coordinator.close()
-
-    async def test_a_server_that_hangs_counts_as_lost(self, server: EmbeddedRedis, make: Any, waiting: Any) -> None:
-        store, worker = RedisStore(server.url, "n", timeout_s=0.2), RedisStore(server.url, "n", timeout_s=PATIENCE_S)
-        await worker.publish_worker(make.view("d1"), 60)
-        assert server.pid is not None
-        view = ClusterView(store, lease_s=60)
-
-        async def has_started() -> bool:
-            with suppress(StateUnavailableError):  # on a busy machine every server may seem to hang
-                await view.start()
-                return True
-            return False
-
-        await waiting.until(has_started)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            await waiting.until(lambda: not view.connected)
-            assert len(view.decode()) == 1
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        await waiting.until(lambda: view.connected)
-        await view.stop()
-        for each in (store, worker):
-            await each.close()
-
-    @pytest.mark.slow
-    async def test_an_idle_connection_is_not_a_lost_one(self, server: EmbeddedRedis, waiting: Any) -> None:
-        store = await open_store(server.url, "n", timeout_s=1.5)
-        async with ClusterView(store, lease_s=60) as view:
-            for _ in range(2):  # signs of life although nothing is published
-                await waiting.until(lambda: view.age_s() > 1.4)
-                await waiting.until(lambda: view.age_s() < 1.0)
-            assert view.connected
-        assert view.counters.losses == 0
-        await store.close()
