@@ -36,7 +36,7 @@ class SimulatedWorker:
         role, lane: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
         batch_waits: the prefills that wait for the decode batch.
-        on_change: called when the queue, the batch or the sessions here have changed; None: nobody wants to know.
+        on_change: called when the queue, the batch or the sessions here have changed; None: nothing is called.
     """
 
     def __init__(self, worker_id: str, role: Role, group: ReplicaGroup, world: World) -> None:

@@ -3,8 +3,9 @@
 A completion that is not streamed gets the status 500, a stream of `/v1/responses` an event that it failed, and
 `/v1/messages` without a stream the status alone. The same request in the other form, as a stream or not, shows the
 reason. A stream of `/v1/messages` shows it only as text, which a coordinator sends where the relay wants it so. So the
-relay asks a second time. A refusal costs nothing, because a coordinator refuses before it enqueues anything. If the
-round is not refused this time, it is given up after its first event or `PATIENCE_S`, as if its client had left.
+relay asks a second time. A refusal costs no engine anything, because a coordinator refuses before it enqueues anything.
+The frontend tokenizes the prompt again. If the round is not refused this time, it is given up after its first event or
+`PATIENCE_S`, as if its client had left.
 """
 
 from __future__ import annotations
