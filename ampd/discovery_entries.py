@@ -21,6 +21,10 @@ _LOOK_S = 0.5
 _MISSED_LOOKS = 3
 """An entry that has just been written may not be listed yet."""
 
+_FIRST_LOOK_S = 0.05
+_FIRST_LOOKS = 200
+"""Ten seconds in which the process runs. Dynamo writes the first entry some time after the endpoint is served."""
+
 Entries = Callable[[], Iterable[tuple[Any, Any]]]
 """The endpoints that should be listed now, each with a client of itself."""
 
@@ -52,7 +56,27 @@ class DiscoveryEntries(InBackground):
                 missed = 0
                 log.warning("not in discovery any more, as after a standstill of this process: entering again")
                 for endpoint in gone:
-                    await self._enter(endpoint)
+                    # It may have left while the one before was written.
+                    if any(wanted is endpoint for wanted, _ in self._entries()):
+                        await self._enter(endpoint)
+
+
+async def until_listed(endpoint: Any, client: Any, enter: Callable[[Any], Awaitable[None]]) -> None:
+    """Wait until callers find an endpoint that has just been served.
+
+    The process may have stood still just then, so with discovery by files the entry is written again in the end.
+
+    Args:
+        client: of the endpoint itself.
+        enter: writes its entries.
+    """
+    looks = 0
+    while not is_listed(endpoint, client):
+        await asyncio.sleep(_FIRST_LOOK_S)
+        looks += 1
+        if looks % _FIRST_LOOKS == 0 and deletes_silent_entries() and not is_listed(endpoint, client):
+            log.warning("still not in discovery, as after a standstill of this process: entering again")
+            await enter(endpoint)
 
 
 def is_listed(endpoint: Any, client: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ampd.discovery_entries import deletes_silent_entries
 from ampd.errors import UserError
 from ampd.tokenizer_digest import tokenizer_digest
 from ampd.types import WorkerView
@@ -60,6 +61,8 @@ class ModelCard:
     async def register(self, endpoint: Any, worker_context_tokens: int | None, others: OtherCards) -> None:
         """Register the model with the frontends, and again if the workers accept less than was thought.
 
+        With discovery by files also if nothing has changed: others have deleted the card if this process stood still.
+
         The frontends refuse prompts that are longer than the registered context, with a reason that reaches the client
         also in streams and with tools.
 
@@ -71,6 +74,8 @@ class ModelCard:
         context_tokens = min(known, default=None)
         if self._registered is not None:
             if self._registered == (context_tokens,):
+                if deletes_silent_entries():
+                    await self.register_again(endpoint)
                 return
             await self._unregister(endpoint)
             self._registered = None
@@ -90,7 +95,12 @@ class ModelCard:
     async def _unregister(self, endpoint: Any) -> None:
         from dynamo.llm import unregister_model
 
-        await unregister_model(endpoint)
+        try:
+            await unregister_model(endpoint)
+        except Exception as error:
+            if not deletes_silent_entries():
+                raise
+            log.warning("the model's card is gone already, as after a standstill of this process: %s", error)
 
     async def _register(self, endpoint: Any, context_tokens: int | None) -> None:
         from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ampd.discovery_entries import is_listed
+from ampd.discovery_entries import is_listed, until_listed
 from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,19 @@ class Presence(InBackground):
         self._is_present = False
         self._enter = enter or endpoint.register_endpoint_instance
         self._client: Any = None
+        # So that nothing that is still being written comes after it was to go.
+        self._changing = asyncio.Lock()
         self._task = SupervisedTask("presence", self._run)
 
     def wanted_entries(self) -> list[tuple[Any, Any]]:
         """The endpoint and its own client while it should be in discovery."""
         return [(self._endpoint, self._client)] if self._is_present and not self.is_leaving else []
+
+    async def enter_again(self, endpoint: Any) -> None:  # noqa: ARG002
+        """Write the entries that others have deleted, unless the coordinator has left meanwhile."""
+        async with self._changing:
+            if self.wanted_entries():
+                await self._enter()
 
     async def until_ready(self) -> bool:
         """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
@@ -66,18 +74,19 @@ class Presence(InBackground):
         if not self._task.is_running:
             return  # it never entered
         await self.stop()
-        await self._endpoint.unregister_endpoint_instance()
+        async with self._changing:
+            await self._endpoint.unregister_endpoint_instance()
 
     async def _run(self) -> None:
         if self._client is None:
             client = await self._endpoint.client()
-            while not is_listed(self._endpoint, client):  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_S)
+            await until_listed(self._endpoint, client, lambda _: self._enter())
             self._client, self._is_present = client, True
         while True:
             is_ready = self._is_ready()
             if is_ready != self._is_present:
-                await self._change(is_ready)
+                async with self._changing:
+                    await self._change(is_ready)
             await asyncio.sleep(_PRESENT_POLL_S if self._is_present else _POLL_S)
 
     async def _change(self, is_ready: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
@@ -93,9 +92,9 @@ class CoordinatorProcess:
         self._coordinator = coordinator
         self._has_given_up = asyncio.Event()
         # Others may have deleted the model's card too while the endpoint was out.
-        enter = partial(self._enter_again, self._endpoint) if deletes_silent_entries() else None
+        enter = self._enter_again if deletes_silent_entries() else None
         self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()), enter)
-        self._entries = DiscoveryEntries(self._presence.wanted_entries, self._enter_again)
+        self._entries = DiscoveryEntries(self._presence.wanted_entries, self._presence.enter_again)
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(
             coordinator_id, coordinator, settings, window, lambda: card.registered_tokens
@@ -181,9 +180,9 @@ class CoordinatorProcess:
         tokens = smallest_context_tokens(self._coordinator.view.decode())
         await self._card.register(self._endpoint, tokens, self._others)
 
-    async def _enter_again(self, endpoint: Any) -> None:
-        await self._card.register_again(endpoint)
-        await endpoint.register_endpoint_instance()
+    async def _enter_again(self) -> None:
+        await self._card.register_again(self._endpoint)
+        await self._endpoint.register_endpoint_instance()
 
     async def _drain(self) -> None:
         try:

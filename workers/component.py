@@ -15,7 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd.call_signatures import Signer, Verifier, read_secrets
-from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries
+from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries, until_listed
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.model import PerformanceModel
@@ -41,7 +41,6 @@ from workers.token_groups import grouped
 from workers.worker_metrics import WorkerReader
 
 log = logging.getLogger(__name__)
-_REGISTRATION_POLL_S = 0.01
 
 Handler = Callable[[Any, Context], AsyncIterator[Any]]
 
@@ -119,7 +118,7 @@ class Worker:
         )
         watching = SupervisedTask("engine-watch", self._watch_engine)
         watching.start()
-        entries = DiscoveryEntries(self._wanted_entries, lambda endpoint: endpoint.register_endpoint_instance())
+        entries = DiscoveryEntries(self._wanted_entries, self._enter)
         if deletes_silent_entries():
             entries.start()
         system.answer_liveness(self._runtime)
@@ -149,14 +148,18 @@ class Worker:
             client = await endpoint.client()
             # A client that is dropped leaves its watch behind, which complains at every change of the cluster.
             self._clients.append(client)
-            while endpoint.connection_id() not in client.instance_ids():
-                if serving.done():
-                    await serving
-                    raise RunError(
-                        "ampd worker: Dynamo ended before the worker was registered; its lines above say why (a watch "
-                        "that ended: the machine is out of inotify instances, see fs.inotify.max_user_instances)"
-                    )
-                await asyncio.sleep(_REGISTRATION_POLL_S)
+            listed = asyncio.create_task(until_listed(endpoint, client, self._enter))
+            try:
+                await asyncio.wait({serving, listed}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                listed.cancel()
+            if serving.done():
+                await serving
+                raise RunError(
+                    "ampd worker: Dynamo ended before the worker was registered; its lines above say why (a watch "
+                    "that ended: the machine is out of inotify instances, see fs.inotify.max_user_instances)"
+                )
+            await listed
         try:
             async with self._presence:
                 if self._shutdown:
@@ -166,6 +169,11 @@ class Worker:
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
         log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
+
+    async def _enter(self, endpoint: Endpoint) -> None:
+        """Write the endpoint's entry that others have deleted, unless the worker ends."""
+        if self._shutdown is None:
+            await endpoint.register_endpoint_instance()
 
     def _wanted_entries(self) -> Iterable[tuple[Endpoint, Client]]:
         """Those of a worker that has entered the shared state and does not end."""

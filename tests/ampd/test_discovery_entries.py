@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries
+from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries, until_listed
 from tests.harness.scripted_endpoint import ScriptedEndpoint
-from tests.virtual_time import virtually
+from tests.virtual_time import run_virtually, virtually
 
 LONG_S = 60.0
 
@@ -60,6 +60,41 @@ async def test_a_process_that_wants_none_stays_away() -> None:
     await asyncio.sleep(LONG_S)
     assert endpoint.calls == []
     await entries.stop()
+
+
+@virtually
+async def test_what_leaves_while_another_entry_is_written_stays_away() -> None:
+    first, second = ScriptedEndpoint(), ScriptedEndpoint()
+    wanted = [first, second]
+
+    async def enter(endpoint: ScriptedEndpoint) -> None:
+        wanted.clear()
+        await endpoint.register_endpoint_instance()
+
+    first.is_registered = second.is_registered = False
+    entries = DiscoveryEntries(lambda: [(endpoint, endpoint) for endpoint in wanted], enter)
+    entries.start()
+    await asyncio.sleep(LONG_S)
+    assert (first.calls, second.calls) == (["enter"], [])
+    await entries.stop()
+
+
+@pytest.mark.parametrize("backend", ["file", "etcd"])
+def test_the_first_entry_is_written_again_if_others_can_have_deleted_it(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", backend)
+
+    async def main() -> None:
+        endpoint = ScriptedEndpoint()
+        endpoint.is_registered = False
+        listed = asyncio.create_task(until_listed(endpoint, endpoint, lambda each: each.register_endpoint_instance()))
+        await asyncio.sleep(LONG_S)
+        assert endpoint.is_registered is listed.done() is (backend == "file")
+        assert endpoint.calls == ["enter"] * (backend == "file")
+        listed.cancel()
+
+    run_virtually(main(), monkeypatch)
 
 
 @pytest.mark.parametrize(("backend", "deletes"), [("file", True), ("kubernetes", False), (None, False)])

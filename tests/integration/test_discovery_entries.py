@@ -1,16 +1,41 @@
-"""Processes whose entries in discovery were deleted, as after a standstill of all of them, enter again and serve."""
+"""Processes whose entries in discovery were deleted, as after a standstill of theirs, enter again and serve.
+
+Each test has a graph of its own.
+"""
+
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.harness.graph import Graph, completion, profile, record, session
+from ampd.fork_server import ForkServer
+from ampd.state.embedded import EmbeddedRedis
+from tests.harness.graph import MODEL, Graph, completion, empty_graph, profile, record, session
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
+def perf_of(graph: Graph) -> Path:
+    return profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.002)
+
+
+def delete_card(graph: Graph) -> None:
+    """As the other processes do when this coordinator stands still."""
+    (card,) = (path for path in (graph.folder / "discovery/v1/mdc").rglob("*") if path.is_file())
+    card.unlink()
+
+
+async def models(graph: Graph) -> list[str]:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
+        try:
+            return [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+        except httpx.TransportError:
+            return ["not yet"]
+
+
 async def test_a_graph_whose_entries_are_gone_serves_again(graph: Graph) -> None:
-    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.002)
+    perf = perf_of(graph)
     coordinator = graph.start_coordinator("always-remote")
     graph.start_frontend()
     for role in ("prefill", "decode"):
@@ -32,3 +57,40 @@ async def test_a_graph_whose_entries_are_gone_serves_again(graph: Graph) -> None
         assert {path for path in (graph.folder / "discovery").rglob("*") if path.is_file()} == set(entries)
     for name in (coordinator, *graph.processes.values()):
         assert graph.log(name).count("entering again") == 1
+
+
+async def test_a_coordinator_whose_card_is_gone_while_it_is_out_of_discovery_serves_again(
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer
+) -> None:
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        coordinator = graph.start_coordinator("always-local")
+        graph.start_frontend()
+        worker_id = await graph.new_worker("decode", perf_of(graph))
+        await graph.until_answers([coordinator])
+        await graph.end(graph.processes[worker_id])
+        await graph.until_registered(0)
+        delete_card(graph)
+        await until(lambda: no_model(graph))
+        await graph.new_worker("decode", perf_of(graph))
+        await graph.until_answers([coordinator])
+        assert await models(graph) == [MODEL]
+
+
+@pytest.mark.parametrize("limit", [(), ("--max-context-tokens", "2048")])
+async def test_a_coordinator_whose_card_is_gone_before_the_first_worker_serves(
+    tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer, limit: tuple[str, ...]
+) -> None:
+    """With the limit the coordinator registers another context, and has to take a card away that is not there."""
+    with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
+        coordinator = graph.start_coordinator("always-local")
+        graph.start_frontend()
+        await graph.until_announced(1)
+        delete_card(graph)
+        await until(lambda: no_model(graph))
+        await graph.new_worker("decode", perf_of(graph), *limit)
+        await graph.until_answers([coordinator])
+        assert await models(graph) == [MODEL]
+
+
+async def no_model(graph: Graph) -> bool:
+    return await models(graph) == []

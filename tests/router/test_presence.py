@@ -144,3 +144,61 @@ def test_it_enters_in_its_own_way_where_others_may_have_deleted_more_than_the_en
         await presence.stop()
 
     run_virtually(main(), monkeypatch)
+
+
+class SlowEndpoint(ScriptedEndpoint):
+    """Writes its entry only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = asyncio.Event()
+
+    async def register_endpoint_instance(self) -> None:
+        await self.may_write.wait()
+        await super().register_endpoint_instance()
+
+
+@pytest.mark.parametrize("is_for_good", [False, True])
+def test_an_entry_that_is_being_written_again_goes_too(is_for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        live, endpoint = ["d1"], SlowEndpoint()
+        presence = Presence(endpoint, lambda: bool(live))
+        presence.start()
+        await until(presence.wanted_entries)
+        entering = asyncio.create_task(presence.enter_again(endpoint))
+        await asyncio.sleep(LONG_S)
+        live.clear()
+        leaving = asyncio.create_task(presence.unregister_endpoint_instance()) if is_for_good else None
+        await asyncio.sleep(LONG_S)
+        endpoint.may_write.set()
+        await entering
+        await asyncio.sleep(LONG_S)
+        assert endpoint.calls == ["enter", "leave"]
+        await presence.enter_again(endpoint)
+        assert endpoint.calls == ["enter", "leave"]
+        if leaving:
+            await leaving
+        await presence.stop()
+
+    run_virtually(main(), monkeypatch)
+
+
+def test_what_stood_still_while_it_was_first_served_enters_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+
+    async def main() -> None:
+        endpoint, cards = ScriptedEndpoint(), list[str]()
+        endpoint.is_registered = False
+
+        async def enter() -> None:
+            cards.append("card")
+            await endpoint.register_endpoint_instance()
+
+        presence = Presence(endpoint, lambda: True, enter)
+        presence.start()
+        await asyncio.sleep(LONG_S)
+        assert cards == ["card"]
+        assert presence.wanted_entries() == [(endpoint, endpoint)]
+        await presence.stop()
+
+    run_virtually(main(), monkeypatch)

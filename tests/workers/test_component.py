@@ -65,6 +65,30 @@ class Endpoint(ScriptedEndpoint):
         await self._runtime.is_shut_down.wait()
 
 
+def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+
+    async def scenario() -> None:
+        runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
+        modelled = ModelledEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
+        engine = SupervisedEngine(modelled, Times())
+        engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
+        await engine.start()
+        endpoints: Any = {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+        endpoints[GENERATE_ENDPOINT].is_registered = False
+        parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
+        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
+        await until(MemoryStore(state).snapshot)
+        assert [endpoint.calls for endpoint in endpoints.values()] == [[], ["enter"], []]
+        runtime.shutdown()
+        await running
+        await engine.stop()
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+
+
 class BlindEngine(ModelledEngine):
     """Its own watch fails at first; later it reports that the engine is lost."""
 
