@@ -54,7 +54,8 @@ class Placement:
     """Where a round goes.
 
     Attributes:
-        is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone.
+        is_shared: the store has the decision. Otherwise the store is lost and this replica decided alone: its own view
+            has the task, and only this replica takes it out.
         is_new_session: the session was not bound before, as far as is known.
     """
 
@@ -137,6 +138,8 @@ class Placer:
             if outcome is None:
                 if known is None and not was_alone and not self._store_answers():
                     continue  # bind again, as the other replicas do without the store
+                # Nobody else can enter it here, and what waits must keep others out.
+                self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
                 alone = known or Binding(unplaced.session_id, decode.worker_id, 0)
                 return self._placed(Placement(alone, plan, False, _is_new(unplaced, known, decode)))
             if outcome.accepted:

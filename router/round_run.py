@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from ampd.handler_stream import Chunk, Send
 from ampd.serving.moves import drops_history
+from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
 from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
@@ -105,7 +106,7 @@ class RoundRun:
         self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
         self._stream.placed(placement.plan.decode)
-        self._unreached = placement if placement.is_shared else None
+        self._unreached = placement
         self._record.placed(placement.plan, placement.binding)
         self._recovery.holder = placement.plan.holder.worker_id if placement.plan.holder else self._recovery.holder
         log_placed(self._services.options.round_log, self._record)
@@ -158,7 +159,7 @@ class RoundRun:
                 chunks = await access.calls.prefill(worker_id, self._prefill_request(placement), context)
                 has_begun = True
                 async for chunk in chunks:
-                    self._unreached = None
+                    self._reached()
                     check_chunk(worker_id, chunk, self._request.choices)
                     if chunk.get("token_ids"):
                         return self._first(placement, chunk)
@@ -253,7 +254,7 @@ class RoundRun:
                 if source is not None and placement.plan.decision.route is Route.LOCAL:
                     self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
                 async for chunk in chunks:
-                    self._unreached = None
+                    self._reached()
                     watched.answered()
                     check_chunk(worker_id, chunk, self._request.choices)
                     self._stream.count(chunk)
@@ -291,9 +292,22 @@ class RoundRun:
 
     # -- the end
 
+    def _reached(self) -> None:
+        """Output has come: the task has reached its worker, and its prefill is over."""
+        if self._unreached is not None:
+            self._take_out(self._unreached)
+            self._unreached = None
+
+    def _take_out(self, placement: Placement) -> None:
+        """Take the task out of the local copy of its queue if no event of the store will."""
+        view = self._services.access.view
+        if not (placement.is_shared and view.connected):
+            view.apply(TaskDone(placement.plan.decision.worker_id, placement.plan.task.task_id))
+
     def _withdraw(self, placement: Placement) -> None:
         """Take the task out of a queue that it may never have reached."""
         self._unreached = None
+        self._take_out(placement)
         if placement.is_shared:
             self._services.spawn(
                 self._services.access.finish_task(placement.plan.decision.worker_id, placement.plan.task.task_id)

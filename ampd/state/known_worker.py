@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -95,9 +96,13 @@ class KnownWorker:
         self._view = None
 
     def finish(self, task_id: str, now_s: float) -> None:
-        """A prefill is done."""
-        self._entered.pop(task_id, None)
+        """A prefill is done. A view that was written before does not bring it back."""
+        self.drop(task_id)
         self._done[task_id] = now_s
+
+    def drop(self, task_id: str) -> None:
+        """A prefill is done, and no view can come that was written before."""
+        self._entered.pop(task_id, None)
         if task := self._queue.pop(task_id, None):
             self._work = self._work and self._work.changed(left=(task,))
         self._view = None
@@ -105,35 +110,47 @@ class KnownWorker:
     def work_off(self, since_s: float, now_s: float) -> float:
         """Take away the prefills that the model predicts to be done by now, because nothing was heard since `since_s`.
 
-        Returns when the next one will be; infinite if there is none, or without a model.
+        They run one after the other: those that the worker listed, those that it only counted, and those that were
+        entered afterwards, none of which begins before it was entered.
+
+        Returns when the next one will be done; infinite if there is none, or without a model.
         """
         if self._model is None or self._work is None:
             return float("inf")
-        parallelism = self.published.parallelism
         self._worked_s = max(self._worked_s, since_s)
-        for task in list(self._queue.values()):
-            done_s = self._worked_s + self._model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+        next_s = self._work_off_those(self._model, [task for task in self._queue if task not in self._entered], now_s)
+        if next_s is None:
+            next_s = self._work_off_rest(self._model, now_s)
+        if next_s is None:
+            next_s = self._work_off_those(self._model, list(self._queue), now_s)
+        return float("inf") if next_s is None else next_s
+
+    def _work_off_those(self, model: PerformanceModel, task_ids: Iterable[str], now_s: float) -> float | None:
+        """When the first of them that is not done will be; None: all are done."""
+        for task_id in task_ids:
+            task = self._queue[task_id]
+            entered_s, _ = self._entered.get(task_id, (float("-inf"), task))
+            takes_s = model.prefill_s(task.hist_tokens, task.incr_tokens, self.published.parallelism)
+            done_s = max(self._worked_s, entered_s) + takes_s
             if done_s > now_s:
                 return done_s
             self._worked_s = done_s
-            self._entered.pop(task.task_id, None)
-            del self._queue[task.task_id]
-            self._work = self._work.changed(left=(task,))
-            self._view = None
-        return self._work_off_rest(self._model, now_s)
+            self.drop(task_id)
+        return None
 
-    def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float:
+    def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float | None:
         """The same for the prefills that the view only counts: all at once, at the time of the last of them."""
         rest = self.published.queue_rest
         if not rest.tasks:
-            return float("inf")
+            return None
         hist_tokens, incr_tokens = rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks
         done_s = self._worked_s + rest.tasks * model.prefill_s(hist_tokens, incr_tokens, self.published.parallelism)
         if done_s > now_s:
             return done_s
+        self._worked_s = done_s
         self.published = replace(self.published, queue_rest=QueueRest())
         self._view = None
-        return float("inf")
+        return None
 
     def hold(self, session_id: str, tokens: int) -> None:
         """The worker holds the KV of this many tokens of a session."""

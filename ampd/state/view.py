@@ -2,8 +2,9 @@
 
 It starts from a snapshot and follows the store's events. While the store is lost, it keeps the last views and
 reconnects with backoff. Leases do not expire during that time, because no worker can renew them. Queues empty at the
-pace of the performance model, because workers go on. A fresh snapshot then replaces the views. A worker that the
-snapshot lacks is kept for one more lease, because a restarted Redis is empty until all workers have published again.
+pace of the performance model, because workers go on. The reader enters and takes out its own prefills, so that its
+admission knows them. A fresh snapshot then replaces the views. A worker that the snapshot lacks is kept for one more
+lease, because a restarted Redis is empty until all workers have published again.
 
 The end of a lease alone does not remove a worker. Another worker of its role must have published shortly before, which
 proves that publications arrive. While the store refuses commands of this process, it may refuse the publications of
@@ -169,6 +170,11 @@ class ClusterView:
         return self.knows(worker_id) or worker_id in self._leaving
 
     @property
+    def _is_lost(self) -> bool:
+        """Whether the store's events arrive no more. A copy that never followed a store has not lost it."""
+        return self._watcher is None and self._fresh_s > float("-inf")
+
+    @property
     def connected(self) -> bool:
         """Whether the store's events arrive."""
         return self._watcher is not None
@@ -248,7 +254,7 @@ class ClusterView:
                     worker.enter(task, self._clock())
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
-                    worker.finish(task_id, self._clock())
+                    self._leave(worker, task_id)
             case WorkerDied() | RequestServed():
                 self._on_death(event)
             case SessionEnded(session_id):
@@ -258,6 +264,12 @@ class ClusterView:
         self._lists = None
         self.counters.events += 1
 
+    def _leave(self, worker: KnownWorker, task_id: str) -> None:
+        if self._is_lost:
+            worker.drop(task_id)  # what would be remembered for older views would only gather
+        else:
+            worker.finish(task_id, self._clock())
+
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
         self._leaving.pop(view.worker_id, None)
@@ -265,7 +277,9 @@ class ClusterView:
         if worker is None:
             worker = self._workers[view.worker_id] = KnownWorker(view, self._model)
         else:
-            self.counters.lost_tasks += worker.publish(view, now_s)
+            lost_tasks = worker.publish(view, now_s)
+            # A snapshot after a loss says nothing of them: its views may be older than the loss.
+            self.counters.lost_tasks += 0 if self._is_lost else lost_tasks
         worker.renew(now_s, lease_s)
 
     # -- the cached lists
@@ -283,7 +297,7 @@ class ClusterView:
         for worker in self._workers.values():
             if self.connected:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
-            elif self._fresh_s > float("-inf"):  # it has followed the store before
+            elif self._is_lost:
                 self._recheck_s = min(self._recheck_s, worker.work_off(self._fresh_s, now_s))
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)

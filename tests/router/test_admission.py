@@ -1,15 +1,20 @@
 """Rounds that are refused because of load: with 429, a time to come back, and nothing entered anywhere."""
 
+import asyncio
+from typing import Never
+
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.estimates import queued_in_passes_s
 from ampd.serving.admission import NEW_WAIT_SHARE
 from ampd.session_key import session_key
+from ampd.state.store import StateRefusedError
 from ampd.types import PrefillTask, Role, Slo
 from ampd.wire import retry_after_s
 from router.round_errors import RoundOverloadedError, RoundRefusedError, WorkerRefusedError
-from tests.router.replica_lab import SLO, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, SLO, Replica, cluster, queues, worker
+from tests.waiting import until
 
 LONG = tuple(PrefillTask(f"t{number}", f"other{number}", 0, 900, 0.0, Slo(2.0, 0.1)) for number in range(400))
 WAIT_OF_LONG = queued_in_passes_s(worker("p1", queue=LONG), load_performance_model("tiny-cpu")) / SLO.ttft_s
@@ -55,6 +60,54 @@ async def test_a_session_that_another_replica_serves_is_in_progress_too() -> Non
             await replica.round("new")
         with pytest.raises(RoundOverloadedError):
             await replica.round(None)
+
+
+async def refuse_write(*_: object) -> Never:
+    raise StateRefusedError("its memory is full")
+
+
+@pytest.mark.parametrize("is_refusing", [False, True])
+@pytest.mark.parametrize(("routing", "endpoint", "name"), [("local", "generate", "d1"), ("remote", "prefill", "p1")])
+async def test_without_the_store_a_replica_s_own_rounds_keep_others_out_until_they_are_over(
+    routing: str, endpoint: str, name: str, is_refusing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
+    async with Replica(state, f"always-{routing}", max_wait=0.2) as replica:
+        if is_refusing:
+            for write in ("route", "finish_tasks"):
+                monkeypatch.setattr(replica.store, write, refuse_write)
+        else:
+            state.lose()
+            await until(lambda: not replica.view.connected)
+        replica.workers.fail[endpoint, name] = HANGS
+        refused, waiting = await until_refused(replica, endpoint)
+        assert "the predicted wait is" in str(refused)
+        assert (retry_after_s(str(refused)) or 0) >= 1
+        assert replica.view.worker(name).queue  # type: ignore[union-attr]
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        assert replica.view.worker(name).queue == ()  # type: ignore[union-attr]
+        del replica.workers.fail[endpoint, name]
+        await replica.round("served")
+        assert replica.view.worker(name).queue == ()  # type: ignore[union-attr]
+        state.restore()
+        await until(lambda: replica.view.connected)
+        assert {view.worker_id: view.queue for view in replica.view.workers()} == {"d1": (), "p1": ()}
+
+
+async def until_refused(replica: Replica, endpoint: str) -> tuple[RoundOverloadedError, list[asyncio.Task[None]]]:
+    """Begin rounds until one is refused; returns why, and those that are in progress."""
+    waiting: list[asyncio.Task[None]] = []
+    while True:
+        began = asyncio.create_task(replica.run(f"s{len(waiting)}").serve(lambda _: None))
+        await until(lambda: began.done() or len(replica.workers.asked(endpoint)) > len(waiting))  # noqa: B023
+        if began.done():
+            refused = began.exception()
+            assert isinstance(refused, RoundOverloadedError)
+            return refused, waiting
+        waiting.append(began)
+        assert len(waiting) < 100, "none is refused"
 
 
 @pytest.mark.parametrize("targets", [{}, {"ttft_target": 10_000, "itl_target": 1000}])

@@ -9,6 +9,7 @@ import pytest
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_in_passes_s
+from ampd.state.overlay import QUEUE_GRACE_S
 from ampd.state.store import SessionLimits, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import Parallelism, QueueRest, Role, WorkerView
@@ -386,6 +387,40 @@ class TestStoreLoss:
             view.apply(TaskQueued("d1", make.task("t1")))
             assert [worker.worker_id for worker in view.decode()] == ["d1"]
             assert queued(view, "d1") == ["t1"]
+
+    async def test_after_a_loss_the_queues_are_those_of_the_store(self, make: Any, waiting: Any) -> None:
+        """With what the reader entered just before. It may still be on its way to its worker."""
+        fixture = Fixture()
+        await fixture.others.publish_worker(make.view("p1", Role.PREFILL, queue=(make.task("before"),)), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            for task_id in ("waits", "done", "listed"):
+                view.apply(TaskQueued("p1", make.task(task_id)))
+            view.apply(TaskDone("p1", "done"))
+            assert queued(view, "p1") == ["before", "waits", "listed"]
+            fixture.clock.now_s += QUEUE_GRACE_S + 0.1
+            view.apply(TaskQueued("p1", make.task("new")))
+            fixture.state.lost = False
+            await fixture.others.publish_worker(make.view("p1", Role.PREFILL, queue=(make.task("listed"),)), LEASE_S)
+            await waiting.until(lambda: view.connected)
+            assert queued(view, "p1") == ["listed", "new"]
+            assert view.counters.lost_tasks == 0
+            await fixture.publish(make.view("p1", Role.PREFILL, queue=(make.task("new"),)), waiting)
+            assert queued(view, "p1") == ["new"]
+            view.apply(TaskDone("p1", "new"))
+            await fixture.publish(make.view("p1", Role.PREFILL, queue=(make.task("new"),)), waiting)
+            assert queued(view, "p1") == [], "that view was written before"
+
+    async def test_a_long_loss_gathers_nothing(self, fixture: Any, make: Any, waiting: Any) -> None:
+        await fixture.others.publish_worker(make.view("p1", Role.PREFILL), LEASE_S)
+        async with fixture.view as view:
+            fixture.state.lose()
+            await waiting.until(lambda: not view.connected)
+            for number in range(10):
+                view.apply(TaskQueued("p1", make.task(f"t{number}")))
+                view.apply(TaskDone("p1", f"t{number}"))
+            assert not view._workers["p1"]._done
 
     async def test_a_store_that_comes_back_empty_does_not_empty_the_view(
         self, fixture: Any, make: Any, waiting: Any
