@@ -63,6 +63,7 @@ def planned(
         "copies": plan.copies,
         "trials": plan.trials,
         "is_decided": plan.is_decided,
+        "tied": [each.as_dict() for each in plan.tied],
         "is_checked": plan.is_checked,
         "is_estimated": plan.is_estimated,
         "stopped": plan.stopped or None,

@@ -139,6 +139,10 @@ class Appraiser:
         """Search the highest rate of each layout, all layouts at the same time."""
         self._trials.together(self.goodput_steps(layout, seeds, start, precision) for layout in layouts)
 
+    def search_as(self, known: Layout, layout: Layout, start: float) -> None:
+        """Search the highest rate of a layout with the seeds and the precision of one whose goodput is known."""
+        self.search_goodput([layout], self._seeds[known], start, self._searched[known])
+
     def goodput_steps(self, layout: Layout, seeds: int, start: float, precision: float = PRECISION) -> Steps:
         """The search of the highest rate of a layout.
 
@@ -279,7 +283,7 @@ class Appraiser:
 
     def _next(self, layout: Layout, seeds: Sequence[int], start: float, precision: float) -> list[TrialTask]:
         """The trials of the next rate, all seeds; none: the goodput is known."""
-        rate = next_rate(self._carried(layout, seeds), start, precision)
+        rate = next_rate(self._carried(layout, seeds), start, precision, self._rates.get(layout, ()))
         if rate is None:
             return []
         self._know(layout, rate, 1)

@@ -96,12 +96,19 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         lines.append(f"{left} remain unused, because more replicas are no better in simulations: {layout} {shown}.")
     if plan.next_step is not None:
         lines.append(_next(plan.next_step))
+    if plan.tied:
+        lines.append(_tied(plan))
     if plan.stopped and plan.is_decided:
         lines.append(f"Some figures are missing, because {plan.stopped}. The search itself was complete.")
     elif plan.stopped:
         lines.append(
             f"The search ended early, because {plan.stopped}. These are the best layouts after {plan.trials} "
             "simulations."
+        )
+    elif not plan.is_decided:
+        lines.append(
+            "The time for more seeds was over before the best layouts were told apart, so a longer search (--budget-s) "
+            "may choose another one."
         )
     return lines
 
@@ -273,6 +280,13 @@ def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:
     if not appraised.simulated["lost_sessions"]:
         return None
     return next((name for name, reserve in zip(_MEMORIES, reserves, strict=False) if reserve < _TIGHT), None)
+
+
+def _tied(plan: GoodputPlan) -> str:
+    others, best = plan.tied, plan.layouts[0]
+    names = " and ".join(map(str, others)) if len(others) < 3 else f"{len(others)} other layouts"
+    seeds = "" if best.goodput is None else f" with {best.goodput.seeds} seeds"
+    return f"{names} may carry as much, because simulations{seeds} do not tell them apart from it."
 
 
 def _next(step: NextStep) -> str:

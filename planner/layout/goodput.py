@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 
 PRECISION = 1.05
@@ -14,6 +14,9 @@ _LEAST = 0.02
 _FIRST_STEP = 1.1
 """Factor of the first step. One halving of it reaches the precision."""
 _LONGEST_STEP = 1.6
+SAME = 1.005
+"""Rates that are less than this factor apart are one rate, because a difference between them would be chance. It is
+smaller than the root of the finest precision, so a search between two rates always has room."""
 
 
 def goodput(carried: Mapping[float, bool]) -> float:
@@ -27,15 +30,27 @@ def is_least(carried: Mapping[float, bool]) -> bool:
     return goodput(carried) > 0 and _lowest_failure(carried) == inf
 
 
-def next_rate(carried: Mapping[float, bool], start: float, precision: float = PRECISION) -> float | None:
+def next_rate(
+    carried: Mapping[float, bool], start: float, precision: float = PRECISION, tried: Iterable[float] = ()
+) -> float | None:
     """The next rate to try; None: the goodput is known.
 
     Args:
         carried: the rates that were tried, and whether they are carried.
         start: a rate that is about right, which is tried first.
+        tried: rates that were tried with other seeds. One that is about right is used again.
     """
     low, high = goodput(carried), _lowest_failure(carried)
-    if low < start < high:
+    rate = _next(low, high, start, precision)
+    if rate is None:
+        return None
+    same = [each for each in tried if low * SAME < each < high / SAME and rate / SAME < each < rate * SAME]
+    return min(same, key=lambda each: abs(each - rate), default=rate)
+
+
+def _next(low: float, high: float, start: float, precision: float) -> float | None:
+    """As `next_rate`. `low`: the goodput so far; `high`: the lowest rate that is not carried."""
+    if low * SAME < start < high / SAME:
         return start
     if high == inf:
         step = min(_FIRST_STEP * max(low / start, 1.0), _LONGEST_STEP)

@@ -80,6 +80,8 @@ class _Planner:
         self._shown: list[Layout] = []
         self._has_fewest = False
         self._is_decided = False
+        self._tied: list[Layout] = []
+        self._is_race_whole = True
         self._next: Layout | None = None
         self._fuller: tuple[Layout, str] | None = None
         self._stopped = ""
@@ -142,7 +144,7 @@ class _Planner:
         yield from self._appraiser.goodput_steps(layout, 1, self._case.rate)
 
     def _decided(self) -> None:
-        self._is_decided = True
+        self._is_decided = self._is_race_whole
         self._trials.end_at(self._wishes.figures_share * self._wishes.budget_s)
 
     @contextmanager
@@ -168,7 +170,9 @@ class _Planner:
         finalists = list(dict.fromkeys([*several[: self._wishes.top], *close]))
         appraiser.search_goodput(finalists, SEEDS, start)
         self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))[: self._wishes.top]
-        self._shown = race(appraiser, finalists, self._has_time_to_race)[: self._wishes.top]
+        ended = race(appraiser, finalists, self._has_time_to_race)
+        self._shown, self._tied = ended.layouts[: self._wishes.top], ended.tied
+        self._is_race_whole = ended.is_whole
         if appraiser.rate:
             appraiser.check(self._shown, SEEDS)
         self._fill(start)
@@ -203,7 +207,7 @@ class _Planner:
         full = filled(best, self._case.degrees, self._case.gpus, self._search.expected.bound)
         if full == best:
             return
-        self._appraiser.search_goodput([full], SEEDS, self._carried(best) or start)
+        self._appraiser.search_as(best, full, self._carried(best) or start)
         if self._carried(full) >= self._carried(best) > 0:
             if self._appraiser.rate:
                 self._appraiser.check([full])
@@ -231,9 +235,10 @@ class _Planner:
         carried = self._carried(best)
         if not carried or self._appraiser.goodput_is_least(best):
             return
-        gpus = step + (best.gpus if self._has_fewest else self._case.gpus)
+        present = best.gpus if self._has_fewest else self._case.gpus
+        gpus = present + step
         found = [*proposals(self._search.expected, gpus), *neighbours(best, self._case.degrees, gpus)]
-        larger = [layout for layout in dict.fromkeys(found) if layout.gpus > best.gpus]
+        larger = [layout for layout in dict.fromkeys(found) if layout.gpus > present]
         larger = sorted(larger, key=lambda layout: -self._search.expected.bound(layout))[:_NEXT]
         rate = _BETTER * carried
         tasks = [TrialTask(layout, rate, SHORT, self._case.options.seed) for layout in larger]
@@ -278,6 +283,7 @@ class _Planner:
             is_estimated=self._is_estimated,
             none_carries=search.none_carries,
             fuller=self._fuller,
+            tied=[layout for layout in self._tied if layout != layouts[0].layout],
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
 

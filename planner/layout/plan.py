@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.layout.appraisal import Appraised, Figure, Varied
@@ -40,7 +41,8 @@ class GoodputPlan:
         next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
         variations: the best layout under other circumstances.
         stopped: why the simulations ended early; empty: they ended as planned.
-        is_decided: the search had ended before the simulations were stopped, so only figures are missing.
+        is_decided: the search had ended before the simulations were stopped, so only figures are missing. False also
+            if the time was over before layouts that may carry as much were told apart.
         trials: how many simulations, or searches of goodput, were made.
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
             too large. `variations` are of this part. So are goodput and `next_step`, times `copies`.
@@ -51,6 +53,7 @@ class GoodputPlan:
             reserve.
         none_carries: the search of a layout that carries the rate had ended without one before the simulations were
             stopped.
+        tied: layouts that are not shown to carry less than the first one, where the most goodput was searched.
         fuller: a layout of more GPUs than the first one, and what its simulations showed, where GPUs are left although
             as many as possible are wanted.
         carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
@@ -77,6 +80,7 @@ class GoodputPlan:
     enlarged: int = 0
     filled_gpus: int = 0
     fuller: tuple[Layout, str] | None = None
+    tied: Sequence[Layout] = ()
 
     @property
     def carries(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from planner.layout.appraisal import Appraiser
 from planner.layout.layout import Layout
@@ -11,8 +12,22 @@ _STAGES = ((6, 1.025), (12, 1.0125))
 """Seeds and precision of the goodput, in the order in which layouts get them."""
 
 
-def race(appraiser: Appraiser, layouts: Sequence[Layout], has_time: Callable[[], bool]) -> list[Layout]:
-    """The layouts, those that carry most first.
+class Race(NamedTuple):
+    """How a race ended.
+
+    Attributes:
+        layouts: those that carry most first.
+        tied: the layouts that are not shown to carry less than the first one.
+        is_whole: no further seeds were left out because the time was over.
+    """
+
+    layouts: list[Layout]
+    tied: list[Layout]
+    is_whole: bool
+
+
+def race(appraiser: Appraiser, layouts: Sequence[Layout], has_time: Callable[[], bool]) -> Race:
+    """Compare layouts.
 
     Only layouts that may still be the best get the trials of a stage. The race ends when one is left.
 
@@ -21,14 +36,19 @@ def race(appraiser: Appraiser, layouts: Sequence[Layout], has_time: Callable[[],
         has_time: whether another stage may begin.
     """
     standing = contenders(appraiser, layouts)
+    is_whole = True
     for seeds, precision in _STAGES:
         most = max(map(appraiser.carried, standing))
-        if len(standing) == 1 or most <= 0 or not has_time():
+        if len(standing) == 1 or most <= 0:
             break  # where none carries a rate, there is none from which a search could begin
+        if not has_time():
+            is_whole = False
+            break
         appraiser.search_goodput(standing, seeds, most, precision)
         standing = contenders(appraiser, standing)
+    standing = _ordered(appraiser, standing)
     rest = [layout for layout in layouts if layout not in standing]
-    return [*_ordered(appraiser, standing), *_ordered(appraiser, rest)]
+    return Race([*standing, *_ordered(appraiser, rest)], standing[1:], is_whole)
 
 
 def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:

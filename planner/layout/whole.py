@@ -55,7 +55,7 @@ def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, en
     """
     rate = part.rate * scale
     demand = demand_of(replace(case, rate=rate))
-    whole = _copied(replace(part, rate=rate, demand=demand, scale=scale, fuller=None), part, Fraction(scale))
+    whole = _copied(replace(part, rate=rate, demand=demand, scale=scale, fuller=None, tied=()), part, Fraction(scale))
     with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
         check = _Check(case, whole, part, trials)
         try:

@@ -101,6 +101,16 @@ def test_a_guess_that_fails_promises_no_fewer_gpus() -> None:
     assert "More time may find a layout that carries it, but this one has all 4 GPUs already." in text
 
 
+def test_layouts_that_may_carry_as_much_are_named() -> None:
+    other, third = Layout((), ((4, 1),)), Layout((), ((2, 2),))
+    tied = explained(replace(PLAN, tied=[other, third]))
+    assert "co-located 1xTP4 and co-located 2xTP2 may carry as much" in tied
+    assert "--budget-s" not in tied
+    assert "3 other layouts may carry as much" in explained(replace(PLAN, tied=[other, third, other]))
+    undecided = explained(replace(PLAN, tied=[other], is_decided=False))
+    assert "a longer search (--budget-s) may choose another one." in undecided
+
+
 def test_without_a_rate_none_is_said_to_be_wanted() -> None:
     free = replace(CASE, rate=0.0, gpus=1)
     none = replace(BEST, carries_rate=False, goodput=Figure(0.0, 0.0, 0.0, 3), curve=[(0.002, LATE), (0.1, LATE)])

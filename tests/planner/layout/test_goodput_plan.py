@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from planner.layout import goodput_plan, goodput_search
+from planner.layout import goodput_plan, goodput_search, race
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
@@ -130,6 +130,19 @@ def test_gpus_that_are_left_get_replicas_unless_these_carry_less(
     assert (
         "1 GPU remain unused, because more replicas are no better in simulations: co-located 2xTP1" in text
     ) == is_worse
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_time", [True, False])
+def test_a_plan_whose_race_lacked_time_is_not_decided(has_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput_plan._Planner, "_has_time_to_race", lambda _: has_time)
+    monkeypatch.setattr(race, "contenders", lambda _, layouts: list(layouts))
+    case = replace(CASE, rate=0.0)
+    plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert plan.is_decided == has_time
+    assert plan.tied
+    assert ("may choose another one" in " ".join(sentences(plan, case, {}))) != has_time
+    assert not plan.stopped
 
 
 @pytest.mark.slow

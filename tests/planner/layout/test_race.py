@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.layout.appraisal import Appraiser
 from planner.layout.layout import Layout
-from planner.layout.race import _STAGES, _ordered, contenders, race
+from planner.layout.race import _STAGES, Race, _ordered, contenders, race
 from planner.layout.trial import Trial, TrialTask
 from planner.layout.trials import Trials
 
@@ -43,7 +43,7 @@ class Limited(MadeAtOnce):
         return {task.seed for task in self.made if task.layout == layout}
 
 
-def raced(trials: Limited, *, has_time: bool = True) -> list[Layout]:
+def raced(trials: Limited, *, has_time: bool = True) -> Race:
     appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
     layouts = list(trials.limits)
     appraiser.search_goodput(layouts, 3, 10.0)
@@ -52,20 +52,24 @@ def raced(trials: Limited, *, has_time: bool = True) -> list[Layout]:
 
 def test_layouts_that_are_clearly_apart_get_no_further_seeds() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
-    assert raced(trials)[0] == LAYOUTS[1]
+    ended = raced(trials)
+    assert (ended.layouts[0], ended.tied, ended.is_whole) == (LAYOUTS[1], [], True)
     assert all(trials.seeds_of(layout) == {0, 1, 2} for layout in trials.limits)
 
 
 def test_layouts_within_the_precision_are_told_apart_by_finer_rates_and_further_seeds() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4, 7.0), strict=False)))
-    assert raced(trials)[0] == LAYOUTS[1]
+    assert raced(trials).layouts[0] == LAYOUTS[1]
     assert len(trials.seeds_of(LAYOUTS[0])) == len(trials.seeds_of(LAYOUTS[1])) > 3
     assert trials.seeds_of(LAYOUTS[2]) == {0, 1, 2}, "it is out of the race"
 
 
 def test_without_time_the_race_ends_with_what_is_known() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4), strict=False)))
-    assert set(raced(trials, has_time=False)) == set(LAYOUTS[:2])
+    ended = raced(trials, has_time=False)
+    assert set(ended.layouts) == set(LAYOUTS[:2])
+    assert ended.tied == ended.layouts[1:]
+    assert not ended.is_whole
     assert trials.seeds_of(LAYOUTS[0]) == {0, 1, 2}
 
 
@@ -75,7 +79,7 @@ def test_without_time_the_race_ends_with_what_is_known() -> None:
 )
 def test_the_winner_lacks_no_more_than_the_last_precision(limits: list[float], spread: float) -> None:
     trials = Limited(dict(zip(LAYOUTS, limits, strict=False)), spread)
-    found = raced(trials)
+    found = raced(trials).layouts
     assert sorted(found, key=str) == sorted(trials.limits, key=str)
     # With as many seeds of either sign, the spread of a mean is small.
     assert trials.limits[found[0]] >= max(limits) / (_STAGES[0][1] * (1 + spread / 3 + spread**2))
@@ -88,6 +92,17 @@ def test_the_best_is_always_in_the_race() -> None:
     appraiser.search_goodput(layouts, 3, 10.0)
     best = max(layouts, key=appraiser.carried)
     assert contenders(appraiser, layouts)[0] == best
+
+
+def test_without_time_a_race_that_is_decided_already_is_whole() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
+    assert raced(trials, has_time=False).is_whole
+
+
+def test_layouts_that_no_number_of_seeds_tells_apart_are_tied() -> None:
+    ended = raced(Limited(dict(zip(LAYOUTS, (10.0, 10.0), strict=False)), 0.05))
+    assert len(ended.tied) == 1
+    assert ended.is_whole
 
 
 @pytest.mark.parametrize("apart", [1.02, 1.3])
