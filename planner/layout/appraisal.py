@@ -105,6 +105,13 @@ class Appraised:
         return trial.carries(attainment)
 
 
+class _Searched(NamedTuple):
+    """How the goodput of a layout was searched."""
+
+    seeds: int
+    precision: float
+
+
 class Appraiser:
     """Makes trials of layouts, and reads figures from the trials that were made.
 
@@ -118,7 +125,7 @@ class Appraiser:
         self.rate = rate
         self._seeds: dict[Layout, int] = {}
         self._rates: dict[Layout, dict[float, None]] = {}
-        self._searched: dict[Layout, float] = {}
+        self._searched: dict[Layout, _Searched] = {}
         self._varied_rate = rate
 
     def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
@@ -141,7 +148,8 @@ class Appraiser:
 
     def search_as(self, known: Layout, layout: Layout, start: float) -> None:
         """Search the highest rate of a layout with the seeds and the precision of one whose goodput is known."""
-        self.search_goodput([layout], self._seeds[known], start, self._searched[known])
+        searched = self._searched[known]
+        self.search_goodput([layout], searched.seeds, start, searched.precision)
 
     def goodput_steps(self, layout: Layout, seeds: int, start: float, precision: float = PRECISION) -> Steps:
         """The search of the highest rate of a layout.
@@ -151,11 +159,13 @@ class Appraiser:
             start: a rate that is about right.
             precision: of what the layout carries with all seeds together.
         """
-        self._know(layout, self.rate, seeds)
+        self._know(layout, self.rate, 1)
+        seeds = max(seeds, self._seeds[layout])
         yield from self._rate_steps(layout, [0], start, _COARSE)
         start = goodput(self._carried(layout, [0])) or start
-        yield from self._rate_steps(layout, self._seeds_of(layout), start, precision)
-        self._searched[layout] = precision
+        yield from self._rate_steps(layout, range(seeds), start, precision)
+        # Only now, so a search that is stopped leaves what is known with fewer seeds.
+        self._seeds[layout], self._searched[layout] = seeds, _Searched(seeds, precision)
         for seed in range(1, seeds):
             yield from self._rate_steps(layout, [seed], start, _COARSE)
 
@@ -230,20 +240,25 @@ class Appraiser:
         """The highest rate that it carries; None: the search has not ended."""
         if layout not in self._searched:
             return None
-        together = goodput(self._carried(layout, self._seeds_of(layout)))
+        together, seeds = self.carried(layout), self.seeds(layout)
         if self.goodput_is_least(layout):
-            return Figure(together, None, None, len(self._seeds_of(layout)))
-        singles = [goodput(self._carried(layout, [seed])) for seed in self._seeds_of(layout)]
+            return Figure(together, None, None, seeds)
+        singles = [goodput(self._carried(layout, [seed])) for seed in range(seeds)]
         return Figure.of(singles).moved(together)
 
-    def carried(self, layout: Layout) -> float:
-        """The highest rate that it carries; 0 if it is not known."""
-        found = self.goodput(layout)
-        return 0.0 if found is None else found.mean
+    def carried(self, layout: Layout, seeds: int | None = None) -> float:
+        """The highest rate that it carries; 0 if it is not known. `seeds`: with the first ones only; None: with all."""
+        if layout not in self._searched:
+            return 0.0
+        return goodput(self._carried(layout, range(self.seeds(layout))[:seeds]))
+
+    def seeds(self, layout: Layout) -> int:
+        """The seeds of its goodput; 0: it is not known."""
+        return self._searched[layout].seeds if layout in self._searched else 0
 
     def goodput_is_least(self, layout: Layout) -> bool:
         """Whether the search of its goodput ended although no rate was too high."""
-        return layout in self._searched and is_least(self._carried(layout, self._seeds_of(layout)))
+        return layout in self._searched and is_least(self._carried(layout, range(self.seeds(layout))))
 
     def lowest_rate(self, layout: Layout) -> float:
         """The lowest rate at which it was tried."""
@@ -257,7 +272,7 @@ class Appraiser:
         mine, others = self.goodput(layout), self.goodput(other)
         if mine is None or others is None or self.goodput_is_least(layout) or self.goodput_is_least(other):
             return None
-        seeds = range(min(self._seeds[layout], self._seeds[other]))
+        seeds = range(min(self.seeds(layout), self.seeds(other)))
         mean, *singles = (
             goodput(self._carried(layout, each)) - goodput(self._carried(other, each))
             for each in (seeds, *([seed] for seed in seeds))
@@ -270,7 +285,7 @@ class Appraiser:
         gain = self.gain(best, other)
         if gain is None or gain.low is None:
             return False
-        precision = max(self._searched[best], self._searched[other])
+        precision = max(self._searched[best].precision, self._searched[other].precision)
         return gain.low > 0 and self.carried(best) > precision * self.carried(other)
 
     def _know(self, layout: Layout, rate: float, seeds: int) -> None:

@@ -107,8 +107,8 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         )
     elif not plan.is_decided:
         lines.append(
-            "The time for more seeds was over before the best layouts were told apart, so a longer search (--budget-s) "
-            "may choose another one."
+            "The time for the comparison of layouts was over, because some is kept for the figures. So a longer search "
+            "(--budget-s) may choose another one."
         )
     return lines
 

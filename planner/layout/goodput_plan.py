@@ -25,7 +25,7 @@ from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import filled, neighbours
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
-from planner.layout.race import race
+from planner.layout.race import race, ranking
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
 from planner.layout.whole import scale_of, whole_plan
@@ -42,8 +42,10 @@ _FIRST = 2
 """The best layouts of the search, whose goodput in long trials tells at which rate the candidates are compared."""
 _JUST_ABOVE = 1.04
 """Layouts are told apart best at this many times the highest rate that is carried."""
-_RACE_SHARE = 0.4
-"""No further seeds for layouts that are hard to tell apart after this share of the time. Figures follow."""
+_MOST_SHARE = 0.4
+"""The search for the most goodput ends after this share of the time that is left for it, its comparison and figures."""
+_FIGURES = 60
+"""The comparison of the best layouts leaves time for this many trials, which the figures need."""
 _ENLARGEMENTS = 4
 """Most trials of a layout with a reserve, after the time for the search is over."""
 _ROUNDINGS = 3
@@ -81,7 +83,8 @@ class _Planner:
         self._has_fewest = False
         self._is_decided = False
         self._tied: list[Layout] = []
-        self._is_race_whole = True
+        self._is_cut = False
+        self._figures_s = wishes.figures_share * wishes.budget_s
         self._next: Layout | None = None
         self._fuller: tuple[Layout, str] | None = None
         self._stopped = ""
@@ -90,11 +93,14 @@ class _Planner:
     def plan(self) -> GoodputPlan:
         with self._until_stopped():
             if self._wishes.uses_all or not self._find_fewest():
-                self._search.most()
+                left_s = self._figures_s - self._trials.elapsed_s
+                with self._phase(self._figures_s - (1 - _MOST_SHARE) * left_s):
+                    self._search.most()
                 self._compare()
             self._decided()
             varied = self._appraiser.variation_steps(self._shown[0], self._rate_per_copy())
-            self._trials.together([self._next_steps(), varied])
+            others = [self._appraiser.check_steps(layout, SEEDS) for layout in self._others()]
+            self._trials.together([self._next_steps(), varied, *others])
         return self._plan()
 
     def _find_fewest(self) -> bool:
@@ -143,9 +149,13 @@ class _Planner:
         yield from self._appraiser.check_steps(layout, 1)
         yield from self._appraiser.goodput_steps(layout, 1, self._case.rate)
 
+    def _others(self) -> list[Layout]:
+        """The alternatives of a plan for the most goodput. Those of the fewest GPUs have their figures before."""
+        return [] if self._has_fewest else self._shown[1:]
+
     def _decided(self) -> None:
-        self._is_decided = self._is_race_whole
-        self._trials.end_at(self._wishes.figures_share * self._wishes.budget_s)
+        self._is_decided = not self._is_cut
+        self._trials.end_at(self._figures_s)
 
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:
@@ -158,38 +168,58 @@ class _Planner:
                 raise
             self._stopped = INTERRUPTED
 
+    @contextmanager
+    def _phase(self, end_s: float) -> Iterator[None]:
+        """What is not known this many seconds after the start is left out, so that there is time for the figures."""
+        try:
+            with self._trials.ending_at(end_s):
+                yield
+        except TimeOverError:
+            self._is_cut = True
+
     def _compare(self) -> None:
         """Rank the best layouts of the search by longer trials, all with the same seeds."""
-        appraiser, search = self._appraiser, self._search
+        appraiser, begun_s, made = self._appraiser, self._trials.elapsed_s, self._trials.made
         start = self._rate_to_compare()
-        several = appraiser.ranked(search.best[:_CANDIDATES], start)[: max(self._wishes.top, _FINALISTS)]
+        finalists = self._finalists(start)
+        trial_s = (self._trials.elapsed_s - begun_s) / max(self._trials.made - made, 1)
+        with self._phase(self._figures_s - _FIGURES * trial_s):
+            appraiser.search_goodput(finalists, SEEDS, start)
+            race(appraiser, finalists)
+        ranked, self._tied = ranking(appraiser, finalists)
+        self._shown = ranked[: self._wishes.top]
+        appraiser.search_goodput(self._shown[:1], SEEDS, start)
+        if appraiser.rate:
+            appraiser.check(self._shown[:1])
+        self._fill(start)
+        if not self._case.rate:
+            self._choose_rate(self._shown[0])
+
+    def _finalists(self, start: float) -> list[Layout]:
+        """Those of the search's best layouts whose goodput is worth several seeds, best first."""
+        appraiser = self._appraiser
+        several = appraiser.ranked(self._search.best[:_CANDIDATES], start)[: max(self._wishes.top, _FINALISTS)]
         appraiser.search_goodput(several, 1, start)
         several.sort(key=lambda layout: -self._carried(layout))
         # One seed does not tell rates apart that are this close.
         close = [layout for layout in several if self._carried(layout) * PRECISION >= self._carried(several[0])]
-        finalists = list(dict.fromkeys([*several[: self._wishes.top], *close]))
-        appraiser.search_goodput(finalists, SEEDS, start)
-        self._shown = sorted(finalists, key=lambda layout: -self._carried(layout))[: self._wishes.top]
-        ended = race(appraiser, finalists, self._has_time_to_race)
-        self._shown, self._tied = ended.layouts[: self._wishes.top], ended.tied
-        self._is_race_whole = ended.is_whole
-        if appraiser.rate:
-            appraiser.check(self._shown, SEEDS)
-        self._fill(start)
-        best = self._shown[0]
+        return list(dict.fromkeys([*several[: self._wishes.top], *close]))
+
+    def _choose_rate(self, best: Layout) -> None:
+        """Check the best layout at a round rate that it carries, which becomes the plan's rate."""
+        appraiser = self._appraiser
         for _ in range(_ROUNDINGS):
-            if self._case.rate or (appraiser.rate and appraiser.carries(best)):
-                break
+            if appraiser.rate and appraiser.carries(best):
+                return
             if not (carried := self._carried(best)):
                 # No rate is carried. The figures are for the lowest one that was tried.
                 appraiser.rate = appraiser.lowest_rate(best)
                 appraiser.check([best])
-                break
+                return
             appraiser.rate = _rounded_down(carried)
             appraiser.check([best])
             # The rate may fail, although a higher one was carried. Then the goodput is lower.
             appraiser.search_goodput([best], SEEDS, appraiser.rate)
-        appraiser.check(self._shown[1:], SEEDS)
 
     def _rate_to_compare(self) -> float:
         """About the highest rate that the best layouts of the search carry in long trials.
@@ -222,9 +252,6 @@ class _Planner:
             return rate
         scale = self._wishes.scale
         return scale * rate / float(copies_between(self._shown[0], scale * rate / carried, scale)[0])
-
-    def _has_time_to_race(self) -> bool:
-        return self._trials.elapsed_s < _RACE_SHARE * self._wishes.budget_s
 
     def _carried(self, layout: Layout) -> float:
         return self._appraiser.carried(layout)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -61,6 +62,16 @@ class Trials:
     def end_at(self, budget_s: float) -> None:
         """Await no result later than this many seconds after the start."""
         self._budget_s = min(self._budget_s, budget_s)
+
+    @contextmanager
+    def ending_at(self, budget_s: float) -> Iterator[None]:
+        """As `end_at` within the `with` block. Afterwards results are awaited as before."""
+        before_s = self._budget_s
+        self.end_at(budget_s)
+        try:
+            yield
+        finally:
+            self._budget_s = before_s
 
     def trials(self, tasks: Sequence[TrialTask]) -> list[Trial]:
         """The outcomes, in the order of the tasks. Raises `TimeOverError`; the outcomes until then stay known."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from planner.layout import goodput_plan, goodput_search, race
+from planner.layout import goodput_plan, goodput_search
+from planner.layout.appraisal import VARIATIONS
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
@@ -42,6 +43,7 @@ def test_all_gpus_carry_the_most_without_a_rate() -> None:
     assert plan.next_step is not None
     assert plan.next_step.best.layout.gpus == case.gpus + 1
     assert not plan.stopped
+    assert plan.is_decided
 
 
 def test_a_plan_that_runs_out_of_time_has_a_simulated_layout() -> None:
@@ -133,16 +135,20 @@ def test_gpus_that_are_left_get_replicas_unless_these_carry_less(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_time", [True, False])
-def test_a_plan_whose_race_lacked_time_is_not_decided(has_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goodput_plan._Planner, "_has_time_to_race", lambda _: has_time)
-    monkeypatch.setattr(race, "contenders", lambda _, layouts: list(layouts))
+@pytest.mark.parametrize(("cut", "value"), [("_MOST_SHARE", 0.0), ("_FIGURES", 1e9)])
+def test_a_plan_whose_comparison_lacks_time_has_all_figures_and_is_not_decided(
+    cut: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goodput_plan, cut, value)
     case = replace(CASE, rate=0.0)
     plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
-    assert plan.is_decided == has_time
-    assert plan.tied
-    assert ("may choose another one" in " ".join(sentences(plan, case, {}))) != has_time
+    assert not plan.is_decided
     assert not plan.stopped
+    assert "may choose another one" in " ".join(sentences(plan, case, {}))
+    assert len(plan.variations) == len(VARIATIONS)
+    assert plan.next_step is not None
+    assert plan.layouts[0].goodput is not None
+    assert plan.layouts[0].goodput.seeds == 3
 
 
 @pytest.mark.slow

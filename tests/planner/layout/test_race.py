@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planner.layout.appraisal import Appraiser
 from planner.layout.layout import Layout
-from planner.layout.race import _STAGES, Race, _ordered, contenders, race
-from planner.layout.trial import Trial, TrialTask
+from planner.layout.race import _STAGES, _ordered, contenders, race, ranking
+from planner.layout.trial import TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE, MadeAtOnce
@@ -43,34 +43,53 @@ class Limited(MadeAtOnce):
         return {task.seed for task in self.made if task.layout == layout}
 
 
-def raced(trials: Limited, *, has_time: bool = True) -> Race:
+class Stopped(Limited):
+    """The time is over when a second layout wants this many seeds."""
+
+    def __init__(self, limits: dict[Layout, float], spread: float, most_seeds: int) -> None:
+        super().__init__(limits, spread)
+        self._most_seeds = most_seeds
+
+    def trials(self, tasks: list[TrialTask]) -> list[Trial]:
+        if len(tasks) >= self._most_seeds and tasks[0].layout != LAYOUTS[0]:
+            raise TimeOverError
+        return super().trials(tasks)
+
+
+def raced(trials: Limited) -> tuple[list[Layout], list[Layout]]:
     appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
     layouts = list(trials.limits)
     appraiser.search_goodput(layouts, 3, 10.0)
-    return race(appraiser, layouts, lambda: has_time)
+    race(appraiser, layouts)
+    return ranking(appraiser, layouts)
 
 
 def test_layouts_that_are_clearly_apart_get_no_further_seeds() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
-    ended = raced(trials)
-    assert (ended.layouts[0], ended.tied, ended.is_whole) == (LAYOUTS[1], [], True)
+    ranked, tied = raced(trials)
+    assert (ranked[0], tied) == (LAYOUTS[1], [])
     assert all(trials.seeds_of(layout) == {0, 1, 2} for layout in trials.limits)
 
 
 def test_layouts_within_the_precision_are_told_apart_by_finer_rates_and_further_seeds() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4, 7.0), strict=False)))
-    assert raced(trials).layouts[0] == LAYOUTS[1]
+    assert raced(trials)[0][0] == LAYOUTS[1]
     assert len(trials.seeds_of(LAYOUTS[0])) == len(trials.seeds_of(LAYOUTS[1])) > 3
     assert trials.seeds_of(LAYOUTS[2]) == {0, 1, 2}, "it is out of the race"
 
 
-def test_without_time_the_race_ends_with_what_is_known() -> None:
-    trials = Limited(dict(zip(LAYOUTS, (10.0, 10.4), strict=False)))
-    ended = raced(trials, has_time=False)
-    assert set(ended.layouts) == set(LAYOUTS[:2])
-    assert ended.tied == ended.layouts[1:]
-    assert not ended.is_whole
-    assert trials.seeds_of(LAYOUTS[0]) == {0, 1, 2}
+def test_a_race_that_is_stopped_leaves_what_is_known_with_the_seeds_that_all_have() -> None:
+    trials = Stopped(dict(zip(LAYOUTS, (10.2, 10.3), strict=False)), 0.05, most_seeds=6)
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    appraiser.search_goodput(LAYOUTS[:2], 3, 10.0)
+    before = {layout: appraiser.goodput(layout) for layout in LAYOUTS[:2]}
+    with pytest.raises(TimeOverError):
+        race(appraiser, LAYOUTS[:2])
+    assert [appraiser.seeds(layout) for layout in LAYOUTS[:2]] == [6, 3]
+    assert appraiser.goodput(LAYOUTS[1]) == before[LAYOUTS[1]]
+    ranked, tied = ranking(appraiser, LAYOUTS[:2])
+    assert ranked == sorted(LAYOUTS[:2], key=lambda layout: -appraiser.carried(layout, 3))
+    assert tied == ranked[1:]
 
 
 @given(
@@ -79,7 +98,7 @@ def test_without_time_the_race_ends_with_what_is_known() -> None:
 )
 def test_the_winner_lacks_no_more_than_the_last_precision(limits: list[float], spread: float) -> None:
     trials = Limited(dict(zip(LAYOUTS, limits, strict=False)), spread)
-    found = raced(trials).layouts
+    found, _ = raced(trials)
     assert sorted(found, key=str) == sorted(trials.limits, key=str)
     # With as many seeds of either sign, the spread of a mean is small.
     assert trials.limits[found[0]] >= max(limits) / (_STAGES[0][1] * (1 + spread / 3 + spread**2))
@@ -94,15 +113,9 @@ def test_the_best_is_always_in_the_race() -> None:
     assert contenders(appraiser, layouts)[0] == best
 
 
-def test_without_time_a_race_that_is_decided_already_is_whole() -> None:
-    trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
-    assert raced(trials, has_time=False).is_whole
-
-
 def test_layouts_that_no_number_of_seeds_tells_apart_are_tied() -> None:
-    ended = raced(Limited(dict(zip(LAYOUTS, (10.0, 10.0), strict=False)), 0.05))
-    assert len(ended.tied) == 1
-    assert ended.is_whole
+    ranked, tied = raced(Limited(dict(zip(LAYOUTS, (10.0, 10.0), strict=False)), 0.05))
+    assert tied == ranked[1:]
 
 
 @pytest.mark.parametrize("apart", [1.02, 1.3])
@@ -115,5 +128,5 @@ def test_a_difference_counts_when_it_is_beyond_the_precision(apart: float) -> No
 
 def test_of_equal_layouts_the_one_with_fewer_roles_comes_first() -> None:
     split, mixed = Layout(((1, 1),), ((1, 1),)), Layout(((1, 1),), ((1, 1),), ((1, 1),))
-    carries = SimpleNamespace(carried=lambda _: 5.0)
+    carries = SimpleNamespace(carried=lambda *_: 5.0, seeds=lambda _: 3)
     assert _ordered(cast(Appraiser, carries), [mixed, split]) == [split, mixed]
