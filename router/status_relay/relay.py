@@ -89,6 +89,8 @@ class Relay:
                         refused = await self._reason(request, url, kept)
                     if refused is not None:
                         return _error(request, refused)
+                    if kept is not None:
+                        kept.drop()
                     return await _stream(request, answer, first)
                 whole = await answer.read()
                 is_hidden = is_unexplained(request.path, answer.status, whole)

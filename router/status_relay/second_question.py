@@ -43,22 +43,28 @@ _BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
 
 
 class KeptBody:
-    """The body of a request on its way to the frontend, which is kept for a second question."""
+    """The body of a request on its way to the frontend, which is kept until no second question can come."""
 
     def __init__(self, request: web.Request) -> None:
         self._content = request.content
         self._is_messages = request.path == MESSAGES
         self._parts: list[bytes] = []
         self._bytes = 0
+        self._is_kept = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._content.iter_any():
             self._bytes += len(part)
-            if self._bytes <= MOST_BYTES:
+            if self._bytes > MOST_BYTES:
+                self.drop()
+            if self._is_kept:
                 self._parts.append(part)
-            else:
-                self._parts.clear()
             yield part
+
+    def drop(self) -> None:
+        """Keep it no longer: the answer has begun, and lasts as long as the round."""
+        self._is_kept = False
+        self._parts.clear()
 
     def asked_again(self) -> dict[str, Any] | None:
         """The request in the form that shows the reason; None: it was not kept, or is no object."""

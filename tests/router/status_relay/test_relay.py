@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
-from router.status_relay import second_question
+from router.status_relay import relay, second_question
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import serving
 
@@ -285,3 +285,25 @@ async def test_a_body_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPat
         async with client.post("/v1/completions", json={"prompt": "x" * 100}) as answer:
             assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
         assert len(frontend.asked) == 1
+
+
+async def test_a_body_is_kept_no_longer_than_a_second_question_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream lasts for minutes, and a body may have many megabytes."""
+    bodies: list[second_question.KeptBody] = []
+
+    def keep(request: web.Request) -> second_question.KeptBody | None:
+        kept = second_question.kept_body(request)
+        bodies.extend([kept] if kept else [])
+        return kept
+
+    monkeypatch.setattr(relay, "kept_body", keep)
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        frontend.events = (b"".join(OWN) + EVENTS[0], *EVENTS[1:])
+        async with client.post("/v1/responses", json={"stream": True, "input": "x" * 100_000}) as answer:
+            assert await answer.content.readany() == frontend.events[0]
+            (body,) = bodies
+            assert body._parts == []
+            assert body.asked_again() is None
+            frontend.go_on.set()
+            assert await answer.content.read() == b"".join(EVENTS[1:])
