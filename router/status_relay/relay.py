@@ -3,12 +3,13 @@
 The frontend gives a stream the status 200 before a coordinator has seen the request, and hides why a round was refused.
 So the relay holds a stream's status back until its first event. A coordinator says there that it refuses the round
 (`ampd.wire.refusal_comment`). The client then gets the status of the refusal instead of a stream. Where an answer has
-no reason at all, the relay asks for it (`second_question`).
+no reason at all, the relay asks for it (`second_question`, `long_prompt`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 from aiohttp import web
@@ -17,6 +18,7 @@ from yarl import URL
 
 from ampd.wire import IN_COMMENT, RELAY_HEADER, Refused, retry_after_s
 from router.status_relay.first_events import first_events, has_failed, refusal_of
+from router.status_relay.long_prompt import COMPLETIONS, as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
     MESSAGES,
     KeptBody,
@@ -93,10 +95,12 @@ class Relay:
                         kept.drop()
                     return await _stream(request, answer, first)
                 whole = await answer.read()
-                is_hidden = is_unexplained(request.path, answer.status, whole)
-                if is_hidden and (refused := await self._reason(request, url, kept)):
-                    return _error(request, refused)
-                return _whole(answer, whole)
+                refused = None
+                if is_unexplained(request.path, answer.status, whole):
+                    refused = await self._reason(request, url, kept)
+                elif may_be_too_long(request.path, answer.status, whole):
+                    refused = await self._too_long(request, kept)
+                return _error(request, refused) if refused else _whole(answer, whole)
         except aiohttp.ClientConnectorError:
             return _error(request, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
@@ -105,13 +109,25 @@ class Relay:
 
     async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None) -> Refused | None:
         """Ask a second time why a round was refused."""
-        assert self._session is not None
         if kept is None or (body := kept.asked_again()) is None:
             return None
         mark = mark_of_second(request.path)
+        return await refusal_in_answer(self._ask(request, url, body, mark), mark)
+
+    async def _too_long(self, request: web.Request, kept: KeptBody | None) -> Refused | None:
+        """Ask whether the prompt of `/v1/messages` is too long."""
+        if kept is None or (message := kept.read()) is None:
+            return None
+        url = URL(self._upstream + COMPLETIONS)
+        return await too_long_in_answer(self._ask(request, url, as_completion(message), IN_COMMENT))
+
+    def _ask(
+        self, request: web.Request, url: URL, body: dict[str, object], mark: str
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        assert self._session is not None
         headers = _marked(request.headers, mark)
         headers.popall("content-length", None)
-        return await refusal_in_answer(self._session.post(url, headers=headers, json=body), mark)
+        return self._session.post(url, headers=headers, json=body)
 
 
 def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:

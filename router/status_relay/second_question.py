@@ -66,13 +66,18 @@ class KeptBody:
         self._is_kept = False
         self._parts.clear()
 
-    def asked_again(self) -> dict[str, Any] | None:
-        """The request in the form that shows the reason; None: it was not kept, or is no object."""
+    def read(self) -> dict[str, Any] | None:
+        """The request; None: it was not kept, or is no object."""
         with suppress(ValueError, RecursionError):
             value = json.loads(b"".join(self._parts))
             if isinstance(value, dict):
-                return {**value, "stream": self._is_messages or not value.get("stream")}
+                return value
         return None
+
+    def asked_again(self) -> dict[str, Any] | None:
+        """The request in the form that shows the reason; None: as in `read`."""
+        value = self.read()
+        return None if value is None else {**value, "stream": self._is_messages or not value.get("stream")}
 
 
 def mark_of_second(path: str) -> str:
@@ -109,9 +114,15 @@ async def refusal_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientRes
     return None
 
 
-def _refused(status: int, body: bytes) -> Refused | None:
+def error_message(body: bytes) -> str | None:
+    """The message in the body of an error, in the form of either API."""
     with suppress(ValueError, RecursionError):
         match json.loads(body):
             case {"message": str(message)} | {"error": {"message": str(message)}}:
-                return Refused(status, message)
+                return message
     return None
+
+
+def _refused(status: int, body: bytes) -> Refused | None:
+    message = error_message(body)
+    return None if message is None else Refused(status, message)

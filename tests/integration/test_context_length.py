@@ -8,8 +8,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from router.status_relay.long_prompt import as_completion
 from tests.harness.graph import HELLO, MODEL, Graph, completion, events, profile, record
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,6 +36,20 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def relay(graph: Graph, client: httpx.AsyncClient) -> str:
+    url = graph.start_status_relay()
+
+    async def is_serving() -> bool:
+        try:
+            return bool((await client.get(f"{url}/v1/models")).json().get("data"))
+        except httpx.TransportError:
+            return False
+
+    await until(is_serving)
+    return url
+
+
 async def test_the_model_is_listed_with_the_context_of_the_workers(client: httpx.AsyncClient) -> None:
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model["context_window"] == LIMIT_TOKENS, model
@@ -57,6 +72,31 @@ async def test_a_response_that_is_too_long_gets_both_numbers(client: httpx.Async
 async def test_a_completion_that_is_too_long_gets_both_numbers(client: httpx.AsyncClient, more: dict[str, Any]) -> None:
     body = completion([5 + position % 300 for position in range(LIMIT_TOKENS + 1)], max_tokens=2, **more)
     _has_both_numbers(await client.post("/v1/completions", json=body))
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_a_message_that_is_too_long_gets_both_numbers_from_the_status_relay(
+    client: httpx.AsyncClient, relay: str, more: dict[str, Any]
+) -> None:
+    """Dynamo's frontend says nothing of it."""
+    body = {"model": MODEL, "messages": LONG, "max_tokens": 2, **more}
+    direct = await client.post("/v1/messages", json=body)
+    assert (direct.status_code, direct.json()["error"]["message"]) == (500, "Internal server error")
+    reply = await client.post(f"{relay}/v1/messages", json=body)
+    _has_both_numbers(reply)
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("prompt is too long: ")
+
+
+async def test_the_question_whether_a_prompt_is_too_long_reaches_no_worker(client: httpx.AsyncClient) -> None:
+    asked = as_completion({"model": MODEL, "messages": HELLO})
+    # A chat shows the reason for which a completion fails.
+    chat = {"model": MODEL, "messages": HELLO, "nvext": asked["nvext"]}
+    reply = await client.post("/v1/chat/completions", json=chat)
+    assert reply.status_code == 400, reply.text
+    assert "asked-by-the-status-relay" in reply.text
+    assert (await client.post("/v1/completions", json=asked)).status_code == 500
 
 
 def _has_both_numbers(reply: httpx.Response) -> None:
