@@ -70,7 +70,8 @@ class ServeSettings(GraphSettings):
     status_relay: bool = Field(
         False,
         description="Put a relay before the frontend that gives refused streams their HTTP status, and 429 its "
-        "`Retry-After`. Each token passes one more process.",
+        "`Retry-After`. Without it no client gets this header, and a refused stream is a 200 with an error in it, "
+        "which libraries do not send again by themselves. Each token passes one more process.",
     )
     state_url: str = Field(
         EMBEDDED,
