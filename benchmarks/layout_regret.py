@@ -1,6 +1,7 @@
 """How far `ampd plan --use-all` and `ampd plan --rate` are from the best of all layouts, by full simulation.
 
-    python -m benchmarks.layout_regret [--gpus 4 8] [--minutes 20] [--data FOLDER] [--budget-s 60] [--cases 1 2]
+    AMPD_COMPILED=1 python -m benchmarks.layout_regret [--gpus 8] [--minutes 100] [--data FOLDER] [--cases 1 2]
+        [--budget-s 60] [--jobs 2]
 
 The goodput of a layout is the highest session rate that it carries in long trials, the mean of two seeds that the
 planner does not use. Regret of `--use-all` is the goodput that its layout lacks, relative to the best of all layouts
@@ -10,8 +11,9 @@ seed at 1 % more than the best goodput fails. The best layout of many has some l
 also asked for 70 % of the best goodput: no layout of fewer GPUs than its answer should carry that.
 
 Each trial is kept in --data, so a run that was ended goes on where it was, and another version of the planner is
-compared with the same layouts. Delete the folder when the simulator's results have changed. Cases that are not complete
-when the minutes are over are left out of the table. The planner runs in one process.
+compared with the same layouts. Delete the folder when the simulator's results have changed. Cases that are not
+complete when the minutes are over are left out of the table. The planner has the budget and the processes of `ampd
+plan`, and the enumeration has one process.
 """
 
 from __future__ import annotations
@@ -33,19 +35,21 @@ from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.types import Parallelism, Slo
 from benchmarks.rate_search import RateSearch
+from planner.layout.appraisal import VARIATIONS
 from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout, replicas_of
 from planner.layout.plan import Wishes
 from planner.layout.trial import Horizon, Trial, TrialTask
+from planner.layout.trials import BUDGET_S
 from planner.simulator.options import SimulationOptions
 from planner.sustained import IN_TIME
 from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
 
 _SEEDS = (977, 978)
-"""Of the enumeration. The planner uses 0, 1 and 2."""
+"""Of the enumeration. The planner uses 0 to 11."""
 _QUICK = Horizon(30.0, 1.0, 40, 600)
 _FULL = Horizon(120.0, 6.0, 100, 6000)
 _CLEARLY = 0.05
@@ -235,6 +239,11 @@ class Enumeration:
             partial.write_text(json.dumps(self._known))
 
 
+def kept_path(folder: Path, instance: Instance, gpus: int) -> Path:
+    """The file with the trials of a case."""
+    return folder / f"{instance} {gpus}.json".replace(" ", "-")
+
+
 def every_layout(degrees: Sequence[int], gpus: int) -> Iterator[Layout]:
     """Every split and co-located layout within the GPUs."""
     sides = [
@@ -246,24 +255,22 @@ def every_layout(degrees: Sequence[int], gpus: int) -> Iterator[Layout]:
             yield layout
 
 
-def regret(instance: Instance, gpus: int, folder: Path, budget_s: float, end_s: float) -> dict[str, Any] | None:
+def regret(instance: Instance, gpus: int, folder: Path, wishes: Wishes, end_s: float) -> dict[str, Any] | None:
     """One row of the table; None: the time was over."""
     case = instance.case(gpus)
     folder.mkdir(parents=True, exist_ok=True)
-    every = Enumeration(case, folder / f"{instance} {gpus}.json".replace(" ", "-"), end_s)
+    every = Enumeration(case, kept_path(folder, instance, gpus), end_s)
     try:
         best, most = every.best()
-        return _row(
-            f"{instance}, {gpus} GPUs", case, every, best, most, Wishes(uses_all=True, jobs=1, budget_s=budget_s)
-        )
+        return _row(f"{instance}, {gpus} GPUs", case, every, best, most, wishes)
     except TimeoutError:
         return None
 
 
 def _row(name: str, case: PlanCase, every: Enumeration, best: Layout, most: float, wishes: Wishes) -> dict[str, Any]:
-    start_s = time.process_time()
+    start_s = time.monotonic()
     plan = make_goodput_plan(case, wishes)
-    plan_s = time.process_time() - start_s
+    plan_s = time.monotonic() - start_s
     chosen = plan.layouts[0].layout
     carried = every.goodput(chosen)
     if carried > most:
@@ -282,6 +289,16 @@ def _row(name: str, case: PlanCase, every: Enumeration, best: Layout, most: floa
         "smaller": [str(layout) for layout in smaller],
         "plan_s": plan_s,
         "stopped": plan.stopped,
+        "is_decided": plan.is_decided,
+        "has_all_figures": plan.next_step is not None and len(plan.variations) == len(VARIATIONS),
+    }
+
+
+def _notes(row: dict[str, Any]) -> dict[str, bool]:
+    return {
+        "stopped": bool(row["stopped"]),
+        "not decided": not row["is_decided"],
+        "some figures missing": not row["has_all_figures"],
     }
 
 
@@ -290,14 +307,16 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="+", default=[4])
     parser.add_argument("--cases", type=int, nargs="+", default=range(1, len(INSTANCES) + 1), help="numbers, from 1")
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--budget-s", type=float, default=120.0)
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S)
+    parser.add_argument("--jobs", type=int, help="processes of the planner; default: one per core")
     parser.add_argument("--data", type=Path, default=Path("layout-regret"))
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
     end_s = time.monotonic() + 60 * options.minutes
+    wishes = Wishes(uses_all=True, jobs=options.jobs, budget_s=options.budget_s)
     rows = []
     for gpus, number in product(options.gpus, options.cases):
-        row = regret(INSTANCES[number - 1], gpus, options.data, options.budget_s, end_s)
+        row = regret(INSTANCES[number - 1], gpus, options.data, wishes, end_s)
         if row is None:
             break
         rows.append(row)
@@ -314,7 +333,8 @@ def main() -> int:
         carries = "carries" if row["fewest_carries"] else "does not carry"
         smaller = f"; these too: {', '.join(row['smaller'])}" if row["smaller"] else ""
         print(f"        of 70 % of the best goodput: {row['fewest']} {carries} it{smaller}")
-        print(f"        planned in {row['plan_s']:.0f} s of processor time{', stopped' if row['stopped'] else ''}")
+        notes = [f"planned in {row['plan_s']:.0f} s", *(name for name, holds in _notes(row).items() if holds)]
+        print(f"        {', '.join(notes)}")
     return 0
 
 

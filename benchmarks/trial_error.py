@@ -88,6 +88,16 @@ def long_simulation(case: PlanCase, layout: Layout, rate: float, lifetimes: floa
     return run.attainment(case.slo).rounds, in_time_share(run.rounds, sessions, case.slo)
 
 
+def long_goodput(case: PlanCase, layout: Layout, start: float, lifetimes: float) -> float:
+    """The highest rate that a layout carries in the long simulation. `start`: about right."""
+
+    def carries(rate: float) -> bool:
+        met, in_time = long_simulation(case, layout, rate, lifetimes)
+        return met >= case.attainment and in_time >= IN_TIME
+
+    return _goodput(carries, start)
+
+
 def _goodput(carries: Any, start: float) -> float:
     search = RateSearch(lambda rate: _Carried(float(carries(rate))), _PRECISION, lowest_rate=start / 20, first_step=1.1)
     return search.highest(1.0, "share", start)
@@ -104,12 +114,8 @@ def row(question: Question, lifetimes: float, seeds: int) -> dict[str, Any]:
         found[name], found[f"{name}_seeds"] = fmean(values), values
         found[f"{name}_s"] = (time.process_time() - start_s) / seeds
 
-    def carries(rate: float) -> bool:
-        met, in_time = long_simulation(case, layout, rate, lifetimes)
-        return met >= case.attainment and in_time >= IN_TIME
-
     start_s = time.process_time()
-    found["reference"] = _goodput(carries, found["long"] or start)
+    found["reference"] = long_goodput(case, layout, found["long"] or start, lifetimes)
     found["reference_s"] = time.process_time() - start_s
     return found
 
