@@ -128,7 +128,7 @@ class Search:
                 return
             gpus = self.carrying[0].gpus - 1
             near = [each for layout in self.carrying[:_CENTRES] for each in self._near(layout, gpus)]
-            if not self._carry([layout for layout in near if self._may_carry(layout)], gpus):
+            if not self._carry(near, gpus):
                 return
 
     def estimated(self) -> Layout:
