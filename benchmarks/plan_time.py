@@ -1,11 +1,12 @@
 """How long `ampd plan` takes to its first answer and to its end, by GPUs and in the AMPD paper's settings.
 
     python -m benchmarks.plan_time [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
-    python -m benchmarks.plan_time --paper
+    python -m benchmarks.plan_time --paper [--times 8] [--use-all]
     python -m benchmarks.plan_time --against ../checkout-of-the-version-before
 
 ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
-settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second. Whole processes,
+settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second; `--times` multiplies
+GPUs and rates. With `--use-all` the plans are for the most goodput of all GPUs, without a rate. Whole processes,
 medians. A plan that the budget ended takes that long. The first answer is the layout of the integer programme, before
 any simulation. Its time is that of the search, without the start of the process. The paper's figures
 (arXiv 2602.14516, its own machine) stand beside them for orientation, not as a race.
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,23 @@ class Question:
     rate: float
     ttft_ms: float
     itl_ms: float
+    uses_all: bool = False
 
     def __str__(self) -> str:
-        return f"{self.model} {self.trace}, {self.rate:g}/s on {self.gpus} GPUs"
+        asked = "the most" if self.uses_all else f"{self.rate:g}/s"
+        return f"{self.model} {self.trace}, {asked} on {self.gpus} GPUs"
+
+    @property
+    def wanted(self) -> list[str]:
+        return ["--use-all"] if self.uses_all else ["--rate", str(self.rate)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, nargs="+", default=list(_GPUS))
     parser.add_argument("--paper", action="store_true", help="the paper's twelve settings instead")
+    parser.add_argument("--times", type=int, default=1, help="multiplies the GPUs and rates of --paper")
+    parser.add_argument("--use-all", action="store_true", help="the most goodput of all GPUs, without a rate")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--against", type=Path, help="folder with the sources of another version, to compare with")
@@ -72,7 +81,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.against is not None and not (options.against / "planner").is_dir():
         parser.error(f"--against: {options.against} has no folder `planner`; give the root of a checkout")
-    questions = list(_paper_questions()) if options.paper else [_question(gpus) for gpus in options.gpus]
+    questions = list(_paper_questions(options.times)) if options.paper else [_question(gpus) for gpus in options.gpus]
+    questions = [replace(question, uses_all=options.use_all) for question in questions]
     rows = []
     with tempfile.TemporaryDirectory(prefix="ampd-plan-") as folder:
         for question in questions:
@@ -90,10 +100,10 @@ def _question(gpus: int) -> Question:
     return Question("qwen3-32b", "toolbench", gpus, gpus / 4, 350, 40)
 
 
-def _paper_questions() -> Iterator[Question]:
+def _paper_questions(times: int) -> Iterator[Question]:
     for model, targets in PAPER_SLOS_MS.items():
         for trace, (ttft_ms, itl_ms) in targets.items():
-            yield Question(model, trace, PAPER_GPUS[trace], _PAPER_RATE, ttft_ms, itl_ms)
+            yield Question(model, trace, times * PAPER_GPUS[trace], times * _PAPER_RATE, ttft_ms, itl_ms)
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ class Planned:
 
 def _row(question: Question, trace: Path, repeats: int, budget_s: float, against: Path | None) -> dict[str, Any]:
     argv = [*ampd_command("plan"), str(trace), "--model", question.model, "--gpu", "h20"]
-    argv += ["--gpus", str(question.gpus), "--rate", str(question.rate)]
+    argv += ["--gpus", str(question.gpus), *question.wanted]
     argv += ["--ttft", str(question.ttft_ms / 1e3), "--itl", str(question.itl_ms / 1e3)]
     argv += ["--budget-s", str(budget_s), "--json"]
     ours, others = [], []

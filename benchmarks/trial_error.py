@@ -51,6 +51,7 @@ class Question:
 _GAIA = Instance("gaia", "mixtral-8x7b", "h200", 1.0, 0.04)
 _TAU = Instance("tau-bench-airline", "qwen3-32b", "h20", 0.5, 0.04)
 _TOOLBENCH = Instance("toolbench", "qwen3-32b", "h100", 0.5, 0.04)
+_GAIA_16 = Instance("gaia", "qwen3-32b", "h20", 1.5, 0.04)
 QUESTIONS = (
     Question(_TAU, Layout(((4, 1),), ((4, 1),))),
     Question(_TAU, Layout((), ((4, 1),))),
@@ -58,6 +59,9 @@ QUESTIONS = (
     Question(_TOOLBENCH, Layout((), ((4, 1),))),
     Question(_GAIA, Layout((), ((2, 2),))),
     Question(_GAIA, Layout(((4, 1),), ((4, 1),))),
+    Question(_GAIA_16, Layout(((2, 3),), ((8, 1),))),
+    Question(_GAIA_16, Layout(((4, 3),), ((4, 1),))),
+    Question(_GAIA_16, Layout(((8, 1),), ((8, 1),))),
 )
 
 
