@@ -10,7 +10,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoutingSituation
 from ampd.policies.chance import any_of
 from ampd.policies.expectations import ITL_SHARE
-from ampd.policies.queue_work import work_of
+from ampd.policies.queue_work import mean_rest_s, work_of
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
 
 # Python looks a member of an enumeration up at each use.
@@ -35,23 +35,18 @@ def towards(worker: WorkerView, decode: WorkerView, reason: str) -> RouteDecisio
 def queued_s(worker: WorkerView, model: PerformanceModel) -> float:
     """Prefill time of all tasks at a worker, one after the other."""
     total_s = work_of(worker, model).total_s
-    if rest := worker.queue_rest.tasks:
-        total_s += rest * _mean_rest_s(worker, model)
+    rest = worker.queue_rest
+    if rest.tasks:
+        total_s += rest.tasks * mean_rest_s(rest, model, worker.parallelism)
     return total_s
 
 
 def queued_in_passes_s(worker: WorkerView, model: PerformanceModel) -> float:
     """Prefill time of all tasks at a worker. Short ones share passes."""
     work = work_of(worker, model)
-    if rest := worker.queue_rest.tasks:
-        return work.with_more_s(worker.queue, rest, _mean_rest_s(worker, model))
+    if worker.queue_rest.tasks:
+        return work.with_rest_s(worker.queue, worker.queue_rest)
     return work.in_passes_s(worker.queue)
-
-
-def _mean_rest_s(worker: WorkerView, model: PerformanceModel) -> float:
-    """Mean prefill time of the waiting tasks that a view only counts and does not list. There must be at least one."""
-    rest = worker.queue_rest
-    return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, worker.parallelism)
 
 
 def step_with_s(model: PerformanceModel, worker: WorkerView, context_tokens: int, rounds: int = 1) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.passes import shortest_pass_s
-from ampd.types import Parallelism, PrefillTask, WorkerView
+from ampd.types import Parallelism, PrefillTask, QueueRest, WorkerView
 
 _UNITS_PER_S = float(1 << 80)
 """Unit of the exact sums. A time of 8 ns or more is a whole number of units, so nothing of it is lost."""
@@ -43,10 +43,12 @@ class QueueWork:
     """
 
     __slots__ = (
+        "_behind_s",
         "_by_deadline",
         "_fixed_s",
         "_in_passes",
         "_in_passes_s",
+        "_rest",
         "_shorts",
         "_tiny",
         "_total",
@@ -67,6 +69,8 @@ class QueueWork:
         self._fixed_s = shortest_pass_s(model, 0, parallelism)
         self._by_deadline: list[Waiting] = []
         self._total = self._in_passes = self._shorts = self._tiny = 0
+        self._rest: QueueRest | None = None
+        self._behind_s = (0.0, 0.0)
 
     def changed(self, left: Iterable[PrefillTask] = (), entered: Sequence[PrefillTask] = ()) -> QueueWork:
         """The work after some prefills have left the queue and others have entered it.
@@ -95,13 +99,21 @@ class QueueWork:
         # The first short one may take even less than the fixed time.
         return (self._in_passes + _units(min(self._first_short_s(tasks), self._fixed_s))) / _UNITS_PER_S
 
-    def with_more_s(self, tasks: Iterable[PrefillTask], more: int, each_s: float) -> float:
-        """The time of all prefills, with `more` prefills of `each_s` behind the queue."""
-        in_passes_s = self.in_passes_s(tasks)
+    def with_rest_s(self, tasks: Iterable[PrefillTask], rest: QueueRest) -> float:
+        """The time of all prefills, and of those that a view only counts, behind them. Each of these takes the mean."""
+        if rest is not self._rest:
+            # A decision asks for all workers, and few queues change between two decisions.
+            self._rest, self._behind_s = rest, self._times_behind_s(rest)
+        first_s, all_s = self._behind_s
+        return self.in_passes_s(tasks) + first_s + all_s
+
+    def _times_behind_s(self, rest: QueueRest) -> tuple[float, float]:
+        """What counted prefills add behind these: (the fixed time that the first one pays, the other time)."""
+        each_s = mean_rest_s(rest, self.model, self.parallelism)
         if each_s >= 2.0 * self._fixed_s:
-            return in_passes_s + more * each_s
+            return 0.0, rest.tasks * each_s
         first_s = 0.0 if self._shorts else min(each_s, self._fixed_s)
-        return in_passes_s + first_s + more * max(each_s - self._fixed_s, 0.0)
+        return first_s, rest.tasks * max(each_s - self._fixed_s, 0.0)
 
     def not_over(self, now_s: float) -> Sequence[Waiting]:
         """The prefills whose TTFT target is not over, by deadline. It may be over for less than a millisecond."""
@@ -111,6 +123,7 @@ class QueueWork:
         copy = QueueWork.__new__(QueueWork)
         copy.model, copy.parallelism, copy._fixed_s = self.model, self.parallelism, self._fixed_s
         copy._by_deadline = self._by_deadline.copy()
+        copy._rest, copy._behind_s = None, (0.0, 0.0)
         copy._total, copy._in_passes, copy._shorts, copy._tiny = (
             self._total,
             self._in_passes,
@@ -205,6 +218,11 @@ def work_of(worker: WorkerView, model: PerformanceModel) -> QueueWork:
     ):
         return work
     return QueueWork(model, worker.parallelism).changed(entered=worker.queue)
+
+
+def mean_rest_s(rest: QueueRest, model: PerformanceModel, parallelism: Parallelism) -> float:
+    """Mean prefill time of the waiting tasks that a view only counts and does not list. There must be at least one."""
+    return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, parallelism)
 
 
 def _units(seconds: float) -> int:

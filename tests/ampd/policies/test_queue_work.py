@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.queue_work import QueueWork, queued, work_of
-from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
+from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN, queue_of
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -80,12 +80,25 @@ def in_passes_s(times_s: list[float]) -> float:
     return total_s
 
 
-@given(st.lists(tasks, max_size=5), st.integers(1, 9), tasks)
-def test_equal_prefills_behind_the_queue(queue: list[PrefillTask], more: int, each: PrefillTask) -> None:
+@given(st.lists(tasks, max_size=5), st.lists(st.tuples(st.integers(1, 9), tasks), min_size=1, max_size=3))
+def test_counted_prefills_behind_the_queue(queue: list[PrefillTask], rests: list[tuple[int, PrefillTask]]) -> None:
+    """Asked again and again, by the rest of that time."""
     work = QueueWork(MODEL, TP2).changed(entered=queue)
-    whole = work.changed(entered=[each] * more)
-    each_s = MODEL.prefill_s(each.hist_tokens, each.incr_tokens, TP2)
-    assert work.with_more_s(queue, more, each_s) == pytest.approx(whole.in_passes_s([*queue, *[each] * more]))
+    for more, each in [*rests, *rests]:
+        whole = work.changed(entered=[each] * more)
+        rest = QueueRest(more, more * each.hist_tokens, more * each.incr_tokens)
+        for _ in range(2):
+            assert work.with_rest_s(queue, rest) == pytest.approx(whole.in_passes_s([*queue, *[each] * more]))
+
+
+def test_a_changed_queue_adds_its_rest_up_again() -> None:
+    """The first short prefill of the whole queue pays for a pass. So the rest costs less behind a short one."""
+    short, rest = queue_of(40), QueueRest(2, 0, 80)
+    empty = QueueWork(MODEL, TP2)
+    alone_s = empty.with_rest_s([], rest)
+    behind, fresh = (work.changed(entered=short) for work in (empty, QueueWork(MODEL, TP2)))
+    assert behind.with_rest_s(short, rest) == fresh.with_rest_s(short, rest)
+    assert 0.0 < behind.with_rest_s(short, rest) - behind.in_passes_s(short) < alone_s
 
 
 def test_what_is_not_there_cannot_leave() -> None:
