@@ -135,15 +135,22 @@ class PrefillTask:
 
     def postponed(self) -> PrefillTask:
         """The task after one more later task of its queue was run before it."""
+        return self._changed(self.hist_tokens, self.incr_tokens, self.postponements + 1)
+
+    def with_tokens(self, hist_tokens: int, incr_tokens: int) -> PrefillTask:
+        """The task with another history and another increment."""
+        return self._changed(hist_tokens, incr_tokens, self.postponements)
+
+    def _changed(self, hist_tokens: int, incr_tokens: int, postponements: int) -> PrefillTask:
         # Without `dataclasses.replace`, because a pick may postpone the whole queue.
         return PrefillTask(
             self.task_id,
             self.session_id,
-            self.hist_tokens,
-            self.incr_tokens,
+            hist_tokens,
+            incr_tokens,
             self.arrival_s,
             self.slo,
-            self.postponements + 1,
+            postponements,
             self.session_missed,
             self.has_output,
         )

@@ -6,6 +6,7 @@ The routing predicts what the other two do. Its predictions are only right while
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -24,18 +25,14 @@ ORDERED_PREFILLS = 128
 most about 30 kB."""
 
 
-class Expectations(Policy):
-    """Base of the policies that weigh prefills by their TTFT targets."""
+# Not frozen, because it is made for every decision. No part of the policy, because compiled code calls a method of a
+# policy, and reads a field of one, as interpreted code does.
+@dataclass(slots=True)
+class Weighing:
+    """How prefills are weighed by their TTFT targets. The fields are those of `Expectations`."""
 
-    headroom: float = Field(
-        0.95, gt=0, le=1, description="Share of the TTFT target to plan with; the same in routing and ordering."
-    )
-    missed_weight: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Weight of a round whose session has missed a target before; the same in routing and ordering.",
-    )
+    headroom: float
+    missed_weight: float
 
     def left_s(self, task: PrefillTask, now_s: float) -> float:
         """Seconds until `headroom` of a prefill's TTFT target is over."""
@@ -61,6 +58,23 @@ class Expectations(Policy):
             for _, ttft_s, arrival_s, plain_s, session_missed in prefills
             if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
         ]
+
+
+class Expectations(Policy):
+    """Base of the policies that weigh prefills by their TTFT targets."""
+
+    headroom: float = Field(
+        0.95, gt=0, le=1, description="Share of the TTFT target to plan with; the same in routing and ordering."
+    )
+    missed_weight: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Weight of a round whose session has missed a target before; the same in routing and ordering.",
+    )
+
+    def weighing(self) -> Weighing:
+        return Weighing(self.headroom, self.missed_weight)
 
 
 def disagreement(routing: str, ordering: str) -> str | None:

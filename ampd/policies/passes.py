@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
@@ -14,7 +13,7 @@ from ampd.types import Parallelism, PrefillTask
 def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
     """One task that stands for all: its increment is their sum, its history their mean, weighted by new tokens."""
     hist_tokens, incr_tokens = joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks])
-    return replace(tasks[0], hist_tokens=hist_tokens, incr_tokens=incr_tokens)
+    return tasks[0].with_tokens(hist_tokens, incr_tokens)
 
 
 def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -11,7 +11,6 @@ prefix. Workers, coordinators and the simulator take these rules from here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from ampd.types import PrefillTask, WorkerView
 
@@ -90,7 +89,7 @@ def with_shared(task: PrefillTask, tokens: int) -> PrefillTask:
     hist_tokens = min(tokens, task.context_tokens - 1)
     if hist_tokens <= task.hist_tokens:
         return task
-    return replace(task, hist_tokens=hist_tokens, incr_tokens=task.context_tokens - hist_tokens)
+    return task.with_tokens(hist_tokens, task.context_tokens - hist_tokens)
 
 
 def reads_history(task: PrefillTask, shared_tokens: int) -> bool:

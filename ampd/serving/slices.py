@@ -7,7 +7,7 @@ among all waiting prefills. The last part is the round's own call of the engine,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
@@ -116,4 +116,4 @@ def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillT
 
 def left_after(task: PrefillTask, end_tokens: int) -> PrefillTask:
     """What is left of a prefill whose first `end_tokens` are computed."""
-    return replace(task, hist_tokens=end_tokens, incr_tokens=task.context_tokens - end_tokens)
+    return task.with_tokens(end_tokens, task.context_tokens - end_tokens)

@@ -90,7 +90,8 @@ class OnTimeOrdering(Expectations):
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
         model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
-        headroom = self.headroom
+        weighing = self.weighing()
+        headroom, window = weighing.headroom, self.WINDOW
         jobs: list[Job] = []
         hopeless: list[int] = []
         for position, task in enumerate(situation.queue):
@@ -98,12 +99,12 @@ class OnTimeOrdering(Expectations):
                 hopeless.append(position)
                 continue
             time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-            job = self.job(task, position, time_s, now_s)
+            job = weighing.job(task, position, time_s, now_s)
             if time_s > job.due_s:
                 hopeless.append(position)
                 continue
             jobs.append(job)
-            if len(jobs) == self.WINDOW:
+            if len(jobs) == window:
                 break
         return jobs, hopeless
 

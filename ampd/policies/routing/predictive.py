@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from math import inf
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -20,12 +21,16 @@ from ampd.policies.estimates import (
     queued_in_passes_s,
     step_with_s,
 )
-from ampd.policies.expectations import Expectations
+from ampd.policies.expectations import Expectations, Weighing
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
 from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
+
+# Python looks a member of an enumeration up at each use.
+_LOCAL: Final = Route.LOCAL
+_REMOTE: Final = Route.REMOTE
 
 
 @dataclass(slots=True)
@@ -104,79 +109,90 @@ class PredictiveRouting(Expectations):
         workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
-        own_id = decode.worker_id
-        offers = [self._remote(situation, worker) for worker in workers if worker.worker_id != own_id]
-        here = self._local(situation)
+        own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
+        offers = [_remote(situation, worker, least_share, fade) for worker in workers if worker.worker_id != own_id]
+        here = _local(situation, least_share, fade)
         if here is not None:
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
         offers = _ranked(offers, self.spread * task.slo.ttft_s, situation.rng)
-        chosen, reason = self._choose(situation, offers)
+        chosen, reason = _choice(situation, offers, self.weighing(), self.TRIES)
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
-    def _local(self, situation: RoutingSituation) -> RouteOffer | None:
-        task, decode, model = situation.task, situation.decode, situation.model
-        share = self._share(situation, decode, joining=1)
-        plain_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
-        if share < self.least_share and share <= self.least_share * _saved(situation, plain_s):
-            return None
-        stretch = 1.0 / share
-        prefill_s = plain_s * stretch
-        queue_s = queued_in_passes_s(decode, model) * stretch
-        transfer_s = history_read_s(situation, decode)
-        total_s = queue_s + transfer_s + prefill_s
-        return RouteOffer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
-    def _remote(self, situation: RoutingSituation, worker: WorkerView) -> RouteOffer:
-        task, model, target = situation.task, situation.model, worker.parallelism
-        # Without a call where nothing is shared, because a decision makes an offer per worker.
-        hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
-        transfer_s = history_read_s(situation, worker)
-        stretch = 1.0
-        if worker.decode_batch:  # it was a decode worker a moment ago
-            stretch = 1.0 / max(self._share(situation, worker), self.least_share)
-        prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
-        queue_s = queued_in_passes_s(worker, model) * stretch
-        total_s = queue_s + transfer_s + prefill_s
-        return RouteOffer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+# Functions and no methods, because compiled code calls a method of a policy as interpreted code does.
 
-    def _share(self, situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
-        """Part of a worker's time that its decode batch leaves over; `joining`: with the task's round in the batch."""
-        if not worker.decode_batch:
-            return 1.0
-        task = situation.task
-        step_s = step_with_s(situation.model, worker, joining * task.context_tokens, joining)
-        return prefill_share(step_s, task.slo.itl_s) * self._unspent(worker, task.slo.itl_s)
 
-    def _unspent(self, decode: WorkerView, itl_slo_s: float) -> float:
-        """1 while the measured ITL is far from its target, 0 at the target."""
-        if not self.FADE or not decode.itl.count:
-            return 1.0
-        return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / self.FADE, 0.0), 1.0)
+def _local(situation: RoutingSituation, least_share: float, fade: float) -> RouteOffer | None:
+    task, decode, model = situation.task, situation.decode, situation.model
+    share = _share(situation, decode, fade, joining=1)
+    plain_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
+    if share < least_share and share <= least_share * _saved(situation, plain_s):
+        return None
+    stretch = 1.0 / share
+    prefill_s = plain_s * stretch
+    queue_s = queued_in_passes_s(decode, model) * stretch
+    transfer_s = history_read_s(situation, decode)
+    total_s = queue_s + transfer_s + prefill_s
+    return RouteOffer(decode, _LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
-    def _choose(self, situation: RoutingSituation, offers: Sequence[RouteOffer]) -> tuple[RouteOffer, str]:
-        left_s = self.left_s(situation.task, situation.now_s)
-        best: RouteOffer | None = None
-        least = float("inf")
-        for offer in offers[: self.TRIES]:
-            if offer.prefill_s + offer.transfer_s > left_s:
-                continue
-            loss = self._loss(situation, offer)
-            if not loss:
-                return offer, "on-time"
-            if loss < least:
-                best, least = offer, loss
-        return (best, "fewest-late") if best else (offers[0], "hopeless")
 
-    def _loss(self, situation: RoutingSituation, offer: RouteOffer) -> float:
-        """Weight of the rounds now on time at a worker that this round would make late there."""
-        now_s = situation.now_s
-        jobs = self.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
-        if not jobs:
-            return 0.0
-        own = self.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
-        return weight_lost_to(own, jobs)
+def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float, fade: float) -> RouteOffer:
+    task, model, target = situation.task, situation.model, worker.parallelism
+    # Without a call where nothing is shared, because a decision makes an offer per worker.
+    hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
+    transfer_s = history_read_s(situation, worker)
+    stretch = 1.0
+    if worker.decode_batch:  # it was a decode worker a moment ago
+        stretch = 1.0 / max(_share(situation, worker, fade), least_share)
+    prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
+    queue_s = queued_in_passes_s(worker, model) * stretch
+    total_s = queue_s + transfer_s + prefill_s
+    return RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+
+
+def _share(situation: RoutingSituation, worker: WorkerView, fade: float, joining: int = 0) -> float:
+    """Part of a worker's time that its decode batch leaves over; `joining`: with the task's round in the batch."""
+    if not worker.decode_batch:
+        return 1.0
+    task = situation.task
+    step_s = step_with_s(situation.model, worker, joining * task.context_tokens, joining)
+    return prefill_share(step_s, task.slo.itl_s) * _unspent(worker, task.slo.itl_s, fade)
+
+
+def _unspent(decode: WorkerView, itl_slo_s: float, fade: float) -> float:
+    """1 while the measured ITL is far from its target, 0 at the target."""
+    if not fade or not decode.itl.count:
+        return 1.0
+    return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / fade, 0.0), 1.0)
+
+
+def _choice(
+    situation: RoutingSituation, offers: Sequence[RouteOffer], weighing: Weighing, tries: int
+) -> tuple[RouteOffer, str]:
+    left_s = weighing.left_s(situation.task, situation.now_s)
+    best: RouteOffer | None = None
+    least = inf
+    for offer in offers[:tries]:
+        if offer.prefill_s + offer.transfer_s > left_s:
+            continue
+        loss = _loss(situation, offer, weighing)
+        if not loss:
+            return offer, "on-time"
+        if loss < least:
+            best, least = offer, loss
+    return (best, "fewest-late") if best else (offers[0], "hopeless")
+
+
+def _loss(situation: RoutingSituation, offer: RouteOffer, weighing: Weighing) -> float:
+    """Weight of the rounds now on time at a worker that this round would make late there."""
+    now_s = situation.now_s
+    jobs = weighing.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
+    if not jobs:
+        return 0.0
+    own = weighing.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
+    return weight_lost_to(own, jobs)
 
 
 def _saved(situation: RoutingSituation, plain_s: float) -> float:

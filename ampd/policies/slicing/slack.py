@@ -80,7 +80,8 @@ class SlackSlicing(Policy):
         quantum_s = max(self.quantum * task.slo.ttft_s, self.QUANTUM_PASSES * shortest_s)
         least_s = self.LEAST_PASSES * shortest_s
         whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-        budget_s, gain_s, step_s = self._budget(situation)
+        # Without a batch nothing limits a slice but its quantum.
+        budget_s, gain_s, step_s = self._budget(situation) if situation.running else (inf, inf, 0.0)
         needed_s = min(least_s, whole_s)
         most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
         if budget_s < needed_s and situation.now_s - task.arrival_s < most_wait_s:

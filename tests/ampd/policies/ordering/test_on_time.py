@@ -354,7 +354,8 @@ def test_a_queue_that_can_all_be_on_time_loses_nobody(rows: list[tuple[int, int]
         now_s += model.prefill_s(0, incr, TP1)
         queue.append(task(number, incr, now_s + spare * TICK_S + 1e-9))
     ordering = OnTimeOrdering(headroom=1.0)
-    jobs = [ordering.job(queued, i, model.prefill_s(0, queued.incr_tokens, TP1), 0.0) for i, queued in enumerate(queue)]
+    times_s = [model.prefill_s(0, queued.incr_tokens, TP1) for queued in queue]
+    jobs = [ordering.weighing().job(queued, i, times_s[i], 0.0) for i, queued in enumerate(queue)]
     assert keep(jobs)[1] == 0.0
     random.Random(len(rows)).shuffle(queue)
 
