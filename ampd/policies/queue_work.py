@@ -181,8 +181,9 @@ class QueuedPrefills(tuple[PrefillTask, ...]):
     @property
     def work(self) -> QueueWork | None:
         """The work of these prefills; None if the performance model lacks the worker's parallelism."""
-        add_up, self._add_up = self._add_up, None
+        add_up = self._add_up
         if add_up is not None:
+            self._add_up = None
             self._work = add_up(self)
         return self._work
 

@@ -204,12 +204,12 @@ def _saved(situation: RoutingSituation, plain_s: float) -> float:
 def _ranked(offers: Sequence[RouteOffer], grain_s: float, rng: random.Random) -> list[RouteOffer]:
     """The offers by time. Offers that differ by less than `grain_s` are in random order."""
     dice = rng.random
-
-    def rank(offer: RouteOffer) -> tuple[float, float]:
+    ranks = []
+    for place, offer in enumerate(offers):
         throw = dice()
-        return offer.total_s + throw * grain_s, throw
-
-    return sorted(offers, key=rank)
+        ranks.append((offer.total_s + throw * grain_s, throw, place))
+    ranks.sort()
+    return [offers[place] for _, _, place in ranks]
 
 
 def _record(chosen: RouteOffer, offers: Sequence[RouteOffer]) -> tuple[RouteEstimate, ...]:

@@ -11,6 +11,7 @@ from ampd.policies import expectations
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.policies.passes import shortest_pass_s, tokens_within
 from ampd.policies.registry import Policy, register
+from ampd.types import PrefillTask
 
 _PRECISION_TOKENS = 16
 
@@ -83,8 +84,7 @@ class SlackSlicing(Policy):
         # Without a batch nothing limits a slice but its quantum.
         budget_s, gain_s, step_s = self._budget(situation) if situation.running else (inf, inf, 0.0)
         needed_s = min(least_s, whole_s)
-        most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
-        if budget_s < needed_s and situation.now_s - task.arrival_s < most_wait_s:
+        if budget_s < needed_s and situation.now_s - task.arrival_s < self._most_wait_s(task):
             # Never for longer than for a lost round: the gain of a step may be next to nothing, and batches change.
             steps = min(ceil((needed_s - budget_s) / gain_s), self.LOST_TOKENS)
             # Half a step early, because a prefill that is submitted during a step runs after it.
@@ -92,6 +92,9 @@ class SlackSlicing(Policy):
         allowed_s = max(min(budget_s, quantum_s), needed_s)
         tokens = task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s)
         return Compute(tokens)
+
+    def _most_wait_s(self, task: PrefillTask) -> float:
+        return min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
 
     def _budget(self, situation: SlicingSituation) -> tuple[float, float, float]:
         """(seconds that the batch can be paused now, what every step adds, seconds of a step)."""
