@@ -1,14 +1,16 @@
-"""Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn trace, disaggregated.
+"""Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn traces, disaggregated.
 
-    python benchmarks/simulation_speed.py [--workload NAME] [--sessions 600] [--repeats 5] [--json] [--overload]
+    python -m benchmarks.simulation_speed [--workload NAME ...] [--sessions N] [--repeats 5] [--json]
+    AMPD_COMPILED=1 python -m benchmarks.simulation_speed --overload [--workload NAME ...] [--sessions N] [--json]
 
-Workloads: every trace of the project. The shipped real ones are repeated (`tau-bench-airline`, `coding-agents`,
-`toolbench-answers`), the others are generated (`toolbench`, `gaia`, `hotpotqa`, `dureader`).
+Workloads: every trace of the project, which is the default. The shipped real ones are repeated (`tau-bench-airline`,
+`coding-agents`, `toolbench-answers`), the others are generated (`toolbench`, `gaia`, `hotpotqa`, `dureader`).
 
-The same sessions go to both: ours with the policies `ampd`, theirs with each of its routers, on as many workers of each
-kind. After `make compiled`, ours runs compiled and in pure Python. Runs alternate; medians of the wall time that each
-spends on simulating (theirs as it reports it, ours around `simulate`), and of whole processes. Both finish every round;
-what they model differs (see benchmarks/README.md).
+The same sessions go to both: ours with the default policies and with those of the paper, theirs with each of its
+routers, on as many workers of each kind. After `make compiled`, ours runs compiled, and the default policies in pure
+Python too. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours
+around `simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+`--json` has each system's figures.
 
 `--overload` runs ours alone, with the default policies: the CPU time per round at the load that the workers can just
 carry, and at three times that load, where queues are long. Runs alternate in one process. It is compiled with
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
+from benchmarks.commit import commit
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
@@ -42,74 +46,118 @@ from workloads.generate import Lengths, generate
 from workloads.retime import retime
 from workloads.trace import Session, load_trace, shipped_traces, write_trace
 
+_ROOT = Path(__file__).parents[1]
 _BLOCK = 512
 _WORKERS = 4
-_RATES = {
-    "tau-bench-airline": 4.0,
-    "coding-agents": 0.15,
-    "toolbench-answers": 2.0,
-    "toolbench": 8.0,
-    "gaia": 1.2,
-    "hotpotqa": 5.0,
-    "dureader": 2.0,
-}
-"""Sessions per second at which the queues stay short."""
 _CAPACITY_TOKENS = 2_000_000
 _ROUTERS = ("round_robin", "kv_router")
-_PURE = "ampd, pure Python"
+DEFAULT, PAPER, PURE = "default policies", "paper's policies", "default policies, pure Python"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a workload is run.
+
+    Attributes:
+        rate: sessions per second at which the queues stay short.
+        sessions: against `dynamo.replay`.
+        overload_sessions: with `--overload`.
+    """
+
+    rate: float
+    sessions: int
+    overload_sessions: int = 300
+
+
+LOADS = {
+    "toolbench": Load(8.0, 1500),
+    "hotpotqa": Load(5.0, 1500),
+    "tau-bench-airline": Load(4.0, 600),
+    "dureader": Load(2.0, 1500),
+    "gaia": Load(1.2, 600),
+    "toolbench-answers": Load(2.0, 1500),
+    "coding-agents": Load(0.15, 300, 120),
+}
 
 
 def main() -> int:
     options = _options()
     if options.ours:
-        print(json.dumps(_ours(load_trace(options.ours))))
+        policies = _paper_policies() if options.paper else _default_policies()
+        print(json.dumps(_ours(load_trace(options.ours), policies)))
         return 0
-    sessions = _sessions(options.workload, options.sessions, options.seed)
-    rounds = sum(len(session.rounds) for session in sessions)
-    if options.overload:
-        result = {"workload": options.workload, "rounds": rounds, "repeats": options.repeats} | _overload(options)
-        print(json.dumps(result, indent=1) if options.json else _overload_table(result))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="ampd-speed-") as name:
-        folder = Path(name)
-        write_trace(sessions, folder / "ours.jsonl")
-        _write_mooncake(sessions, folder / "theirs.jsonl")
-        runs: dict[str, list[dict[str, float]]] = {"ampd": [], _PURE: [], **{router: [] for router in _ROUTERS}}
-        argv = [sys.executable, __file__, "--ours", str(folder / "ours.jsonl")]
-        for _ in range(options.repeats):
-            runs["ampd"].append(_timed(argv, None))
-            if runs["ampd"][-1]["is_compiled"]:
-                runs[_PURE].append(_timed(argv, None, "0"))
-            for router in _ROUTERS:
-                runs[router].append(_theirs(folder, router))
-    result = {"workload": options.workload, "rounds": rounds, "repeats": options.repeats} | _summary(runs, rounds)
-    print(json.dumps(result, indent=1) if options.json else _table(result))
+    run = _overload if options.overload else _against_theirs
+    results = []
+    if not options.json:
+        print(f"commit {commit()}, medians of {options.repeats}, load {os.getloadavg()[0]:.1f} at the start")
+        if options.overload:
+            print(f"CPU time per round; this process is {compiled.state()}")
+        print("\n" + markdown_head(_OVERLOAD_COLUMNS if options.overload else _COLUMNS))
+    for workload in options.workload or LOADS:
+        result = run(options, workload)
+        results.append(result)
+        if not options.json:
+            print(overload_row(result) if options.overload else row(result), flush=True)
+    if options.json:
+        print(json.dumps({"benchmark": "simulation_speed", "commit": commit(), "workloads": results}, indent=1))
     return 0
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=sorted(_RATES), default="tau-bench-airline")
-    parser.add_argument("--sessions", type=int, default=600)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=sorted(LOADS), nargs="+", help="only these; default: all")
+    parser.add_argument("--sessions", type=int, help="of each workload; default: as many as its figures have")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--overload", action="store_true", help="ours alone, at the full load and at three times it")
     parser.add_argument("--ours", help=argparse.SUPPRESS)
+    parser.add_argument("--paper", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
+def _against_theirs(options: argparse.Namespace, workload: str) -> dict[str, Any]:
+    count = options.sessions or LOADS[workload].sessions
+    sessions = _sessions(workload, count, options.seed)
+    with tempfile.TemporaryDirectory(prefix="ampd-speed-") as name:
+        folder = Path(name)
+        write_trace(sessions, folder / "ours.jsonl")
+        _write_mooncake(sessions, folder / "theirs.jsonl")
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in (DEFAULT, PAPER, PURE, *_ROUTERS)}
+        argv = [sys.executable, "-m", "benchmarks.simulation_speed", "--ours", str(folder / "ours.jsonl")]
+        for _ in range(options.repeats):
+            runs[DEFAULT].append(_timed(argv, None))
+            runs[PAPER].append(_timed([*argv, "--paper"], None))
+            if runs[DEFAULT][-1]["is_compiled"]:
+                runs[PURE].append(_timed(argv, None, "0"))
+            for router in _ROUTERS:
+                runs[router].append(_theirs(folder, router))
+    rounds = sum(len(session.rounds) for session in sessions)
+    return {"workload": workload, "sessions": count, "rounds": rounds} | summary(runs, rounds)
+
+
 def _sessions(workload: str, count: int, seed: int, rate: float | None = None) -> list[Session]:
-    rate = rate or _RATES[workload]
+    rate = rate or LOADS[workload].rate
     if workload in shipped_traces():
         return retime(load_trace(workload), rate, seed, count)
     return list(generate(workload, count, rate, seed, Lengths.PER_SESSION))
 
 
-def _ours(sessions: Sequence[Session], policies: Policies | None = None) -> dict[str, float]:
+def _default_policies() -> Policies:
+    return Policies(
+        create("binding", defaults.BINDING),
+        create("routing", defaults.ROUTING),
+        create("ordering", defaults.ORDERING),
+        create("slicing", defaults.SLICING),
+    )
+
+
+def _paper_policies() -> Policies:
+    return Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
+
+
+def _ours(sessions: Sequence[Session], policies: Policies) -> dict[str, float]:
     group = ReplicaGroup(_WORKERS, Parallelism(4), _CAPACITY_TOKENS)
-    if policies is None:
-        policies = Policies(create("binding", "least-kv"), create("routing", "ampd"), create("ordering", "ampd"))
     model = load_performance_model("qwen3-32b-h20")
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     run = simulate(sessions, Cluster((group,), (group,)), model, policies, Slo(0.35, 0.04))
@@ -125,17 +173,12 @@ def _ours(sessions: Sequence[Session], policies: Policies | None = None) -> dict
 # -- overload
 
 
-def _overload(options: argparse.Namespace) -> dict[str, Any]:
+def _overload(options: argparse.Namespace, workload: str) -> dict[str, Any]:
     """Median CPU time per round by load, where load 1 is what the workers finish per second when all sessions wait."""
-    policies = Policies(
-        create("binding", defaults.BINDING),
-        create("routing", defaults.ROUTING),
-        create("ordering", defaults.ORDERING),
-        create("slicing", defaults.SLICING),
-    )
-    at_once = _ours(_sessions(options.workload, options.sessions, options.seed, 1e6), policies)
-    carried = options.sessions / at_once["virtual_s"]
-    loads = {load: _sessions(options.workload, options.sessions, options.seed, load * carried) for load in (1, 3)}
+    count, policies = options.sessions or LOADS[workload].overload_sessions, _default_policies()
+    at_once = _ours(_sessions(workload, count, options.seed, 1e6), policies)
+    carried = count / at_once["virtual_s"]
+    loads = {load: _sessions(workload, count, options.seed, load * carried) for load in (1, 3)}
     runs: dict[int, list[dict[str, float]]] = {load: [] for load in loads}
     for _ in range(options.repeats):
         for load, sessions in loads.items():
@@ -144,16 +187,12 @@ def _overload(options: argparse.Namespace) -> dict[str, Any]:
         load: statistics.median(1e6 * each["cpu_s"] / each["rounds"] for each in done) for load, done in runs.items()
     }
     return {
+        "workload": workload,
+        "sessions": count,
         "carried_sessions_per_s": carried,
         "us_per_round": times_us,
         "ratio_of_overload": times_us[3] / times_us[1],
     }
-
-
-def _overload_table(result: dict[str, Any]) -> str:
-    lines = [f"{result['workload']}, {result['rounds']} rounds, medians of {result['repeats']}"]
-    lines += [f"{load} x the load: {time_us:.0f} us CPU per round" for load, time_us in result["us_per_round"].items()]
-    return "\n".join([*lines, f"ratio: {result['ratio_of_overload']:.2f}"])
 
 
 # -- theirs
@@ -197,12 +236,13 @@ def _timed(argv: Sequence[str], report: Path | None, uses_compiled: str = "1") -
     """Seconds of the whole process and of the simulation in it, and the rounds that it finished."""
     environment = os.environ | {"DYN_LOG": "off", compiled.VARIABLE: uses_compiled}
     start_s = time.perf_counter()
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, env=environment, check=False)
     process_s = time.perf_counter() - start_s
     if done.returncode:
         raise SystemExit(f"{argv[2]} failed: {done.stderr[-500:]}")
     if report is None:
-        return json.loads(done.stdout) | {"process_s": process_s}
+        ours: dict[str, float] = json.loads(done.stdout)
+        return ours | {"process_s": process_s}
     row: dict[str, Any] = json.loads(report.read_text())
     return {
         "seconds": _find(row, "wall_time_ms") / 1e3,
@@ -228,7 +268,7 @@ def _find(row: dict[str, Any], key: str) -> float:
 # -- results
 
 
-def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, Any]:
+def summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, Any]:
     rows = {
         name: {
             "rounds_per_s": rounds / statistics.median(each["seconds"] for each in done),
@@ -239,19 +279,53 @@ def _summary(runs: dict[str, list[dict[str, float]]], rounds: int) -> dict[str, 
         for name, done in runs.items()
         if done
     }
-    fastest = max(rows[router]["rounds_per_s"] for router in _ROUTERS)
-    return {"systems": rows, "ratio_to_fastest_rival": rows["ampd"]["rounds_per_s"] / fastest}
+    ratios = {
+        name: {
+            key: rows[name][key] / max(rows[router][key] for router in _ROUTERS)
+            for key in ("rounds_per_s", "rounds_per_s_process")
+        }
+        for name in (DEFAULT, PAPER)
+    }
+    return {"systems": rows, "ratios_to_faster_router": ratios}
 
 
-def _table(result: dict[str, Any]) -> str:
-    lines = [f"{result['workload']}, {result['rounds']} rounds, medians of {result['repeats']}"]
-    for name, row in result["systems"].items():
-        label = f"dynamo.replay {name}" if name in _ROUTERS else name
-        lines.append(
-            f"{label:<28}{row['rounds_per_s']:>9.0f} rounds/s {row['rounds_per_s_process']:>9.0f} as a whole process, "
-            f"{row['rounds_finished']:.0f} rounds in {row['virtual_s']:.0f} virtual s"
-        )
-    return "\n".join([*lines, f"ratio to the fastest rival  {result['ratio_to_fastest_rival']:.2f}"])
+_COLUMNS = (
+    "workload",
+    "sessions",
+    f"ours, rounds/s: {DEFAULT}",
+    PAPER,
+    PURE,
+    "`dynamo.replay`, faster router",
+    f"ratio: {DEFAULT}",
+    PAPER,
+    f"ratio of whole processes: {DEFAULT}",
+)
+_OVERLOAD_COLUMNS = ("workload", "sessions", "1 x", "3 x", "ratio")
+
+
+def markdown_head(columns: Sequence[str]) -> str:
+    """The first two lines of a table."""
+    return f"{markdown_row(columns)}\n|{' --- |' * len(columns)}"
+
+
+def markdown_row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def row(result: dict[str, Any]) -> str:
+    systems, ratios = result["systems"], result["ratios_to_faster_router"]
+    ours = [systems[name]["rounds_per_s"] if name in systems else None for name in (DEFAULT, PAPER, PURE)]
+    theirs = max(systems[router]["rounds_per_s"] for router in _ROUTERS)
+    speeds = ["-" if each is None else f"{each:,.0f}" for each in (*ours, theirs)]
+    compared = [ratios[DEFAULT]["rounds_per_s"], ratios[PAPER]["rounds_per_s"]]
+    compared.append(ratios[DEFAULT]["rounds_per_s_process"])
+    cells = (f"`{result['workload']}`", f"{result['sessions']:,}", *speeds, *(f"{each:.2f}" for each in compared))
+    return markdown_row(cells)
+
+
+def overload_row(result: dict[str, Any]) -> str:
+    times = [f"{time_us:.0f} us" for time_us in result["us_per_round"].values()]
+    return markdown_row((f"`{result['workload']}`", result["sessions"], *times, f"{result['ratio_of_overload']:.2f}"))
 
 
 if __name__ == "__main__":
