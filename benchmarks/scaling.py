@@ -1,18 +1,23 @@
 """The cost of the shared state by the size of a graph, with synthetic workers and sessions and a real Redis.
 
-    python -m benchmarks.scaling [--json] [--workers 8 64 1000] [--sessions 1000 10000 100000] [--calls 300]
+    python -m benchmarks.scaling [--json] [--workers 8 64 1000 --sessions 1000 10000] [--calls 300]
 
-The sessions are bound in Redis and held in equal parts by the workers, which publish their views through the product's
-own store. Per size it measures:
+The sessions are bound in Redis and held in equal parts by the decode workers, which publish their views through the
+product's own store. A quarter of the workers are prefill workers, which hold no sessions and are not measured. Per size
+it measures, as CPU time where nothing else is said:
 
-- `view kB`: the JSON of one worker's view, which lists the sessions that the worker holds.
-- `publish`, `route`: CPU time of Redis and of the caller for one publication, and for one round's write.
-- `applied`: CPU time of a coordinator for one publication that it gets: reading the event and changing its local copy.
+- `view`: the JSON of one decode worker's view, which lists the sessions that the worker holds.
+- `PING`: of Redis, for a bare PING in the same minute.
+- `route`: of Redis, for one round's write.
+- `publish`: of Redis and of the worker, for one publication of a decode worker, without subscribers.
+- `+ per coordinator`: of Redis, for passing the publication on to one subscriber.
+- `applied`: of a coordinator, for one publication that it gets. Its local copy follows Redis and has a performance
+  model, as in a coordinator. After each publication it lists its live workers, as a decision does. A thread of its own
+  publishes, and is not counted.
 - `snapshot`: wall time of reading all workers, which a coordinator does when it starts or has lost Redis.
-- `Redis MB`: memory of Redis with all bindings and views.
+- `Redis memory`: with all bindings and views.
 
-`PING` is the CPU time of Redis and of the caller for a bare PING in the same minute. Publications are measured without
-subscribers, then with one: `to one` is what Redis needs for passing a publication on to one coordinator.
+`python -m benchmarks.calculated_sizes` calculates the needs of whole graphs from the output with `--json`.
 """
 
 from __future__ import annotations
@@ -24,23 +29,35 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import product
 from typing import Any
 
 from redis.asyncio import Redis
 
 from ampd.errors import RunError, UserError
+from ampd.perf.piecewise import load_performance_model
 from ampd.session_key import session_key
 from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore
-from ampd.state.store import RouteWrite, SessionLimits, WorkerUpdated
+from ampd.state.store import RouteWrite, SessionLimits, StateEvent
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
+from benchmarks import markdown_table
+from benchmarks.circumstances import circumstances, in_words
 
 NAMESPACE = "benchmark-scaling"
 LEASE_S = 3600.0
 FIRST = f"{0:016x}"
 """The worker that all sessions are bound to."""
+
+SIZES = (
+    *product((8, 64, 1000), (1000, 10_000)),
+    (64, 25_000),
+    (256, 25_000),
+    *product((8, 64, 1000), (100_000,)),
+)
+"""(workers, sessions) of docs/scaling.md."""
 
 _LIMITS = SessionLimits(3600.0)
 _CONTEXT_TOKENS = 20_000
@@ -54,7 +71,9 @@ def synthetic_workers(count: int, sessions: Sequence[str]) -> list[WorkerView]:
     held: list[dict[str, int]] = [{} for _ in range(max(1, count - prefill))]
     for number, name in enumerate(sessions):
         held[number % len(held)][name] = _CONTEXT_TOKENS
-    roles = [(Role.PREFILL, {}) for _ in range(prefill)] + [(Role.DECODE, part) for part in held]
+    roles: list[tuple[Role, dict[str, int]]] = [(Role.PREFILL, {}) for _ in range(prefill)] + [
+        (Role.DECODE, part) for part in held
+    ]
     return [
         WorkerView(
             f"{number:016x}",
@@ -134,7 +153,7 @@ async def measure(url: str, workers: int, sessions: list[str], calls: int) -> di
         }
         watched_us = await _watched(url, cost, publish, calls)
         figures["to_one_us"] = round(max(0.0, watched_us - figures["publish"]["redis_us"]), 1)
-        figures["applied_us"] = _applied_us(views, decode, calls)
+        figures["applied_us"] = await applied_us(url, decode, calls)
         figures["snapshot_ms"] = round(1e3 * statistics.median([await _timed_s(store.snapshot) for _ in range(3)]), 1)
         figures["redis_mb"] = round((await probe.info("memory"))["used_memory"] / 1e6, 1)
         return figures
@@ -166,24 +185,52 @@ async def _watched(url: str, cost: Cost, publish: Callable[[int], Awaitable[None
         await reader.close()
 
 
-class _NoStore:
-    """The local copy is not connected here."""
+class FollowingCopy(ClusterView):
+    """A coordinator's local copy. After each event it lists its workers, as the next decision would."""
 
-    def refused_ago_s(self) -> float:
-        return float("inf")
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__(store, lease_s=LEASE_S, model=load_performance_model("qwen3-32b-h20"))
+        self._until = (0, asyncio.Event())
+
+    def after(self, events: int) -> asyncio.Event:
+        """Is set when so many further events are applied."""
+        self._until = (self.counters.events + events, asyncio.Event())
+        return self._until[1]
+
+    def apply(self, event: StateEvent) -> None:
+        super().apply(event)
+        self.prefill()
+        events, reached = self._until
+        if self.counters.events == events:
+            reached.set()
 
 
-def _applied_us(views: list[WorkerView], decode: list[WorkerView], calls: int) -> float:
-    """CPU time of a coordinator per publication: reading the event, changing the local copy, and reading its lists."""
-    copy: Any = ClusterView(_NoStore(), lease_s=LEASE_S)  # type: ignore[arg-type]
-    for view in views:
-        copy.apply(WorkerUpdated(view, LEASE_S))
-    records = [codec.encode_event(WorkerUpdated(view, LEASE_S), 0.0) for view in decode[:calls]]
-    start_s = time.process_time()
-    for number in range(calls):
-        copy.apply(codec.decode_event(records[number % len(records)], 0.0))
-        copy.decode()
-    return round(1e6 * (time.process_time() - start_s) / calls, 1)
+async def applied_us(url: str, decode: list[WorkerView], calls: int) -> float:
+    """CPU time of this thread per publication, from reading the event to the new lists of workers."""
+    store = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
+    copy = FollowingCopy(store)
+    try:
+        await copy.start()
+        applied = copy.after(calls)
+        start_s = time.thread_time()
+        publishing = asyncio.create_task(asyncio.to_thread(asyncio.run, _publish(url, decode, calls)))
+        async with asyncio.timeout(_PATIENCE_S):
+            await applied.wait()
+        used_s = time.thread_time() - start_s
+        await publishing
+        return round(1e6 * used_s / calls, 1)
+    finally:
+        await copy.stop()
+        await store.close()
+
+
+async def _publish(url: str, views: list[WorkerView], calls: int) -> None:
+    store = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
+    try:
+        for number in range(calls):
+            await store.publish_worker(views[number % len(views)], LEASE_S)
+    finally:
+        await store.close()
 
 
 async def _timed_s(call: Callable[[], Awaitable[Any]]) -> float:
@@ -195,26 +242,30 @@ async def _timed_s(call: Callable[[], Awaitable[Any]]) -> float:
 async def _measure_all(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All sizes; each is printed at once, except with --json."""
     results = []
-    for count in options.sessions:
+    for count in sorted({sessions for _, sessions in options.sizes}):
         names = await bind(url, count)
-        for workers in sorted(options.workers):  # the workers of a smaller size are among those of the next
+        # The workers of a smaller size are among those of the next.
+        for workers in sorted(workers for workers, sessions in options.sizes if sessions == count):
             results.append(await measure(url, workers, names, options.calls))
             if not options.json:
-                print(_row(results[-1]), flush=True)
+                print(row(results[-1]), flush=True)
     return results
 
 
 def main() -> int:
     """Print a table, or with --json one object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 1000])
-    parser.add_argument("--sessions", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--workers", type=int, nargs="+", help="with --sessions: each number with each of these")
+    parser.add_argument("--sessions", type=int, nargs="+", help="with --workers; default: the sizes of the page")
     parser.add_argument("--calls", type=int, default=300, help="measured calls of each kind")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
+    if bool(options.workers) != bool(options.sessions):
+        parser.error("--workers and --sessions belong together")
+    options.sizes = tuple(product(options.workers, options.sessions)) if options.workers else SIZES
+    now = circumstances()
     if not options.json:
-        print("CPU time in us, of Redis + of the caller; snapshot: wall time in ms")
-        print(" ".join(f"{name:>13}" for name in _COLUMNS))
+        print(f"{in_words(now)}; CPU time in us\n\n{markdown_table.head(_COLUMNS)}", flush=True)
     try:
         with EmbeddedRedis() as server:
             results = asyncio.run(_measure_all(server.url, options))
@@ -222,18 +273,32 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({"benchmark": "scaling", "sizes": results}))
+        print(json.dumps({"benchmark": "scaling", **now, "sizes": results}))
     return 0
 
 
-_COLUMNS = ("workers", "sessions", "view kB", "PING", "route", "publish", "to one", "applied", "snapshot", "Redis MB")
+_COLUMNS = (
+    "workers",
+    "sessions",
+    "view",
+    "PING, Redis",
+    "route, Redis",
+    "publish, Redis",
+    "+ per coordinator",
+    "publish, worker",
+    "applied, coordinator",
+    "snapshot",
+    "Redis memory",
+)
 
 
-def _row(row: dict[str, Any]) -> str:
-    cells = [row["workers"], row["sessions"], f"{row['view_bytes'] / 1e3:.1f}"]
-    cells += [f"{row[name]['redis_us']} + {row[name]['caller_us']}" for name in ("ping", "route", "publish")]
-    cells += [row["to_one_us"], row["applied_us"], row["snapshot_ms"], row["redis_mb"]]
-    return " ".join(f"{cell!s:>13}" for cell in cells)
+def row(size: dict[str, Any]) -> str:
+    """A size as a line of the table."""
+    view_kb = size["view_bytes"] / 1e3
+    cells = [f"{size['workers']:,}", f"{size['sessions']:,}", f"{view_kb:.{1 if view_kb < 10 else 0}f} kB"]
+    cells += [f"{size[name]['redis_us']:.0f}" for name in ("ping", "route", "publish")]
+    cells += [f"{size['to_one_us']:.0f}", f"{size['publish']['caller_us']:,.0f}", f"{size['applied_us']:,.0f}"]
+    return markdown_table.row([*cells, f"{size['snapshot_ms']:.0f} ms", f"{size['redis_mb']:.1f} MB"])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
-from benchmarks.commit import commit
+from benchmarks import markdown_table
+from benchmarks.circumstances import circumstances, in_words
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
@@ -87,19 +88,19 @@ def main() -> int:
         print(json.dumps(_ours(load_trace(options.ours), policies)))
         return 0
     run = _overload if options.overload else _against_theirs
-    results = []
+    results, now = [], circumstances()
     if not options.json:
-        print(f"commit {commit()}, medians of {options.repeats}, load {os.getloadavg()[0]:.1f} at the start")
+        print(f"medians of {options.repeats}; {in_words(now)}")
         if options.overload:
             print(f"CPU time per round; this process is {compiled.state()}")
-        print("\n" + markdown_head(_OVERLOAD_COLUMNS if options.overload else _COLUMNS))
+        print("\n" + markdown_table.head(_OVERLOAD_COLUMNS if options.overload else _COLUMNS))
     for workload in options.workload or LOADS:
         result = run(options, workload)
         results.append(result)
         if not options.json:
             print(overload_row(result) if options.overload else row(result), flush=True)
     if options.json:
-        print(json.dumps({"benchmark": "simulation_speed", "commit": commit(), "workloads": results}, indent=1))
+        print(json.dumps({"benchmark": "simulation_speed", **now, "workloads": results}, indent=1))
     return 0
 
 
@@ -303,15 +304,6 @@ _COLUMNS = (
 _OVERLOAD_COLUMNS = ("workload", "sessions", "1 x", "3 x", "ratio")
 
 
-def markdown_head(columns: Sequence[str]) -> str:
-    """The first two lines of a table."""
-    return f"{markdown_row(columns)}\n|{' --- |' * len(columns)}"
-
-
-def markdown_row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
 def row(result: dict[str, Any]) -> str:
     systems, ratios = result["systems"], result["ratios_to_faster_router"]
     ours = [systems[name]["rounds_per_s"] if name in systems else None for name in (DEFAULT, PAPER, PURE)]
@@ -320,12 +312,14 @@ def row(result: dict[str, Any]) -> str:
     compared = [ratios[DEFAULT]["rounds_per_s"], ratios[PAPER]["rounds_per_s"]]
     compared.append(ratios[DEFAULT]["rounds_per_s_process"])
     cells = (f"`{result['workload']}`", f"{result['sessions']:,}", *speeds, *(f"{each:.2f}" for each in compared))
-    return markdown_row(cells)
+    return markdown_table.row(cells)
 
 
 def overload_row(result: dict[str, Any]) -> str:
     times = [f"{time_us:.0f} us" for time_us in result["us_per_round"].values()]
-    return markdown_row((f"`{result['workload']}`", result["sessions"], *times, f"{result['ratio_of_overload']:.2f}"))
+    return markdown_table.row(
+        (f"`{result['workload']}`", result["sessions"], *times, f"{result['ratio_of_overload']:.2f}")
+    )
 
 
 if __name__ == "__main__":

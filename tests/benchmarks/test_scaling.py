@@ -1,8 +1,9 @@
 """The benchmark of the shared state by the size of a graph."""
 
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import RedisStore
 from ampd.types import Role
-from benchmarks.scaling import bind, measure, synthetic_workers
+from benchmarks.scaling import LEASE_S, NAMESPACE, FollowingCopy, bind, measure, row, synthetic_workers
 
 
 def test_the_workers_hold_all_sessions_in_equal_parts() -> None:
@@ -22,3 +23,21 @@ async def test_every_figure_of_a_size_is_measured() -> None:
         assert figures[name]["caller_us"] > 0
     assert figures["applied_us"] > 0
     assert figures["snapshot_ms"] > 0
+    assert len(row(figures).split(" | ")) == 11
+
+
+async def test_what_is_applied_is_applied_by_a_copy_that_follows_redis() -> None:
+    with EmbeddedRedis() as server:
+        store = RedisStore(server.url, NAMESPACE, timeout_s=9.0)
+        copy = FollowingCopy(store)
+        await copy.start()
+        applied = copy.after(2)
+        for view in synthetic_workers(2, ["s1"]):
+            assert not applied.is_set()
+            await store.publish_worker(view, LEASE_S)
+        await applied.wait()
+        assert copy.connected
+        assert [view.held_tokens for view in copy.decode()] == [{"s1": 20_000}]
+        assert all(getattr(view.queue, "work", None) for view in copy.workers()), "as a performance model adds it up"
+        await copy.stop()
+        await store.close()
