@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from benchmarks.commit import commit
 
@@ -13,6 +15,6 @@ def circumstances() -> dict[str, str | float]:
     return {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1)}
 
 
-def in_words(now: dict[str, str | float]) -> str:
+def in_words(now: Mapping[str, Any]) -> str:
     """As in `commit 0ab0efb, 2026-11-26, load 1.0 at the start`."""
     return f"commit {now['commit']}, {now['date']}, load {now['load']} at the start"

@@ -1,7 +1,7 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python benchmarks/coordinator_overhead.py [--json] [--sessions] [--relay] [--against FOLDER] [--prompt-tokens 1000]
-    python benchmarks/coordinator_overhead.py --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
+    python -m benchmarks.coordinator_overhead [--json] [--sessions] [--relay] [--against FOLDER] [--prompt-tokens 1000]
+    python -m benchmarks.coordinator_overhead --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
 The workers run the modelled engine with times of zero, so that what is measured is the way, not the model. Bursts of
@@ -24,9 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -45,6 +43,8 @@ from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
+from benchmarks import overhead_tables
+from benchmarks.circumstances import circumstances, in_words
 
 _MODEL = "tiny"
 _START_S = 300.0
@@ -85,9 +85,13 @@ def main() -> int:
         return _serve_direct(options.direct_worker, options.perf, is_registered=not options.unregistered)
     if options.relay_to:
         return _serve_relay(options.relay_to)
-    results = asyncio.run(_measure(options))
-    table = _cpu_table if options.cpu else _table
-    print(json.dumps(results) if options.json else table(results))
+    now = circumstances()
+    results = now | asyncio.run(_measure(options))
+    if options.json:
+        print(json.dumps(results))
+        return 0
+    print(f"{in_words(now)}\n")
+    print(overhead_tables.cpu(results) if options.cpu else overhead_tables.times(results))
     return 0
 
 
@@ -111,7 +115,7 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
     if options.against:
         grouped["against"] = options.stream_tokens[0]
     ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *(["relay"] if options.relay else []), "without")}
-    own = (sys.executable, __file__, "--perf", str(profile))
+    own = python_module("benchmarks.coordinator_overhead", ["--perf", str(profile)])
     specs = [ProcessSpec("worker-without", (*own, "--direct-worker", "without"), env)]
     if options.relay:
         specs.append(ProcessSpec("worker-relay", (*own, "--direct-worker", "relay", "--unregistered"), env))
@@ -211,11 +215,8 @@ def split_cpu_us(short_s: float, long_s: float, options: argparse.Namespace) -> 
 
 
 def _cpu_s(pids: dict[str, int]) -> dict[str, float]:
-    used_s = {}
-    for name, pid in pids.items():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used_s[name] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-    return used_s
+    # The clock of another process's CPU time, in nanoseconds (`clock_getcpuclockid`). /proc counts in steps of 10 ms.
+    return {name: time.clock_gettime(~pid << 3 | 2) for name, pid in pids.items()}
 
 
 async def _burst(options: argparse.Namespace, url: str, concurrency: int, number: int) -> Burst:
@@ -346,37 +347,6 @@ async def _register(endpoint: Any) -> None:
         worker_type=WorkerType.Aggregated,
         kv_cache_block_size=16,
     )
-
-
-def _cpu_table(results: dict[str, Any]) -> str:
-    lines = ["CPU time in us           per token  per round"]
-    for name, figures in results.items():
-        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)")
-        lines += [
-            f"{process:<24} {each['token_us']:>9.1f} {each['round_us']:>10.0f}" for process, each in figures.items()
-        ]
-    return "\n".join(lines)
-
-
-def _table(results: dict[str, Any]) -> str:
-    lines = [f"{results['prompt_tokens']} prompt tokens, {results['output_tokens']} output tokens, medians of bursts"]
-    for name, figures in results.items():
-        if not name.startswith("concurrency_"):
-            continue
-        others = "".join(f" {other:>9}" for other in ("against", "relay") if other in figures)
-        lines.append(f"\n{name.removeprefix('concurrency_')} client(s)   with       without    ratio{others}")
-        for key, unit, factor in (
-            ("ttft_s", "TTFT ms", 1e3),
-            ("total_s", "whole ms", 1e3),
-            ("requests_per_s", "requests/s", 1),
-        ):
-            first = next(iter(figures.values()))
-            values = [each[key] * factor for each in (first, figures["without"])]
-            ratios = [figures[ratio][key] for ratio in ("ratio", "against_ratio", "relay_ratio") if ratio in figures]
-            lines.append(
-                f"{unit:<12} {values[0]:>9.2f} {values[1]:>11.2f}" + "".join(f" {each:>9.2f}" for each in ratios)
-            )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

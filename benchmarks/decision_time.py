@@ -1,10 +1,10 @@
 """Time of one routing decision, for every routing policy, by the number of workers and the length of their queues.
 
-    python benchmarks/decision_time.py [--json] [--workers 8 --workers 64] [--queue 8 --queue 512] [--whole]
-                                       [--decisions 400] [--policy NAME] [--clock cpu]
+    python -m benchmarks.decision_time [--json | --markdown] [--workers 8 --workers 64] [--queue 8 --queue 512]
+                                       [--whole] [--decisions 400] [--policy NAME] [--clock cpu]
 
-The default is the grid of 8, 64 and 256 prefill workers with 8, 64 and 512 prefills each. A decision reads the local
-copy of the shared state and asks the policy. The local copy gets what a live one gets: publications that list 128
+The default is the grid of 8, 64 and 256 prefill workers with 8, 64, 256 and 512 prefills each. A decision reads the
+local copy of the shared state and asks the policy. The local copy gets what a live one gets: publications that list 128
 prefills and the sums of the others, and between two decisions a prefill that enters and one that ends. `change us` is
 the time of such a pair. `--whole`: publications list whole queues, as a simulator's views do.
 
@@ -38,6 +38,8 @@ from ampd.policies.registry import ROUTING
 from ampd.state.store import StateStore, TaskDone, TaskQueued, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from benchmarks import markdown_table
+from benchmarks.circumstances import circumstances, in_words
 from workers.worker_view import listed
 
 MODEL = load_performance_model("qwen3-32b-h20")
@@ -177,7 +179,7 @@ def measure(
 def _measured(arguments: argparse.Namespace) -> Sequence[dict[str, Any]]:
     results = []
     for count in arguments.workers or [8, 64, 256]:
-        for queue in arguments.queue or [8, 64, 512]:
+        for queue in arguments.queue or [8, 64, 256, 512]:
             for case in cases():
                 if arguments.policy and case[1] not in arguments.policy:
                     continue
@@ -187,12 +189,26 @@ def _measured(arguments: argparse.Namespace) -> Sequence[dict[str, Any]]:
     return results
 
 
+def grid(results: Sequence[dict[str, Any]]) -> str:
+    """P50 / P99 in us by policy, by the length of the queues and by the number of workers, as a table."""
+    counts = sorted({row["workers"] for row in results})
+    times = {
+        (row["policy"], row["queue"], row["workers"]): f"{row['p50_us']:.0f} / {row['p99_us']:.0f}" for row in results
+    }
+    rows = dict.fromkeys((row["policy"], row["queue"]) for row in results)
+    return markdown_table.table(
+        ["policy", "prefills at each worker", *(f"{count:,} prefill workers" for count in counts)],
+        [[f"`{policy}`", queue, *(times[policy, queue, count] for count in counts)] for policy, queue in rows],
+    )
+
+
 def main() -> None:
     """Print a table, or with --json one object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--markdown", action="store_true", help="print P50 and P99 in us by queues and workers")
     parser.add_argument("--workers", type=int, action="append", help="prefill workers; default: 8, 64 and 256")
-    parser.add_argument("--queue", type=int, action="append", help="prefills at every worker; default: 8, 64 and 512")
+    parser.add_argument("--queue", type=int, action="append", help="prefills each; default: 8, 64, 256 and 512")
     parser.add_argument("--whole", action="store_true", help="views list whole queues, and not the first 128 prefills")
     parser.add_argument("--decisions", type=int, default=400, help="decisions per case")
     parser.add_argument("--policy", action="append", help="measure only these; default: all")
@@ -200,9 +216,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     gc.disable()
+    now = circumstances()
     results = _measured(arguments)
+    if arguments.markdown:
+        print(f"{in_words(now)}; {arguments.clock} time\n\n{grid(results)}")
+        return
     if arguments.json:
-        head = {"benchmark": "decision_time", "python": sys.version.split()[0], "clock": arguments.clock}
+        head = {"benchmark": "decision_time", **now, "python": sys.version.split()[0], "clock": arguments.clock}
         print(json.dumps({**head, "whole": arguments.whole, "results": results}))
         return
     print(f"{'policy':<16} {'workers':>7} {'queue':>5} {'p50 us':>9} {'p99 us':>9} {'x min':>7} {'change us':>9}")

@@ -292,6 +292,11 @@ _COLUMNS = (
 )
 
 
+def table(sizes: list[dict[str, Any]]) -> str:
+    """The table of sizes that were measured."""
+    return "\n".join([markdown_table.head(_COLUMNS), *map(row, sizes)])
+
+
 def row(size: dict[str, Any]) -> str:
     """A size as a line of the table."""
     view_kb = size["view_bytes"] / 1e3

@@ -1,0 +1,201 @@
+"""What whole graphs need, calculated from what their parts cost. No such graph was run.
+
+    python -m benchmarks.scaling --json > scaling.json
+    python -m benchmarks.coordinator_overhead --cpu --step-ms 20 --concurrency 32 --requests 64 --long-tokens 300 \\
+        --bursts 3 --stream-tokens 1 4 16 --relay --json > tokens.json
+    python -m benchmarks.decision_time --policy predictive --clock cpu --workers 16 --workers 64 --workers 250 \\
+        --workers 1000 --queue 8 --json > decisions.json
+    python -m benchmarks.calculated_sizes scaling.json tokens.json decisions.json
+
+It prints the tables of docs/scaling.md: those of the three measurements, and the calculated one. Each session has a
+round per minute with 200 output tokens. A quarter of the workers are prefill workers, and a decision estimates the
+route over each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import decision_time, markdown_table, overhead_tables, scaling
+from benchmarks.circumstances import in_words
+
+SIZES = ((64, 10_000), (256, 25_000), (1000, 100_000))
+"""(workers, sessions)."""
+
+ROUNDS_PER_S = 1 / 60
+"""Of a session."""
+ROUND_TOKENS = 200
+"""Output tokens of a round."""
+PUBLICATIONS_PER_ROUND, PUBLICATIONS_PER_S = 1.78, 2.9
+"""Of a decode worker: the line through 3.1 publications per round at 2.2 rounds/s, and 5.7 at 0.74 rounds/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU times in us of what happens in a graph.
+
+    Attributes:
+        round_us, token_us: of a coordinator, where workers send each token alone.
+        grouped_round_us, grouped_token_us: of a coordinator with `--stream-tokens 4`.
+        frontend_round_us, frontend_token_us: of a frontend.
+        decision_us: of a coordinator, over all prefill workers. The time per round was measured without any.
+        route_us, publish_us, passed_on_us: of Redis, for a round, a publication, and each coordinator that gets it.
+        applied_us: of each coordinator, for each publication.
+    """
+
+    round_us: float
+    token_us: float
+    grouped_round_us: float
+    grouped_token_us: float
+    frontend_round_us: float
+    frontend_token_us: float
+    decision_us: float
+    route_us: float
+    publish_us: float
+    passed_on_us: float
+    applied_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a graph needs, in cores where nothing else is said.
+
+    Attributes:
+        following: share of each coordinator's core for the publications of all workers.
+        deciding: of all coordinators together, for decisions.
+        coordinators, grouped_coordinators: how many, without and with `--stream-tokens 4`; None: no number is enough.
+    """
+
+    rounds_per_s: float
+    tokens_per_s: float
+    following: float
+    deciding: float
+    coordinators: int | None
+    grouped_coordinators: int | None
+    frontends: float
+    redis: float
+    redis_per_coordinator: float
+
+
+def needs(workers: int, sessions: int, costs: Costs) -> Needs:
+    """What a graph of this size needs. A coordinator's core does its share of the rounds, and follows all workers."""
+    rounds_per_s = sessions * ROUNDS_PER_S
+    tokens_per_s = rounds_per_s * ROUND_TOKENS
+    decode = workers - prefill_workers(workers)
+    publications_per_s = PUBLICATIONS_PER_ROUND * rounds_per_s + PUBLICATIONS_PER_S * decode
+    following = publications_per_s * costs.applied_us / 1e6
+    deciding = rounds_per_s * costs.decision_us / 1e6
+
+    def coordinators(round_us: float, token_us: float) -> int | None:
+        shared = deciding + (rounds_per_s * round_us + tokens_per_s * token_us) / 1e6
+        return math.ceil(shared / (1 - following)) if following < 1 else None
+
+    return Needs(
+        rounds_per_s,
+        tokens_per_s,
+        following,
+        deciding,
+        coordinators(costs.round_us, costs.token_us),
+        coordinators(costs.grouped_round_us, costs.grouped_token_us),
+        (rounds_per_s * costs.frontend_round_us + tokens_per_s * costs.frontend_token_us) / 1e6,
+        (rounds_per_s * costs.route_us + publications_per_s * costs.publish_us) / 1e6,
+        publications_per_s * costs.passed_on_us / 1e6,
+    )
+
+
+def prefill_workers(workers: int) -> int:
+    return workers // 4
+
+
+def costs_of(
+    workers: int, sessions: int, measured: Mapping[str, Any], tokens: Mapping[str, Any], decisions: Mapping[str, Any]
+) -> Costs:
+    """The costs for this size from what the three benchmarks print with `--json`.
+
+    Raises:
+        KeyError: a benchmark was run without this size, or without the flags above.
+    """
+    size = _only(measured["sizes"], workers=workers, sessions=sessions)
+    decision = _only(decisions["results"], policy="predictive", workers=prefill_workers(workers))
+    of = next(figures for name, figures in tokens.items() if name.startswith("concurrency_"))
+    return Costs(
+        of["coordinator-with"]["round_us"],
+        of["coordinator-with"]["token_us"],
+        of["coordinator-with-4"]["round_us"],
+        of["coordinator-with-4"]["token_us"],
+        of["frontend-with"]["round_us"],
+        of["frontend-with"]["token_us"],
+        decision["p50_us"],
+        size["route"]["redis_us"],
+        size["publish"]["redis_us"],
+        size["to_one_us"],
+        size["applied_us"],
+    )
+
+
+def _only(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+    """The row that has these values."""
+    for row in rows:
+        if all(row[name] == value for name, value in wanted.items()):
+            return row
+    raise KeyError(", ".join(f"{name} {value}" for name, value in wanted.items()))
+
+
+_COLUMNS = (
+    "workers",
+    "sessions",
+    "rounds/s",
+    "tokens/s",
+    "coordinators",
+    "with `--stream-tokens 4`",
+    "following the workers, of each coordinator's core",
+    "decisions, cores of all coordinators",
+    "cores of the frontends",
+    "Redis, of one core",
+)
+
+
+def row(workers: int, sessions: int, graph: Needs) -> str:
+    """A size as a line of the table."""
+    counts = ["-" if count is None else str(count) for count in (graph.coordinators, graph.grouped_coordinators)]
+    redis = f"{graph.redis:.2f}, and {graph.redis_per_coordinator:.3f} per coordinator"
+    cells = [f"{workers:,}", f"{sessions:,}", f"{graph.rounds_per_s:,.0f}", f"{graph.tokens_per_s:,.0f}", *counts]
+    cells += [f"{graph.following:.2f}", f"{graph.deciding:.2f}", f"{graph.frontends:.1f}", redis]
+    return markdown_table.row(cells)
+
+
+def tables(measured: Mapping[str, Any], tokens: Mapping[str, Any], decisions: Mapping[str, Any]) -> Iterator[str]:
+    """All tables of the page, each behind the circumstances of its measurement."""
+    for name, document, text in (
+        ("Rounds and tokens", tokens, overhead_tables.cpu(tokens)),
+        ("Redis and the copies of the workers", measured, scaling.table(measured["sizes"])),
+        ("Decisions", decisions, decision_time.grid(decisions["results"])),
+    ):
+        yield f"{name}: {in_words(document)}\n\n{text}\n"
+    rows = [row(*size, needs(*size, costs_of(*size, measured, tokens, decisions))) for size in SIZES]
+    yield "Calculated\n\n" + "\n".join([markdown_table.head(_COLUMNS), *rows])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("scaling", "tokens", "decisions"):
+        parser.add_argument(name, type=Path, help=f"output of the benchmark of {name} with --json")
+    options = parser.parse_args()
+    documents = [json.loads(path.read_text()) for path in (options.scaling, options.tokens, options.decisions)]
+    try:
+        print("\n".join(tables(*documents)))
+    except KeyError as error:
+        print(f"a figure is missing, because a benchmark was run with other flags: {error.args[0]}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
