@@ -1,14 +1,15 @@
 """How long `ampd serve` takes until it is ready, by phases, and how long the first request then takes.
 
     python -m benchmarks.start_up [--against CHECKOUT] [--runs 3] [--engine sglang] [--json FILE]
-    python -m benchmarks.start_up --demo [--runs 1] [--engine sglang]
+    python -m benchmarks.start_up --demo [--runs 3] [--engine sglang] [--json FILE]
 
 With `--against` it starts the graph of another checkout of this repository in turn with this one. The table has medians
 over the runs. CPU time is that of all processes of the graph, until it is ready. A cold run reads no bytecode of
 earlier runs (`--cold`), as the first start after an installation.
 
 `--demo` measures what a new user waits for: `make demo` in a clean clone of the last commit, installation included,
-until the graph is ready. Then the demo is stopped. Packages come from uv's cache if it has them.
+until the graph is ready. Then the demo is stopped. Packages come from uv's cache if it has them. A clean clone has no
+bytecode, so each of these starts is a cold one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import psutil
 
 from ampd.cli.serve.running import running_graph
 from ampd.errors import RunError
+from benchmarks.circumstances import circumstances, in_words
 
 HERE = Path(__file__).parents[1]
 _POLL_S = 0.05
@@ -178,19 +180,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--demo", action="store_true", help="measure `make demo` in a clean clone")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    starts = _starts(options)
+    if options.demo and options.against:
+        parser.error("--demo measures a clone of this checkout, so it takes no --against")
+    if options.demo and options.cold:
+        parser.error("--cold says nothing with --demo: a clean clone starts cold")
+    try:
+        runs = _runs(_starts(options), options.runs)
+    except RunError as error:
+        print(f"start_up: {error}", file=sys.stderr)
+        return 2
+    print("\n" + table(runs))
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=1) + "\n")
+    return 0
+
+
+def _runs(
+    starts: Mapping[str, Callable[[], dict[str, float]]], count: int
+) -> Mapping[str, Sequence[Mapping[str, float]]]:
+    """The figures of so many starts of each kind, which take turns."""
+    print(f"medians of {count}; {in_words(circumstances())}")
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in starts}
-    for number in range(options.runs):
+    for number in range(count):
         for name, begin in starts.items():
             load = os.getloadavg()[0]
             figures = begin() | {"load before": load}
             runs[name].append(figures)
             print(f"run {number + 1}, {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in figures.items()))
             sys.stdout.flush()
-    print("\n" + table(runs))
-    if options.json:
-        options.json.write_text(json.dumps(runs, indent=1) + "\n")
-    return 0
+    return runs
 
 
 def _starts(options: argparse.Namespace) -> dict[str, Callable[[], dict[str, float]]]:

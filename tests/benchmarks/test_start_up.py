@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import RunError
-from benchmarks.start_up import Watch, start_demo, table
+from benchmarks import start_up
+from benchmarks.start_up import Watch, main, start_demo, table
 
 LINES = ["INFO Available plugins for group x", "INFO Engine startup timings (s): 1", "INFO decode worker 9a1c is ready"]
 
@@ -56,3 +57,20 @@ def test_a_demo_is_stopped_when_its_graph_is_ready() -> None:
 def test_a_demo_that_ends_before_its_graph_is_ready_is_an_error() -> None:
     with pytest.raises(RunError, match="exit code 3"):
         start_demo("broken", (sys.executable, "-c", DEMO))
+
+
+@pytest.mark.parametrize("flags", [["--against", "."], ["--cold"]])
+def test_a_demo_takes_no_flag_that_it_would_ignore(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--demo", *flags])
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_a_failed_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: str) -> dict[str, float]:
+        raise RunError("the demo was never ready (exit code 3)")
+
+    monkeypatch.setattr(start_up, "start_demo", fail)
+    assert main(["--demo"]) == 2
+    assert capsys.readouterr().err == "start_up: the demo was never ready (exit code 3)\n"

@@ -19,6 +19,8 @@ from tools import compile as compiling
 
 SCENE = "--model qwen3-32b --gpu h20 --prefill 2xTP2 --decode 2xTP2 --ttft 0.5 --itl 0.04"
 TAU = f"tau-bench-airline {SCENE} --limit 60"
+FEW = f"tau-bench-airline {SCENE} --limit 25"
+FEW_MIXED = "tau-bench-airline --model qwen3-32b --gpu h20 --ttft 0.5 --itl 0.04 --limit 25 --rate 6"
 SIMULATIONS = {
     "default": f"{TAU} --rate 3",
     "overload": f"{TAU} --rate 12",
@@ -31,6 +33,12 @@ SIMULATIONS = {
     "look-ahead": f"{TAU} --rate 9 --pools look-ahead",
     "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves --max-wait 3",
     "rivals": f"{TAU} --rate 9 --routing deflection,laps,table --ordering kairos,edf,hrrn",
+    "mixed passes": f"{FEW} --rate 6 --slicing slack(mixes=true)",
+    "duetserve": f"{FEW} --rate 6 --mode colocated --ordering fcfs --slicing duetserve",
+    "dynaserve": f"{FEW_MIXED} --mixed 4xTP2 --routing dynaserve --ordering fcfs --slicing dynaserve"
+    " --binding kv-router",
+    "taichi": f"{FEW_MIXED} --mixed 2xTP2 --decode 2xTP2 --routing taichi --ordering fcfs --slicing taichi"
+    " --binding taichi",
 }
 """Name -> arguments of `ampd simulate`."""
 
