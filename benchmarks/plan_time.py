@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_time [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
     python -m benchmarks.plan_time --paper [--times 8] [--use-all]
-    python -m benchmarks.plan_time --against ../checkout-of-the-version-before
+    python -m benchmarks.plan_time --against ../checkout-of-the-version-before [--compiled]
 
 ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
 settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second; `--times` multiplies
@@ -12,7 +12,8 @@ any simulation. Its time is that of the search, without the start of the process
 (arXiv 2602.14516, its own machine) stand beside them for orientation, not as a race.
 
 `--against PATH` plans with the sources in another folder too. The two versions take turns, so both see the same load of
-the machine, and the ratio of their times says more than either. Neither uses compiled modules then.
+the machine, and the ratio of their times says more than either. Neither uses compiled modules then, unless `--compiled`
+says that this version does (after `make compiled`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,9 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1, help="multiplies the GPUs and rates of --paper")
     parser.add_argument("--use-all", action="store_true", help="the most goodput of all GPUs, without a rate")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--budget-s", type=float, help="of `ampd plan`, which has one of its own")
     parser.add_argument("--against", type=Path, help="folder with the sources of another version, to compare with")
+    parser.add_argument("--compiled", action="store_true", help="with --against: compiled modules of this version")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
     if options.against is not None and not (options.against / "planner").is_dir():
@@ -88,7 +91,7 @@ def main() -> int:
         for question in questions:
             trace = Path(folder) / f"{question.trace}.jsonl"
             write_trace(generate(question.trace, 400, 1.0, 0, Lengths.PER_SESSION), trace)
-            rows.append(_row(question, trace, options.repeats, options.budget_s, options.against))
+            rows.append(_row(question, trace, options))
             if not options.json:
                 print(_line(rows[-1]), flush=True)
     if options.json:
@@ -115,16 +118,15 @@ class Planned:
     plan: dict[str, Any]
 
 
-def _row(question: Question, trace: Path, repeats: int, budget_s: float, against: Path | None) -> dict[str, Any]:
-    argv = [*ampd_command("plan"), str(trace), "--model", question.model, "--gpu", "h20"]
-    argv += ["--gpus", str(question.gpus), *question.wanted]
+def _row(question: Question, trace: Path, options: argparse.Namespace) -> dict[str, Any]:
+    argv = [str(trace), "--model", question.model, "--gpu", "h20", "--gpus", str(question.gpus), *question.wanted]
     argv += ["--ttft", str(question.ttft_ms / 1e3), "--itl", str(question.itl_ms / 1e3)]
-    argv += ["--budget-s", str(budget_s), "--json"]
+    argv += ["--json"] if options.budget_s is None else ["--json", "--budget-s", str(options.budget_s)]
     ours, others = [], []
-    for _ in range(repeats):
-        if against is not None:
-            others.append(_planned(argv, _uncompiled(against)))
-        ours.append(_planned(argv, os.environ | _sources(_HERE) if against is None else _uncompiled(_HERE)))
+    for _ in range(options.repeats):
+        if options.against is not None:
+            others.append(_planned(argv, options.against, is_compiled=False))
+        ours.append(_planned(argv, _HERE, is_compiled=options.against is None or options.compiled))
     row = {"question": str(question), "gpus": question.gpus, **_figures(ours)}
     row["paper_s"] = _PAPER_S.get(question.gpus) if question == _question(question.gpus) else None
     if others:
@@ -132,33 +134,38 @@ def _row(question: Question, trace: Path, repeats: int, budget_s: float, against
     return row
 
 
-def _sources(folder: Path) -> dict[str, str]:
-    """The variable of a process that imports from this folder."""
-    return {"PYTHONPATH": str(folder.resolve())}
-
-
-def _uncompiled(folder: Path) -> dict[str, str]:
-    return os.environ | _sources(folder) | {"AMPD_COMPILED": "0"}
-
-
-def _planned(argv: list[str], environment: dict[str, str]) -> Planned:
+def _planned(argv: list[str], folder: Path, *, is_compiled: bool) -> Planned:
+    """One plan of the version in a folder."""
+    environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+    if not is_compiled:
+        environment["AMPD_COMPILED"] = "0"
     start_s = time.perf_counter()
     # Modules of the working folder would come first, so it is none with sources.
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, cwd=tempfile.gettempdir())
+    done = subprocess.run(
+        [*ampd_command("plan"), *argv],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=tempfile.gettempdir(),
+    )
     seconds = time.perf_counter() - start_s
-    return Planned(seconds, float(_FIRST.findall(done.stderr)[0]), json.loads(done.stdout))
+    first = _FIRST.search(done.stderr)
+    return Planned(seconds, float(first[1]) if first else nan, json.loads(done.stdout))
 
 
 def _figures(runs: list[Planned]) -> dict[str, Any]:
     plan = runs[-1].plan
     best = plan["layouts"][0]
+    # Versions before the search by simulation have one check, and no time at which it ends.
+    attainment = best["attainment"]["mean"] if "attainment" in best else best["simulated"]["attainment"]["rounds"]
     return {
         "first_s": statistics.median(run.first_s for run in runs),
         "seconds": statistics.median(run.seconds for run in runs),
-        "stopped": plan["stopped"],
-        "layout": layout_label(best),
+        "stopped": plan.get("stopped"),
+        "layout": layout_label({"mixed": [], **best}),
         "used_gpus": best["gpus"],
-        "attainment": best["attainment"]["mean"],
+        "attainment": attainment,
     }
 
 
