@@ -285,8 +285,12 @@ class Appraiser:
         gain = self.gain(best, other)
         if gain is None or gain.low is None:
             return False
-        precision = max(self._searched[best].precision, self._searched[other].precision)
+        precision = max(self.precision(best), self.precision(other))
         return gain.low > 0 and self.carried(best) > precision * self.carried(other)
+
+    def precision(self, layout: Layout) -> float:
+        """Of its goodput, which is known."""
+        return self._searched[layout].precision
 
     def _know(self, layout: Layout, rate: float, seeds: int) -> None:
         self._seeds[layout] = max(self._seeds.get(layout, 0), seeds)

@@ -107,8 +107,8 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         )
     elif not plan.is_decided:
         lines.append(
-            "The time for the comparison of layouts was over, because some is kept for the figures. So a longer search "
-            "(--budget-s) may choose another one."
+            "The search or the comparison of its best layouts was cut short, because the figures need time too. So a "
+            "longer search (--budget-s) may choose another one."
         )
     return lines
 
@@ -283,10 +283,9 @@ def _tight_memory(appraised: Appraised, *reserves: float) -> str | None:
 
 
 def _tied(plan: GoodputPlan) -> str:
-    others, best = plan.tied, plan.layouts[0]
+    others = plan.tied
     names = " and ".join(map(str, others)) if len(others) < 3 else f"{len(others)} other layouts"
-    seeds = "" if best.goodput is None else f" with {best.goodput.seeds} seeds"
-    return f"{names} may carry as much, because simulations{seeds} do not tell them apart from it."
+    return f"{names} may carry as much, because simulations do not tell them apart from it."
 
 
 def _next(step: NextStep) -> str:

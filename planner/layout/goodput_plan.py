@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from math import floor, log10
+from math import floor, inf, log10
 
 from planner.layout.agenda import Steps
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser
@@ -94,7 +94,8 @@ class _Planner:
         with self._until_stopped():
             if self._wishes.uses_all or not self._find_fewest():
                 left_s = self._figures_s - self._trials.elapsed_s
-                with self._phase(self._figures_s - (1 - _MOST_SHARE) * left_s):
+                # Where the search for the fewest GPUs took all of it, the trials' own end is the limit.
+                with self._phase(self._figures_s - (1 - _MOST_SHARE) * left_s if left_s > 0 else inf):
                     self._search.most()
                 self._compare()
             self._decided()
@@ -242,6 +243,7 @@ class _Planner:
             if self._appraiser.rate:
                 self._appraiser.check([full])
             self._shown = [full, *(layout for layout in self._shown if layout != full)][: self._wishes.top]
+            self._tied = []
         else:
             self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
 
@@ -277,13 +279,14 @@ class _Planner:
         }
         if larger:
             found_best = min(larger, key=ranks.__getitem__)
-            yield from self._appraiser.goodput_steps(found_best, SEEDS, rate)
+            yield from self._appraiser.goodput_steps(found_best, SEEDS, rate, self._appraiser.precision(best))
             self._next = found_best
 
     def _plan(self) -> GoodputPlan:
         appraiser, search = self._appraiser, self._search
-        appraiser.rate = appraiser.rate or _rounded_down(search.carried_rate or search.rate or 1.0)
         shown = self._shown or self._undecided()
+        known_rate = self._carried(shown[0]) or search.carried_rate or search.rate or 1.0
+        appraiser.rate = appraiser.rate or _rounded_down(known_rate)
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
         layouts = sorted((self._appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
@@ -310,7 +313,7 @@ class _Planner:
             is_estimated=self._is_estimated,
             none_carries=search.none_carries,
             fuller=self._fuller,
-            tied=[layout for layout in self._tied if layout != layouts[0].layout],
+            tied=self._tied if layouts[0].layout == shown[0] else [],
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
 
@@ -332,9 +335,7 @@ class _Planner:
         is tried, and enlarged as long as it fails.
         """
         search, case = self._search, self._case
-        if self._wishes.uses_all:
-            return search.best[: self._wishes.top]
-        if self._search.none_carries:
+        if self._wishes.uses_all or search.none_carries:
             return self._closest()[: self._wishes.top]
         carrying = [layout for layout in search.carrying if not self._appraiser.fails(layout)]
         if carrying:

@@ -27,10 +27,14 @@ def race(appraiser: Appraiser, layouts: Sequence[Layout]) -> None:
 
 
 def ranking(appraiser: Appraiser, layouts: Sequence[Layout]) -> tuple[list[Layout], list[Layout]]:
-    """The layouts, those that carry most first, and those of them that are not shown to carry less than the first."""
-    best, *tied = contenders(appraiser, layouts)
-    rest = [layout for layout in layouts if layout != best and layout not in tied]
-    return [best, *tied, *_ordered(appraiser, rest)], tied
+    """The layouts, those that carry most first, and those of them that may carry as much as the first one.
+
+    Nothing is known of that where none carries a rate, or where no rate was too high.
+    """
+    best, *others = contenders(appraiser, layouts)
+    rest = [layout for layout in layouts if layout != best and layout not in others]
+    tied = [layout for layout in others if appraiser.gain(best, layout) is not None]
+    return [best, *others, *_ordered(appraiser, rest)], tied if appraiser.carried(best) else []
 
 
 def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:

@@ -138,7 +138,8 @@ class Trials:
             self._stopped[task] = trial
         self.made += 1
         if self._bar is None:
-            # After the processes have been forked, because the bar may start a thread.
+            # Without the bar's own thread, because processes are forked again after a part of the time was over.
+            tqdm.monitor_interval = 0
             self._bar = tqdm(desc="simulating layouts", file=sys.stderr, disable=None, leave=False)
         self._bar.update()
 

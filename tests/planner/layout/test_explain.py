@@ -108,7 +108,7 @@ def test_layouts_that_may_carry_as_much_are_named() -> None:
     assert "--budget-s" not in tied
     assert "3 other layouts may carry as much" in explained(replace(PLAN, tied=[other, third, other]))
     undecided = explained(replace(PLAN, tied=[other], is_decided=False))
-    assert "a longer search (--budget-s) may choose another one." in undecided
+    assert "So a longer search (--budget-s) may choose another one." in undecided
 
 
 def test_without_a_rate_none_is_said_to_be_wanted() -> None:

@@ -152,6 +152,23 @@ def test_a_plan_whose_comparison_lacks_time_has_all_figures_and_is_not_decided(
 
 
 @pytest.mark.slow
+def test_an_interrupt_of_the_last_comparison_keeps_the_order_of_the_long_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(goodput_plan, "race", interrupted)
+    plan = make_goodput_plan(replace(CASE, rate=0.0), Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert plan.stopped == "it was interrupted"
+    carried = [each.goodput.mean if each.goodput else 0.0 for each in plan.layouts]
+    assert carried == sorted(carried, reverse=True)
+    assert plan.rate <= carried[0]
+    assert plan.layouts[0].goodput is not None
+    assert plan.layouts[0].goodput.seeds == 3
+
+
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

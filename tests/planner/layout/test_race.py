@@ -118,6 +118,13 @@ def test_layouts_that_no_number_of_seeds_tells_apart_are_tied() -> None:
     assert tied == ranked[1:]
 
 
+@pytest.mark.parametrize("limit", [1e-9, 1e9])
+def test_nothing_is_tied_where_no_rate_is_carried_or_none_is_too_high(limit: float) -> None:
+    ranked, tied = raced(Limited(dict.fromkeys(LAYOUTS[:2], limit)))
+    assert len(ranked) == 2
+    assert not tied
+
+
 @pytest.mark.parametrize("apart", [1.02, 1.3])
 def test_a_difference_counts_when_it_is_beyond_the_precision(apart: float) -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 10.0 * apart), strict=False)))
